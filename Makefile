@@ -1,0 +1,49 @@
+# Every target does its own set-up: Python 3.11 or newer (with venv) and make are all it takes.
+
+PY ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help: ## list these targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## install dropq and all its tools into .venv (PY=python3.12 chooses a Python)
+
+demo: $(STAMP) ## show the main job on real input, ending in an accounting of every file
+	@$(RUN) examples/demo.py
+
+test: $(STAMP) ## run the tests (ARGS="-k lease" chooses some, ARGS="-m 'not spark'" leaves Spark out)
+	@$(RUN) -m pytest $(ARGS)
+
+lint: $(STAMP) ## check style, format and types
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy --strict dropq cli tests
+
+bench: $(STAMP) ## measure against the raw loop of system calls
+	@$(RUN) bench/bench.py $(ARGS)
+
+clean: ## remove what builds, tests and tools left behind (.venv stays)
+	@rm -rf build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf artifacts derby.log metastore_db spark-warehouse
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# The stamp is touched last, so that a set-up that broke off is done again. A .venv that works is kept.
+RECENT := import sys; assert sys.version_info >= (3, 11)
+
+$(STAMP): setup.cfg pyproject.toml
+	@$(RUN) -c '$(RECENT); import pip' 2>/dev/null || { \
+	    $(PY) -c '$(RECENT)' 2>/dev/null || { \
+	        echo "dropq needs Python 3.11 or newer, but $(PY) says: $$($(PY) --version 2>&1 | tail -1)"; \
+	        echo "Name another one:  make $(MAKECMDGOALS) PY=python3.12"; exit 1; }; \
+	    $(PY) -c 'import ensurepip, venv' 2>/dev/null || { \
+	        echo "$(PY) has no venv. On Debian and Ubuntu it comes with:"; \
+	        echo "    sudo apt install $$($(PY) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-venv"; exit 1; }; \
+	    $(PY) -m venv --clear $(VENV); }
+	@echo "Installing dropq and its tools into $(VENV): the first time this fetches Spark, and takes a minute or more."
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,194 @@
+"""What administrators do in bulk: requeue, move, purge and prune, one message at a time, with an outcome for each.
+
+Each is an iterator: what was yielded is done, what was not yielded was not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dropq import storage
+from dropq.errors import DropqError, InvalidFilter
+from dropq.message import Message
+from dropq.sweep import surplus_history
+
+if TYPE_CHECKING:
+    from dropq.queue import Queue
+
+#: States that messages can be brought back from.
+REQUEUED = ("error", "expired", "processed", "processing")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one message: `detail` says it in words, `target` is its file name where it went."""
+
+    id: str
+    name: str
+    ok: bool
+    detail: str
+    target: str | None = None
+
+
+def select(
+    queue: Queue,
+    state: str,
+    *,
+    ids: Iterable[str] | None = None,
+    filter: str | None = None,
+    older_than: float | None = None,
+) -> Iterator[Message]:
+    """Yield the messages of a state, in order: all, or those of some ids, or those that came there long enough ago.
+
+    Args:
+        queue: the queue.
+        state: the folder.
+        ids: message ids, file names or receipts.
+        filter: not built yet.
+        older_than: seconds since a message came to this state.
+    """
+    if filter is not None:
+        raise InvalidFilter(f"filter {filter!r}: filters are not built in this version of dropq")
+    wanted = None if ids is None else set(ids)
+    now = queue.life.clock.now_ms()
+    for message in list(queue.browse(state)):
+        if wanted is not None and not wanted & {message.id, message.name, message.file}:
+            continue
+        if older_than is not None and not _is_older(message, now, older_than):
+            continue
+        yield message
+
+
+def requeue(
+    queue: Queue,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str = "error",
+    filter: str | None = None,
+    to: Queue | None = None,
+    keep_expiration: bool = False,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Move messages back into target/ as if they were new: counters and the queue's clock start again.
+
+    Args:
+        queue: where they lie.
+        ids, filter: which; neither takes all of the state.
+        state: error, expired, processed, or processing, whose holders lose their claims.
+        to: the queue that they go to; None is this one.
+        keep_expiration: their own expiration stays.
+        dry_run: only say what would be done.
+
+    Raises:
+        ValueError: messages of that state cannot be requeued.
+    """
+    if state not in REQUEUED:
+        raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}")
+    goal = to or queue
+
+    def one(message: Message) -> str | None:
+        folder = queue.layout.folder(state)
+        explained = _inode(message) if state in ("error", "expired") else None
+        placed = queue.life.requeue(folder, message.file, goal.life, keep_expiration=keep_expiration)
+        if placed is not None and explained is not None:
+            queue.life.reasons.drop(state, message.file, explained)
+        return placed
+
+    return _each(queue, state, ids, filter, one, f"requeued to {goal.name}", dry_run)
+
+
+def move(
+    queue: Queue,
+    to: Queue,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str = "target",
+    filter: str | None = None,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Move messages into another queue's target/, with their counters and expirations as they are."""
+
+    def one(message: Message) -> str | None:
+        return queue.life.carry(queue.layout.folder(state), message.file, to.life)
+
+    return _each(queue, state, ids, filter, one, f"moved to {to.name}", dry_run)
+
+
+def purge(
+    queue: Queue,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str = "target",
+    filter: str | None = None,
+    older_than: float | None = None,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Remove messages for good."""
+
+    def one(message: Message) -> str | None:
+        return "" if queue.life.remove(state, message.file) else None
+
+    return _each(queue, state, ids, filter, one, "removed", dry_run, older_than)
+
+
+def prune(
+    queue: Queue,
+    *,
+    state: str = "processed",
+    keep_age: float | None = None,
+    keep_count: int | None = None,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Remove the oldest messages of a state beyond an age, in seconds, or a count; None takes the queue's limits."""
+    for file in surplus_history(
+        queue.life, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run
+    ):
+        message = Message(queue, queue.life, state, file)
+        yield Outcome(message.id, file, True, "would be removed" if dry_run else "removed")
+
+
+def _each(
+    queue: Queue,
+    state: str,
+    ids: Iterable[str] | None,
+    filter: str | None,
+    act: Callable[[Message], str | None],
+    done: str,
+    dry_run: bool,
+    older_than: float | None = None,
+) -> Iterator[Outcome]:
+    wanted = None if ids is None else list(dict.fromkeys(ids))
+    found: set[str] = set()
+    for message in select(queue, state, ids=wanted, filter=filter, older_than=older_than):
+        found |= {message.id, message.name, message.file}
+        if dry_run:
+            yield Outcome(message.id, message.file, True, f"would be {done}")
+            continue
+        try:
+            placed = act(message)
+        except DropqError as error:
+            yield Outcome(message.id, message.file, False, str(error))
+            continue
+        if placed is None:
+            yield Outcome(message.id, message.file, False, f"somebody else took it out of {state}/ first")
+        else:
+            yield Outcome(message.id, message.file, True, done, placed or None)
+    for missing in wanted or ():
+        if missing not in found:
+            yield Outcome(missing, missing, False, f"no such message in {state}/ of queue {queue.name}")
+
+
+def _is_older(message: Message, now: int, seconds: float) -> bool:
+    try:
+        return now - storage.changed_ms(message.path) > seconds * 1000
+    except FileNotFoundError:
+        return False
+
+
+def _inode(message: Message) -> int | None:
+    try:
+        return storage.inode(message.path)
+    except FileNotFoundError:
+        return None

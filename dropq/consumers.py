@@ -1,0 +1,81 @@
+"""Which subscriptions are alive: each holds a lock on a file of its own for as long as its process lives.
+
+The kernel lets go of the lock when the process dies, however it dies; whoever can take the lock knows that the
+subscription is dead. A subscription without a file, such as that of a shell command, has only its leases.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from filelock import FileLock, Timeout
+
+from dropq.storage import Storage, entries
+
+log = logging.getLogger("dropq")
+
+#: What a file system answers that has no locks.
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+class Presence:
+    """A subscription's sign of life, held from construction until `end`."""
+
+    def __init__(self, folder: str, subscription: str, storage: Storage) -> None:
+        self._path = f"{folder}/{subscription}"
+        self._storage = storage
+        self._lock = _lock(self._path)
+        storage.make_folder(folder)
+        try:
+            self._lock.acquire(timeout=10)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            storage.unlink(self._path)
+            log.warning("%s: this file system has no locks, only leases free what a dead consumer holds", folder)
+
+    def end(self) -> None:
+        """Take the sign of life down; call it when nothing is held any more."""
+        if self._lock.is_locked:
+            self._storage.unlink(self._path)  # before the lock goes: afterwards it would be somebody else's to take
+            self._lock.release()
+
+
+def _lock(path: str) -> FileLock:
+    return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.005)
+
+
+def known(folder: str) -> frozenset[str]:
+    """Return the subscriptions that have a file, alive or dead."""
+    return frozenset(entry.name for entry in entries(folder))
+
+
+@contextmanager
+def dead(folder: str, subscription: str, storage: Storage) -> Iterator[bool]:
+    """Tell whether a subscription is dead, and keep others from finding it dead too while its claims are returned."""
+    path = f"{folder}/{subscription}"
+    lock = _lock(path)
+    try:
+        # RACE: several sweeps at once; the one that gets the lock returns what the dead subscription held.
+        lock.acquire(timeout=0, blocking=False)
+    except Timeout:
+        yield False
+        return
+    except PermissionError:
+        yield False  # another user's, not to be opened: its own sweeps, or its leases, see to it
+        return
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        yield False
+        return
+    try:
+        yield True
+        storage.unlink(path)
+    finally:
+        lock.release()
+
+

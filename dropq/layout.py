@@ -1,0 +1,125 @@
+"""Which folders a root and a queue have, and where: paths only, nothing is read or made here.
+
+What belongs to a queue lies beside its `target/`: in the queue's own folder, or one level down in `incoming/`
+where a queue has DropboxMQ's layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: The folders that hold messages, one state each, in the order of a message's life.
+STATES = ("target", "processing", "processed", "expired", "error")
+#: The folders of a queue; routing/ belongs to administrators and may be missing.
+FOLDERS = ("working", *STATES)
+#: DropboxMQ 1.2's folders for the transactions of a root.
+DROPBOXMQ_TRANSACTIONS = (
+    "associated",
+    "unassociated",
+    "prepared",
+    "committing",
+    "committed",
+    "rolling-back",
+    "rolled-back",
+)
+#: The folder that holds a queue's folders in DropboxMQ's own layout.
+INCOMING = "incoming"
+#: The private folder of a root or a queue.
+PRIVATE = ".dropq"
+#: A job that writes many messages stages them in working/ under this prefix.
+JOB_PREFIX = ".job-"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLayout:
+    """The paths of one queue; `base` is where `target/` lies, `home` is the queue's own folder."""
+
+    home: str
+    base: str
+    working: str = field(init=False)
+    target: str = field(init=False)
+    processing: str = field(init=False)
+    processed: str = field(init=False)
+    routing: str = field(init=False)
+    expired: str = field(init=False)
+    error: str = field(init=False)
+    private: str = field(init=False)
+    consumers: str = field(init=False)
+    held: str = field(init=False)
+    reasons: str = field(init=False)
+    delayed: str = field(init=False)
+    staged: str = field(init=False)
+    ledger: str = field(init=False)
+    set_aside: str = field(init=False)
+    read_lock: str = field(init=False)
+    config_file: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        private = f"{self.base}/{PRIVATE}"
+        for name in (*FOLDERS, "routing"):
+            object.__setattr__(self, name, f"{self.base}/{name}")
+        for name in ("consumers", "held", "reasons", "delayed", "staged", "ledger"):
+            object.__setattr__(self, name, f"{private}/{name}")
+        object.__setattr__(self, "private", private)
+        object.__setattr__(self, "set_aside", f"{private}/set-aside")
+        object.__setattr__(self, "read_lock", f"{self.base}/read-lock")
+        object.__setattr__(self, "config_file", f"{self.base}/queue.toml")
+
+    @classmethod
+    def flat(cls, home: str) -> QueueLayout:
+        """Return the layout of a queue whose folders lie in its own folder."""
+        return cls(home, home)
+
+    @classmethod
+    def incoming(cls, home: str) -> QueueLayout:
+        """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
+        return cls(home, f"{home}/{INCOMING}")
+
+    def folder(self, state: str) -> str:
+        """Return the folder of a state, `delayed` included.
+
+        Raises:
+            ValueError: there is no such state.
+        """
+        if state not in (*FOLDERS, "delayed"):
+            raise ValueError(f"no state {state!r}: a message is in one of {', '.join((*FOLDERS, 'delayed'))}")
+        return str(getattr(self, state))
+
+
+@dataclass(frozen=True, slots=True)
+class RootLayout:
+    """The paths of a root."""
+
+    path: str
+
+    @property
+    def config_file(self) -> str:
+        """The root's configuration, `dropq.toml`."""
+        return f"{self.path}/dropq.toml"
+
+    @property
+    def read_lock(self) -> str:
+        """The file that, while it exists, keeps every consumer of every queue waiting."""
+        return f"{self.path}/global-read-lock"
+
+    @property
+    def private(self) -> str:
+        """The root's private folder."""
+        return f"{self.path}/{PRIVATE}"
+
+    @property
+    def meta(self) -> str:
+        """The folder of metadata that does not fit a name."""
+        return f"{self.private}/meta"
+
+    @property
+    def clock(self) -> str:
+        """The probe file whose modification time tells the file server's clock."""
+        return f"{self.private}/clock"
+
+    @property
+    def dropboxmq(self) -> tuple[str, ...]:
+        """The folders that a running DropboxMQ 1.2 needs in a root, parents first."""
+        top = f"{self.path}/dropboxmq"
+        transactions = tuple(f"{top}/transaction/{name}" for name in DROPBOXMQ_TRANSACTIONS)
+        return (top, f"{top}/clients", f"{top}/transaction", *transactions)

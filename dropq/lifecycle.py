@@ -1,0 +1,453 @@
+"""The arrows of a message's life: one method each, one rename each, its metadata in the new name.
+
+No other module decides what a message is called when its state changes. Every method either made its one rename or
+changed nothing that a reader of the state folders could see.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from dropq import names, storage
+from dropq.config import QueueConfig
+from dropq.durations import LONGEST
+from dropq.errors import DropqError, LeaseLost, NoSuchQueue
+from dropq.layout import QueueLayout
+from dropq.names import Claim, Name
+from dropq.reasons import Reasons
+from dropq.sidecars import Sidecars
+from dropq.storage import Clock, Storage, storage_error
+
+log = logging.getLogger("dropq")
+
+T = TypeVar("T")
+
+
+class Waiting(NamedTuple):
+    """A file in target/ that may be claimed; `arrival` is its ctime in ms where its name does not tell, else 0."""
+
+    file: str
+    arrival: int = 0
+
+
+class Place(NamedTuple):
+    """Where a message went: a state, and its file name there; `removed` and no name where no history is kept."""
+
+    state: str
+    file: str
+
+
+@dataclass(slots=True)
+class Held:
+    """A claim in processing/: whose it is, and the message's file name without the claim's prefix."""
+
+    claim: Claim
+    file: str
+    arrival: int = 0
+
+    @property
+    def filename(self) -> str:
+        """The name in processing/; it is the claim's receipt."""
+        return self.claim.prefix + self.file
+
+
+class Lifecycle:
+    """The transitions of one queue's messages."""
+
+    def __init__(
+        self,
+        layout: QueueLayout,
+        config: QueueConfig,
+        *,
+        storage: Storage,
+        sidecars: Sidecars,
+        reasons: Reasons,
+        clock: Clock,
+    ) -> None:
+        self.layout = layout
+        self.config = config
+        self.storage = storage
+        self.sidecars = sidecars
+        self.reasons = reasons
+        self.clock = clock
+
+    # -- sending: working -> target | delayed --------------------------------------------------------------
+
+    def stage(self, file: str, data: bytes | memoryview) -> None:
+        """Write a body into working/ under the name that it will be sent by."""
+        try:
+            self.storage.write_new(f"{self.layout.working}/{file}", data)
+        except OSError as error:
+            raise self._not_sent(error) from error
+
+    def send(self, file: str, *, not_before: int = 0) -> None:
+        """Send a staged file: the rename is the send."""
+        staged = f"{self.layout.working}/{file}"
+        try:
+            self.storage.rename(staged, f"{self.sent_to(not_before)}/{file}")
+        except OSError as error:
+            self.storage.unlink(staged)
+            raise self._not_sent(error) from error
+
+    def _not_sent(self, error: OSError) -> DropqError:
+        if isinstance(error, FileNotFoundError) and not storage.exists(self.layout.target):
+            return NoSuchQueue(f"queue {self.layout.home} is not there any more; the message was not sent")
+        return storage_error(error, "the message was not sent")
+
+    def sent(self, *, not_before: int = 0) -> None:
+        """Make what was sent durable, as far as the queue's durability asks."""
+        try:
+            self.storage.sync(self.sent_to(not_before), self.layout.working)
+        except OSError as error:
+            fate = "the message is visible, but a power cut may take it back: do not send it again"
+            raise storage_error(error, fate) from error
+
+    def sent_to(self, not_before: int) -> str:
+        """Return the folder that a message is sent to: target/, or delayed/ where it may not be delivered before a time."""
+        if not not_before:
+            return self.layout.target
+        self.storage.make_folder(self.layout.delayed)
+        return self.layout.delayed
+
+    def deliver_delayed(self, file: str) -> bool:
+        """Move a message whose delay is over into target/; False when somebody else did."""
+        name = replace(self.sidecars.parse(file), not_before=0)
+        return self.into_target(f"{self.layout.delayed}/{file}", name) is not None
+
+    # -- claiming: target -> processing ----------------------------------------------------------------------
+
+    def claim(self, waiting: Waiting, owner: str, deadline: int) -> Held | None:
+        """Take a waiting message; None when somebody else has it."""
+        by_hand, file = names.split_claim(waiting.file)
+        name = self.sidecars.parse(file)
+        number = max(name.delivery_count, by_hand.number if by_hand else 0) + 1
+        if len(file) > names.NAME_BUDGET or not file.isascii():
+            file = self.sidecars.fit(name)
+        held = Held(Claim(owner, deadline, number), file, waiting.arrival)
+        try:
+            # RACE: every consumer of the queue, and any script; whose rename succeeds has the message.
+            self.storage.rename(f"{self.layout.target}/{waiting.file}", f"{self.layout.processing}/{held.filename}")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise storage_error(error, "the message stays in target/") from error
+        return held
+
+    def may_expire(self, waiting: Waiting) -> bool:
+        """Tell at a glance whether a waiting message can expire at all: most names say nothing of it."""
+        return self.config.expiration is not None or waiting.file.count(".") > 2
+
+    def waiting_expires_at(self, waiting: Waiting) -> int:
+        """Return when a waiting message expires, in ms since 1970; 0 for never."""
+        return self.expires_at(self.sidecars.parse(names.split_claim(waiting.file)[1]), waiting.arrival)
+
+    def expires_at(self, name: Name, arrival: int) -> int:
+        """Return when a message expires, in ms since 1970; 0 for never. AMPS's four expiration models."""
+        own, config = name.expiration, self.config
+        if config.expiration is None:
+            # An unset queue value is unlimited: only the models that look at the message's own can expire it.
+            return own if config.expiration_model in ("default", "earliest") else 0
+        queues = (name.since or name.timestamp or arrival) + int(config.expiration * 1000)
+        match config.expiration_model:
+            case "queue":
+                return queues
+            case "earliest":
+                return min(own, queues) if own else queues
+            case "latest":
+                return max(own, queues)
+            case _:
+                return own or queues
+
+    # -- settling: out of processing -------------------------------------------------------------------------
+
+    def archive(self, held: Held) -> Place:
+        """Move a held message to processed/, the ack; remove it where no history is kept.
+
+        Raises:
+            LeaseLost: the claim is gone; nothing was changed.
+            StorageError: the move was refused, or could not be made durable.
+        """
+        if not self.config.history:
+            self._leave(held, lambda source: self.storage.discard(source, self._private()))
+            self._settled(self.layout.processing)
+            return Place("removed", "")
+        for file in self._archived_names(held):
+            if self._moved(held, f"{self.layout.processed}/{file}"):
+                self._settled(self.layout.processed, self.layout.processing)
+                return Place("processed", file)
+        raise AssertionError("unreachable: the last name tried is unique")
+
+    def withhold(self, held: Held) -> str:
+        """Move a held message to a private place of its owner's, for at-most-once without a history; return the path."""
+        folder = f"{self.layout.held}/{held.claim.owner}"
+        self.storage.make_folder(folder)
+        path = f"{folder}/{held.file}"
+        self._leave(held, lambda source: self.storage.rename(source, path))
+        return path
+
+    def give_back(
+        self, held: Held, *, cancel: bool = False, counted: bool = True, delay: float | None = None
+    ) -> Place:
+        """Return a held message to target/, or to delayed/.
+
+        A message that has been delivered `max_deliveries` times, or cancelled `max_cancels` times, goes where
+        `exhausted` says instead.
+
+        Args:
+            cancel: its holder gave it back of its own will, which counts as a cancel.
+            counted: the delivery counts.
+            delay: seconds before it may be delivered again; None asks the queue's redelivery_delay.
+        """
+        name = self._counted(held, cancel=cancel, counted=counted)
+        if reason := self._exhausted(name, cancel=cancel, counted=counted):
+            return self.set_aside(held, self.config.exhausted, reason)
+        wait = self._redelivery_delay(name) if delay is None else delay
+        name = replace(name, not_before=self.clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
+        file = self._leave(held, lambda source: self._placed(source, name, held.arrival))
+        self._settled(self.sent_to(name.not_before), self.layout.processing)
+        return Place("delayed" if name.not_before else "target", file)
+
+    def set_aside(
+        self, held: Held, state: str, reason: str, details: Mapping[str, object] | None = None
+    ) -> Place:
+        """Move a held message to error/ or expired/ with a reason."""
+        fields = {"owner": held.claim.owner, "delivery": held.claim.number, **(details or {})}
+        for file in self._kept_names(self._counted(held)):
+            move = partial(self._explained, state=state, file=file, reason=reason, details=fields)
+            try:
+                self._leave(held, move)
+            except FileExistsError:
+                continue  # a foreign file of the same name lies there: both stay
+            self._settled(self.layout.folder(state), self.layout.processing)
+            return Place(state, file)
+        raise AssertionError("unreachable: the last name tried is unique")
+
+    def expire_waiting(self, waiting: Waiting, reason: str = "time_limit") -> bool:
+        """Move a message from target/ to expired/ with a reason; False when somebody else took it."""
+        _, file = names.split_claim(waiting.file)
+        source = f"{self.layout.target}/{waiting.file}"
+        for kept in self._kept_names(self.sidecars.parse(file)):
+            try:
+                self._explained(source, state="expired", file=kept, reason=reason, details={})
+            except FileExistsError:
+                continue
+            except FileNotFoundError:
+                return False  # RACE: a consumer claimed it, and delivers what has just run out
+            except OSError as error:
+                raise storage_error(error, "the message stays in target/") from error
+            self._settled(self.layout.expired, self.layout.target)
+            return True
+        raise AssertionError("unreachable: the last name tried is unique")
+
+    def extend(self, held: Held, deadline: int) -> None:
+        """Give a claim a new deadline, in ms since 1970.
+
+        Raises:
+            LeaseLost: the claim is gone; nothing was changed.
+        """
+        renewed = Held(replace(held.claim, deadline=deadline), held.file)
+        path = f"{self.layout.processing}/{renewed.filename}"
+        self._leave(held, lambda source: self.storage.rename(source, path))
+        held.claim = renewed.claim
+
+    # -- bringing back: error, expired, processed -> target ---------------------------------------------------
+
+    def requeue(self, source: str, file: str, to: Lifecycle, *, keep_expiration: bool = False) -> str | None:
+        """Move a file into a queue's target/ as if it were new: counters and the queue's clock start again.
+
+        Args:
+            source: the folder that it lies in.
+            file: its name there.
+            to: the queue that it goes to, which may be this one.
+            keep_expiration: its own expiration stays; else it is dropped.
+
+        Returns:
+            Its name in target/; None when somebody else took it.
+        """
+        name = self.sidecars.parse(names.split_claim(file)[1])
+        expiration = name.expiration if keep_expiration else 0
+        now = to.clock.now_ms()
+        fresh = replace(
+            name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, since=now, expiration=expiration
+        )
+        return self._carried(source, file, to, fresh)
+
+    def carry(self, source: str, file: str, to: Lifecycle, *, delivered: bool = False) -> str | None:
+        """Move a file into a queue's target/ with its counters and its expiration as they are.
+
+        Args:
+            source, file, to: as for requeue.
+            delivered: it is counted as delivered once more.
+        """
+        claim, bare = names.split_claim(file)
+        name = self.sidecars.parse(bare)
+        count = max(name.delivery_count, claim.number if claim else 0)
+        return self._carried(source, file, to, replace(name, delivery_count=count + delivered, not_before=0))
+
+    def _carried(self, source: str, file: str, to: Lifecycle, name: Name) -> str | None:
+        placed = to.into_target(f"{source}/{file}", name)
+        if placed is not None:
+            self._settled(source)
+        return placed
+
+    def remove(self, state: str, file: str) -> bool:
+        """Remove a message for good, with its reason; False when somebody else took it."""
+        path = f"{self.layout.folder(state)}/{file}"
+        try:
+            inode = storage.inode(path)
+            self.storage.discard(path, self._private())
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error(error, f"the message stays in {state}/") from error
+        self.reasons.drop(state, file, inode)
+        self._settled(self.layout.folder(state))
+        return True
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def _counted(self, held: Held, *, cancel: bool = False, counted: bool = True) -> Name:
+        name = self.sidecars.parse(held.file)
+        number = held.claim.number if counted else held.claim.number - 1
+        return replace(name, delivery_count=number, cancels=name.cancels + cancel)
+
+    def _exhausted(self, name: Name, *, cancel: bool, counted: bool) -> str | None:
+        config = self.config
+        if counted and config.max_deliveries and name.delivery_count >= config.max_deliveries:
+            return "max_deliveries"
+        if cancel and config.max_cancels and name.cancels >= config.max_cancels:
+            return "max_cancels"
+        return None
+
+    def _redelivery_delay(self, name: Name) -> float:
+        tries = max(name.delivery_count - 1, 0)
+        try:
+            return min(self.config.redelivery_delay * self.config.redelivery_backoff**tries, LONGEST)
+        except OverflowError:
+            return LONGEST
+
+    def unique(self, name: Name) -> Name:
+        """Code a name so that no other file has it: a generated id sees to that, any other takes a random mark."""
+        return name if name.generated else replace(name, foreign=False, copy=secrets.token_hex(5))
+
+    def _archived_names(self, held: Held) -> Iterator[str]:
+        """Yield the names to try in processed/: the message's own, then one that is unique."""
+        if held.claim.number == 1 and "JMS_dropq_" not in held.file:
+            yield held.file  # as it was sent: nothing has happened to it but this one delivery
+            yield self._copy_name(self.sidecars.parse(held.file))
+        else:
+            yield from self._kept_names(self._counted(held))
+
+    def _kept_names(self, name: Name) -> Iterator[str]:
+        """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, last a unique one."""
+        own = self.sidecars.full(name).born_foreign if name.meta else name.born_foreign
+        if own is not None:
+            yield own
+        elif not name.foreign:
+            yield self.sidecars.fit(replace(name, not_before=0))
+        yield self._copy_name(replace(name, not_before=0))
+
+    def _copy_name(self, name: Name) -> str:
+        return self.sidecars.fit(replace(name, foreign=False, copy=secrets.token_hex(5)))
+
+    # -- moves ---------------------------------------------------------------------------------------------------
+
+    def _leave(self, held: Held, move: Callable[[str], T]) -> T:
+        """Take a held file out of processing/ by `move(path)`, whatever its deadline is by now."""
+        try:
+            try:
+                return move(f"{self.layout.processing}/{held.filename}")
+            except FileNotFoundError:
+                renewed = self.find_claim(held.claim.owner)
+                if renewed is None:
+                    raise
+                held.claim, held.file = renewed.claim, renewed.file
+                return move(f"{self.layout.processing}/{held.filename}")
+        except FileNotFoundError as error:
+            # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
+            # cannot touch the claim of whoever has the message now.
+            raise LeaseLost(self._lost(held)) from error
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise storage_error(error, f"the message stays in processing/ as {held.filename}") from error
+
+    def _lost(self, held: Held) -> str:
+        return (
+            f"message {self.sidecars.parse(held.file).id}: claim {held.claim.owner} on queue {self.layout.home} is gone "
+            "(its lease ran out, or it was settled or requeued by somebody else); nothing was changed"
+        )
+
+    def find_claim(self, owner: str) -> Held | None:
+        """Return a claim by its owner and sequence, whatever its deadline is by now."""
+        start = f"{owner},"
+        for entry in storage.entries(self.layout.processing):
+            if entry.name.startswith(start):
+                claim, file = names.split_claim(entry.name)
+                if claim is not None:
+                    return Held(claim, file)
+        return None
+
+    def _moved(self, held: Held, path: str) -> bool:
+        try:
+            self._leave(held, lambda source: self.storage.move(source, path))
+        except FileExistsError:
+            return False
+        return True
+
+    def _explained(self, source: str, *, state: str, file: str, reason: str, details: Mapping[str, object]) -> None:
+        """Write the reason, then move the file: the reason counts only once the file is there."""
+        inode = storage.inode(source)
+        time = datetime.fromtimestamp(self.clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+        self.reasons.record(state, file, inode, {"reason": reason, "time": time, **details})
+        try:
+            self.storage.move(source, f"{self.layout.folder(state)}/{file}")
+        except OSError:
+            self.reasons.drop(state, file, inode)
+            raise
+
+    def _placed(self, source: str, name: Name, arrival: int = 0) -> str:
+        """Rename a file into target/, or delayed/, under a name of its own; return the name."""
+        folder = self.sent_to(name.not_before)
+        if not name.generated and not name.since:
+            name = replace(name, since=arrival or storage.changed_ms(source))  # keeps its place in the order
+        file = self.sidecars.fit(self.unique(name))
+        try:
+            self.storage.place(source, f"{folder}/{file}")
+        except FileExistsError:  # somebody copied a message, id and all: both stay
+            file = self._copy_name(name)
+            self.storage.place(source, f"{folder}/{file}")
+        return file
+
+    def into_target(self, source: str, name: Name) -> str | None:
+        """Rename a file into target/ under a name of its own; return the name, None when it is gone."""
+        try:
+            file = self._placed(source, name)
+        except FileNotFoundError:
+            if not storage.exists(self.layout.target):
+                raise NoSuchQueue(f"queue {self.layout.home} is not there any more; {source} was not moved") from None
+            return None  # RACE: somebody else moved it first
+        except OSError as error:
+            raise storage_error(error, f"the message stays where it was, {source}") from error
+        try:
+            self.storage.sync(self.layout.target)
+        except OSError as error:
+            raise storage_error(error, "the message is in target/; do not move it again") from error
+        return file
+
+    def _settled(self, *folders: str) -> None:
+        try:
+            self.storage.sync(*folders)
+        except OSError as error:
+            fate = "the message is settled, but a power cut may undo it and deliver it again"
+            raise storage_error(error, fate) from error
+
+    def _private(self) -> str:
+        self.storage.make_folder(self.layout.private)
+        return self.layout.private

@@ -1,0 +1,356 @@
+"""What a consumer holds: a message's metadata out of its name, its body, and the verbs that settle it.
+
+A message object is a view of one file. Its verbs are serialised, and each of them is one rename by the lifecycle.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from traceback import format_exception
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from dropq import names, storage
+from dropq.durations import parse_duration
+from dropq.errors import LeaseLost, NoSuchMessage
+from dropq.lifecycle import Held, Lifecycle, Place
+from dropq.names import Name
+from dropq.storage import storage_error
+
+if TYPE_CHECKING:
+    from dropq.queue import Queue
+
+#: Periods as they are given in Python: `"30s"`, a number of seconds, or a timedelta.
+Duration = str | int | float | timedelta
+
+T = TypeVar("T")
+
+
+class Message:
+    """A message of a queue: held by a claim, or looked at in any state."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        life: Lifecycle,
+        state: str,
+        file: str,
+        *,
+        held: Held | None = None,
+        withheld: str | None = None,
+        delivery: int = 0,
+        settled: Callable[[], object] | None = None,
+    ) -> None:
+        self._queue = queue
+        self._life = life
+        self._state = state
+        self._file = file
+        self._held = held
+        self._withheld = withheld
+        self._claim = held.claim if held is not None else names.split_claim(file)[0]
+        self._delivery = self._claim.number if self._claim is not None else delivery
+        self._on_settled = settled
+        self._lock = threading.RLock()
+        self._parsed: Name | None = None
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id!r} of queue {self._queue.name!r} in {self._state}>"
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> Name:
+        if self._parsed is None:
+            _, bare = names.split_claim(self._file)
+            self._parsed = self._life.sidecars.full(self._life.sidecars.parse(bare))
+        return self._parsed
+
+    @property
+    def queue(self) -> Queue:
+        """The queue that it was met in."""
+        return self._queue
+
+    @property
+    def state(self) -> str:
+        """The state folder it lay in when it was last looked at or moved by this object."""
+        return self._state
+
+    @property
+    def name(self) -> str:
+        """Its file name, without a claim's prefix."""
+        return self._held.file if self._held is not None else names.split_claim(self._file)[1]
+
+    @property
+    def file(self) -> str:
+        """Its file name as it stands in its folder, with the claim's prefix."""
+        return self._held.filename if self._held is not None else self._file
+
+    @property
+    def path(self) -> str:
+        """Where its file lies now; a renewed lease changes it."""
+        with self._lock:
+            if self._withheld is not None:
+                return self._withheld
+            return f"{self._life.layout.folder(self._state)}/{self.file}"
+
+    @property
+    def receipt(self) -> str | None:
+        """What proves the claim to another process: the file's name in processing/; None when not held."""
+        return self._held.filename if self._held is not None else None
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds a claim that it has not settled, as far as it knows."""
+        return self._held is not None
+
+    @property
+    def id(self) -> str:
+        """The message id; a foreign file's is its whole name."""
+        return self._name.id
+
+    @property
+    def priority(self) -> int:
+        """The JMS priority, 4 by default; higher goes first."""
+        return self._name.priority
+
+    @property
+    def type(self) -> str | None:
+        """The JMS type."""
+        return self._name.type
+
+    @property
+    def message_class(self) -> str:
+        """The class: M, B (bytes), S, P, O or T (text)."""
+        return self._name.message_class
+
+    @property
+    def correlation_id(self) -> str | None:
+        """The JMS correlation id."""
+        return self._name.correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        """The queue that answers should go to."""
+        return self._name.reply_to
+
+    @property
+    def properties(self) -> Mapping[str, bool | int | float | str]:
+        """The sender's properties by name, as Python values."""
+        return {key: typed.value for key, typed in self._name.properties.items()}
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it was sent: the time in its id, else when its file came to where it was first seen."""
+        name = self._name
+        known = name.timestamp or name.since or (self._held.arrival if self._held is not None else 0)
+        return _utc(known or self._reading(storage.changed_ms))
+
+    @property
+    def expiration(self) -> datetime | None:
+        """When it expires by its own expiration; None for never."""
+        return _utc(self._name.expiration) if self._name.expiration else None
+
+    @property
+    def delivery_count(self) -> int:
+        """How often it has been delivered, the present delivery included."""
+        return max(self._name.delivery_count, self._delivery)
+
+    @property
+    def cancels(self) -> int:
+        """How often its holders gave it back of their own will."""
+        return self._name.cancels
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was delivered before the present delivery."""
+        return self.delivery_count > (0 if self._state in ("target", "delayed") else 1)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When its lease runs out; None when it is not held or its lease never does."""
+        claim = self._held.claim if self._held is not None else self._claim
+        return _utc(claim.deadline) if claim is not None and claim.deadline else None
+
+    @property
+    def owner(self) -> str | None:
+        """Who holds it: client, subscription and claim; None when nobody does."""
+        return self._claim.owner if self._claim is not None and self._state == "processing" else None
+
+    @property
+    def reason(self) -> Mapping[str, object] | None:
+        """Why it lies in error/ or expired/, with time, holder and traceback; None when nothing is known."""
+        if self._state not in ("error", "expired"):
+            return None
+        try:
+            return self._life.reasons.find(self._state, self._file, storage.inode(self.path))
+        except FileNotFoundError:
+            return None
+
+    # -- what it says ----------------------------------------------------------------------------------------
+
+    @property
+    def body(self) -> bytes:
+        """Its body, read whole.
+
+        Raises:
+            LeaseLost, NoSuchMessage: its file is not there any more.
+            StorageError: the file cannot be read.
+        """
+        return self._reading(storage.read_body)
+
+    @property
+    def text(self) -> str:
+        """Its body as UTF-8 text; bytes that are none become U+FFFD."""
+        return self.body.decode("utf-8", errors="replace")
+
+    def open(self) -> IO[bytes]:
+        """Open its body for reading, to be read piece by piece."""
+        return self._reading(storage.open_body)
+
+    def size(self) -> int:
+        """Return the length of its body in bytes."""
+        return self._reading(os.path.getsize)
+
+    def _reading(self, read: Callable[[str], T]) -> T:
+        with self._lock:
+            try:
+                try:
+                    return read(self.path)
+                except FileNotFoundError:
+                    # RACE: another process renewed the lease, which renames the file. Its claim's name tells it.
+                    renewed = self._life.find_claim(self._held.claim.owner) if self._held is not None else None
+                    if renewed is None:
+                        raise
+                    self._held = renewed
+                    return read(self.path)
+            except FileNotFoundError as error:
+                if self._held is not None:
+                    raise LeaseLost(f"message {self.id}: the claim on it is gone; its body was not read") from error
+                where = f"queue {self._queue.name}, {self._state}/"
+                raise NoSuchMessage(f"message {self.id} is not in {where} any more") from error
+            except OSError as error:
+                raise storage_error(error, "the message stays where it is, unread") from error
+
+    # -- what becomes of it ----------------------------------------------------------------------------------
+
+    def ack(self) -> None:
+        """Acknowledge it: it moves to processed/, or is removed where the queue keeps no history.
+
+        Raises:
+            LeaseLost: the claim is gone; nothing was changed.
+        """
+        with self._lock:
+            if self._held is None and self._state == "processed":
+                return self._done(None)  # at-most-once: it was settled before it was delivered
+            self._settle(self._life.archive)
+
+    def nack(self, delay: Duration | None = None) -> None:
+        """Give it back: it returns to target/, a cancel is counted.
+
+        Args:
+            delay: how long it is kept from everybody; None takes the queue's redelivery_delay.
+        """
+        seconds = None if delay is None else parse_duration(delay)
+        self._give_back(cancel=True, delay=seconds)
+
+    def release(self, *, counted: bool = True) -> None:
+        """Give it back without a cancel, as a consumer that ends does.
+
+        Args:
+            counted: whether the delivery counts; False says that nobody got to work on it.
+        """
+        self._give_back(counted=counted, delay=None if counted else 0)
+
+    def fail(self, reason: str, **details: object) -> None:
+        """Say that handling it failed: it returns to target/ until redelivery_attempts are used up, then goes to error/.
+
+        Args:
+            reason: what went wrong, for whoever reads error/.
+            details: what else is kept with the reason, such as `traceback`, `exit_status` or `stderr`.
+        """
+        with self._lock:
+            if self._claimed().claim.number <= self._life.config.redelivery_attempts:
+                self._give_back()
+            else:
+                self._set_aside("error", "failed", {"detail": reason, **details})
+
+    def reject(self, reason: str, **details: object) -> None:
+        """Refuse it for good: it moves to error/ at once, with the reason."""
+        self._set_aside("error", "rejected", {"detail": reason, **details})
+
+    def expire(self) -> None:
+        """Expire it now: it moves to expired/."""
+        self._set_aside("expired", "forced_expire", {})
+
+    def extend(self, period: Duration) -> None:
+        """Renew its lease: it ends a period from now; the receipt changes.
+
+        Raises:
+            LeaseLost: the claim is gone; nothing was changed.
+        """
+        with self._lock:
+            held = self._claimed()
+            deadline = self._life.clock.now_ms() + int(parse_duration(period) * 1000)
+            try:
+                self._life.extend(held, deadline)
+            except LeaseLost:
+                self._done(None)
+                raise
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._held is None:
+            return  # settled inside
+        if error is None:
+            self.ack()
+        elif isinstance(error, Exception):
+            self.fail(f"{type(error).__name__}: {error}", traceback="".join(format_exception(error)))
+        else:
+            self.release()  # the program is being stopped: that is not the message's fault
+
+    # -- private ---------------------------------------------------------------------------------------------
+
+    def _claimed(self) -> Held:
+        if self._held is None:
+            raise LeaseLost(f"message {self.id} of queue {self._queue.name} is not held (state: {self._state})")
+        return self._held
+
+    def _give_back(self, *, cancel: bool = False, counted: bool = True, delay: float | None = None) -> None:
+        self._settle(partial(self._life.give_back, cancel=cancel, counted=counted, delay=delay))
+
+    def _set_aside(self, state: str, reason: str, details: Mapping[str, object]) -> None:
+        self._settle(partial(self._life.set_aside, state=state, reason=reason, details=details))
+
+    def _settle(self, move: Callable[[Held], Place]) -> None:
+        with self._lock:
+            held = self._claimed()
+            try:
+                place = move(held)
+            except LeaseLost:
+                self._done(None)
+                raise
+            self._done(place)
+
+    def _done(self, place: Place | None) -> None:
+        """Stop holding it: the subscription that handed it out may take another."""
+        self._held = None
+        if place is not None:
+            self._state, self._file = place
+        if self._withheld is not None:
+            self._life.storage.unlink(self._withheld)
+            self._withheld = None
+        if self._on_settled is not None:
+            self._on_settled()
+            self._on_settled = None
+
+
+def _utc(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)

@@ -1,0 +1,589 @@
+"""The grammar of file names: everything dropq knows about a message without opening it.
+
+Invariant: reading never raises, and what was read once is written the same for ever after: `write(parse(x))`
+reads back as the same name. Pure text in and out, no I/O; nobody else takes a file name apart.
+
+    name = prio "." id "." class [ "." exp [ "." corr [ "." reply [ "." type [ "." props ]]]]]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import random
+import re
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import quote_plus, unquote_to_bytes
+
+from dropq.errors import InvalidName
+
+__all__ = [
+    "CLASSES", "ID_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "Claim", "IdSource", "Name", "Typed",
+    "check_message_id", "check_property_name", "check_queue_name", "check_text", "client_part", "decode",
+    "encode", "file_name", "order", "owner_seq", "parse", "restore", "shorten", "split_claim", "write",
+]  # fmt: skip
+
+NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer ones are shortened
+ID_LIMIT = 100  #: bytes of an encoded message id
+PREFIX_LIMIT = 62  #: bytes of a claim prefix: owner 36, deadline 13, number 10, three separators
+CLASSES = "MBSPOT"
+
+_log = logging.getLogger("dropq")
+_INT_BITS = {"Y": 7, "H": 15, "I": 31, "L": 63}
+_TYPES = "BYHILFDS"
+_TOPIC = "topic-root/"
+_BASE36 = "0123456789abcdefghijklmnopqrstuvwxyz"
+_KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"])
+#: Property name -> attribute of Name and type, of what dropq itself writes into field 8.
+_OURS = {
+    "JMSXDeliveryCount": ("delivery_count", "I"),
+    "JMS_dropq_cancels": ("cancels", "I"),
+    "JMS_dropq_notBefore": ("not_before", "L"),
+    "JMS_dropq_since": ("since", "L"),
+    "JMS_dropq_copy": ("copy", "S"),
+    "JMS_dropq_meta": ("meta", "S"),
+    "JMS_dropq_via": ("via", "S"),
+    "JMS_dropq_hops": ("hops", "I"),
+    "JMS_dropq_origin": ("origin", "S"),
+    "JMS_dropq_returnTo": ("return_to", "S"),
+}
+_SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo")
+_CODED = re.compile(r"(-?[0-9]{1,19})\.([^.]+)\.([MBSPOT])(?:\.(.*))?", re.DOTALL)
+_GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
+_CLAIM = re.compile(
+    r"([\w*%+-]{0,16}-[0-9a-z]{10}-[0-9a-z]{1,8}),(0|[1-9][0-9]{0,15}),(0|[1-9][0-9]{0,9})~(.+)",
+    re.ASCII | re.DOTALL,
+)
+_DROPBOXMQ_CLAIM = re.compile(r"([\w*%+-]+)~(.+)", re.ASCII | re.DOTALL)
+_TOKEN = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_BARE = re.compile(r"[\w*-]*", re.ASCII)
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
+_FLOAT = re.compile(r"[+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A property's value with the JMS type it has in a name: one of B Y H I L F D S.
+
+    Raises:
+        ValueError: the value is not of the type, or outside its range.
+    """
+
+    type: str
+    value: bool | int | float | str
+
+    def __post_init__(self) -> None:
+        kind, value = self.type, self.value
+        if kind == "S" and isinstance(value, str):
+            check_text("a property value", value)
+        elif kind == "B":
+            _require(isinstance(value, bool), self)
+        elif kind in _INT_BITS and isinstance(value, int) and not isinstance(value, bool):
+            limit = 1 << _INT_BITS[kind]
+            _require(-limit <= value < limit, self)
+        elif kind in ("F", "D") and isinstance(value, (int, float)) and not isinstance(value, bool):
+            object.__setattr__(self, "value", _float(self, value))
+        else:
+            _require(False, self)
+
+    @classmethod
+    def of(cls, value: object) -> Typed:
+        """Give a Python value its type: bool B, int I or L, float D, str S; a Typed is itself."""
+        if isinstance(value, Typed):
+            return value
+        if isinstance(value, bool):
+            return cls("B", value)
+        if isinstance(value, int):
+            return cls("I" if -(1 << 31) <= value < 1 << 31 else "L", value)
+        if isinstance(value, float):
+            return cls("D", value)
+        if isinstance(value, str):
+            return cls("S", value)
+        raise ValueError(f"a property is a bool, int, float or str, not {type(value).__name__}")
+
+    @classmethod
+    def read(cls, kind: str, text: str) -> Typed:
+        """Read a value as it stands in a name, after decoding."""
+        if kind == "S":
+            return cls(kind, text)
+        if kind == "B" and text.lower() in ("true", "false"):
+            return cls(kind, text.lower() == "true")
+        if kind in _INT_BITS and _INTEGER.fullmatch(text):
+            return cls(kind, int(text))
+        if kind in ("F", "D") and _FLOAT.fullmatch(text):
+            return cls(kind, float(text))
+        raise ValueError(f"{text!r} is not a value of property type {kind}")
+
+    @property
+    def text(self) -> str:
+        """The value as it stands in a name, before encoding."""
+        value = self.value
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, float) and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        if isinstance(value, int):
+            return str(int(value))  # an IntEnum writes its number
+        return value if isinstance(value, str) else repr(value)
+
+
+def _require(good: bool, typed: Typed) -> None:
+    if typed.type not in _TYPES or len(typed.type) != 1:
+        raise ValueError(f"property type {typed.type!r} is none of {' '.join(_TYPES)}")
+    if not good:
+        raise ValueError(f"{typed.value!r} is not a value of property type {typed.type}")
+
+
+def _float(typed: Typed, value: float) -> float:
+    try:
+        number = float(value)
+        if typed.type == "F":
+            struct.pack(">f", number)  # the native form lets overflow pass
+        return math.nan if math.isnan(number) else number  # one NaN, so that equal names are equal
+    except OverflowError:
+        raise ValueError(f"{value!r} is not a value of property type {typed.type}") from None
+
+
+@dataclass(frozen=True)  # no slots: `_name` builds on the class's defaults, at a fifth of the price
+class Name:
+    """What a file name says about its message; times in milliseconds since 1970 UTC, 0 or "" for absent."""
+
+    id: str
+    priority: int = 4
+    message_class: str = "B"
+    expiration: int = 0
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    type: str | None = None
+    properties: Mapping[str, Typed] = field(default_factory=dict, hash=False)
+    delivery_count: int = 0
+    cancels: int = 0
+    not_before: int = 0
+    since: int = 0
+    copy: str = ""
+    meta: str = ""
+    via: str = ""
+    hops: int = 0
+    origin: str = ""
+    return_to: str = ""
+    foreign: bool = False
+
+    @property
+    def generated(self) -> bool:
+        """Whether the id has the form that dropq and DropboxMQ generate."""
+        return _GENERATED.fullmatch(self.id) is not None
+
+    @property
+    def timestamp(self) -> int | None:
+        """The time of sending out of a generated id, else None."""
+        return int(self.id[:13]) if self.generated else None
+
+    @property
+    def born_foreign(self) -> str | None:
+        """The file's own name, to be given back in processed/, error/ and expired/, or None."""
+        if self.foreign:
+            return self.id
+        touched = self.correlation_id or self.reply_to or self.type or self.properties or self.expiration
+        plain = self.priority == 4 and self.message_class == "B" and not touched
+        if self.copy and plain and not self.generated and _is_own_name(self.id):
+            return self.id
+        return None
+
+
+def _is_own_name(text: str) -> bool:
+    usable = bool(text) and text[0] != "." and "/" not in text and "\0" not in text
+    return usable and len(_bytes(text)) <= 255 and split_claim(text)[0] is None and not _is_coded(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who holds a claimed file, until when (ms, 0 = no lease), and for which delivery."""
+
+    owner: str
+    deadline: int
+    number: int
+    ours: bool = True
+
+    @property
+    def subscription(self) -> str:
+        """The owner without the sequence of the claim: what a live consumer is known by."""
+        return self.owner.rpartition("-")[0] if self.ours else self.owner
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the name in processing/."""
+        return f"{self.owner},{self.deadline},{self.number}~" if self.ours else f"{self.owner}~"
+
+
+def split_claim(filename: str) -> tuple[Claim | None, str]:
+    """Split a claim prefix off: our own exact form, or DropboxMQ's `client~` before a coded name."""
+    if "~" not in filename:
+        return None, filename
+    if found := _CLAIM.fullmatch(filename):
+        return Claim(found[1], int(found[2]), int(found[3])), found[4]
+    found = _DROPBOXMQ_CLAIM.fullmatch(filename)
+    if found and _is_coded(found[2]):
+        return Claim(found[1], 0, 0, ours=False), found[2]
+    return None, filename
+
+
+def client_part(client_id: str) -> str:
+    """Make the readable start of an owner: the encoded client id, cut to 16 bytes between escapes."""
+    return re.sub(r"%.?$", "", encode(client_id)[:16]) or "client"
+
+
+def owner_seq(n: int) -> str:
+    """Write the sequence number of a claim in base 36."""
+    digits = _BASE36[n % 36]
+    while n := n // 36:
+        digits = _BASE36[n % 36] + digits
+    return digits
+
+
+def encode(text: str) -> str:
+    """URL-encode, dots and tildes too; the bytes of an undecodable file name become escapes."""
+    if _BARE.fullmatch(text):
+        return text
+    return quote_plus(_bytes(text), safe="*").replace(".", "%2E").replace("~", "%7E")
+
+
+def decode(text: str) -> str:
+    """Undo `encode`; text with a malformed escape, or one that is not UTF-8, is returned as it is."""
+    return _decode(text, "strict")
+
+
+def _decode(text: str, errors: str) -> str:
+    if "%" not in text and "+" not in text:
+        return text
+    try:
+        raw = text.replace("+", " ").encode("utf-8", errors)
+        return text if _BAD_ESCAPE.search(text) else unquote_to_bytes(raw).decode("utf-8", errors)
+    except UnicodeError:
+        return text
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a surrogate that no file system gave us
+        return text.encode("utf-8", "surrogatepass")
+
+
+def parse(filename_without_prefix: str, *, typed_replies: bool = False) -> Name:
+    """Read a file name; never raises: what is no coded name is a foreign one, and a message too.
+
+    Args:
+        filename_without_prefix: the file name as `split_claim` leaves it.
+        typed_replies: whether field 6 begins with DropboxMQ's Q (queue) or T (topic).
+    """
+    found = _CODED.fullmatch(filename_without_prefix)
+    if found is None or not -(1 << 31) <= (priority := int(found[1])) < 1 << 31:
+        return _name({"id": filename_without_prefix, "foreign": True})
+    _, message_id, message_class, rest = found.groups()
+    if "%" in message_id or "+" in message_id:
+        message_id = _decode(message_id, "surrogateescape")
+    known: dict[str, Any] = {"id": message_id, "priority": priority, "message_class": message_class}
+    if not rest:
+        return _name(known)
+    expiration, correlation, reply, kind, properties = (rest.rstrip(".") + "....").split(".", 4)
+    if expiration:
+        known["expiration"] = _expiration(expiration, filename_without_prefix)
+    if correlation:
+        known["correlation_id"] = _text(correlation)
+    if reply:
+        known["reply_to"] = _read_reply(_text(reply), typed_replies)
+    if kind:
+        known["type"] = _text(kind)
+    if properties := properties.rstrip("."):
+        known |= _read_properties(properties, filename_without_prefix)
+    return _name(known)
+
+
+def _name(known: dict[str, Any]) -> Name:
+    """Build a Name past its frozen __init__, which would set all nineteen attributes one by one."""
+    name = object.__new__(Name)
+    attributes = name.__dict__
+    attributes["properties"] = {}
+    attributes.update(known)
+    return name
+
+
+def _is_coded(text: str) -> bool:
+    found = _CODED.fullmatch(text)
+    return found is not None and -(1 << 31) <= int(found[1]) < 1 << 31
+
+
+def _text(raw: str) -> str:
+    """Decode a field; bytes that are no text stay as the escapes that show them."""
+    text = _decode(raw, "strict")
+    return text if text.isascii() else _LONE_SURROGATE.sub(lambda lone: encode(lone[0]), text)
+
+
+def _expiration(text: str, name: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63:
+        return int(text)
+    _log.warning("%r: %r is no expiration time; the message is read as one that never expires", name, text)
+    return 0
+
+
+def _read_reply(text: str, typed: bool) -> str | None:
+    if typed and text.startswith("Q"):
+        text = text[1:]
+    elif typed and text.startswith("T"):
+        text = _TOPIC + text[1:] if text[1:] else ""
+    return text or None
+
+
+def _write_reply(reply_to: str, typed: bool) -> str:
+    if not typed or not reply_to:
+        return reply_to
+    topic = reply_to.removeprefix(_TOPIC)
+    return "T" + topic if topic and topic != reply_to else "Q" + reply_to
+
+
+def _read_properties(text: str, name: str) -> dict[str, Any]:
+    pairs = [_read_property(pair, name) for pair in text.split("&") if pair]
+    return _sort_properties([pair for pair in pairs if pair], name)
+
+
+def _read_property(pair: str, name: str) -> tuple[str, Typed] | None:
+    head, equals, value = pair.partition("=")
+    kind = head[-1:] if head[-1:] in _TYPES else "S"
+    try:
+        if not equals or len(head) < 2:
+            raise ValueError("it has no name and type")
+        return _text(head[:-1]), Typed.read(kind, _text(value))
+    except ValueError as error:
+        _log.warning("%r: property %r is dropped: %s", name, pair, error)
+        return None
+
+
+def _sort_properties(pairs: Iterable[tuple[str, Typed]], name: str) -> dict[str, Any]:
+    """Tell the sender's properties from ours; returns arguments of Name."""
+    properties: dict[str, Typed] = {}
+    fields: dict[str, Any] = {"properties": properties}
+    for key, typed in pairs:
+        ours = _OURS.get(key)
+        if ours is None:
+            properties[key] = typed
+        elif _fits(ours, typed):
+            fields[ours[0]] = typed.value
+        else:
+            _log.warning("%r: %s cannot be %r; it is dropped", name, key, typed.value)
+    return fields
+
+
+def _fits(ours: tuple[str, str], typed: Typed) -> bool:
+    attribute, kind = ours
+    if attribute == "meta":  # becomes part of a path
+        return isinstance(typed.value, str) and _TOKEN.fullmatch(typed.value) is not None
+    return typed.type == kind and (isinstance(typed.value, str) or typed.value >= 0)
+
+
+def write(name: Name, *, typed_replies: bool = False) -> str:
+    """Write the coded form of a name, without trailing empty fields, all of it ASCII.
+
+    Raises:
+        ValueError: the priority, class or expiration cannot stand in a name.
+    """
+    if name.message_class not in CLASSES or len(name.message_class) != 1:
+        raise ValueError(f"message class {name.message_class!r} is none of {' '.join(CLASSES)}")
+    if not -(1 << 31) <= name.priority < 1 << 31:
+        raise ValueError(f"priority {name.priority} is not within 32 bits")
+    if not 0 <= name.expiration < 1 << 63:
+        raise ValueError(f"expiration {name.expiration} is not a time in milliseconds since 1970")
+    expiration = str(name.expiration) if name.expiration else ""
+    correlation, kind = encode(name.correlation_id or ""), encode(name.type or "")
+    reply = encode(_write_reply(name.reply_to or "", typed_replies))
+    rest = f"{expiration}.{correlation}.{reply}.{kind}.{_write_properties(name)}"
+    return f"{name.priority}.{encode(name.id)}.{name.message_class}.{rest}".rstrip(".")
+
+
+def _write_properties(name: Name) -> str:
+    written = [f"JMSXDeliveryCountI={name.delivery_count}"] if name.delivery_count else []
+    written += [f"{encode(key)}{typed.type}={encode(typed.text)}" for key, typed in name.properties.items()]
+    for key, (attribute, kind) in _OURS.items():
+        value = getattr(name, attribute)
+        if value and attribute != "delivery_count":
+            written.append(f"{key}{kind}={encode(str(value))}")
+    return "&".join(written)
+
+
+def file_name(name: Name, *, typed_replies: bool = False) -> str:
+    """Write a name as its file bears it: a foreign one keeps its own."""
+    return name.id if name.foreign else write(name, typed_replies=typed_replies)
+
+
+def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
+    """Move what a name need not carry into a sidecar; `restore` puts it back.
+
+    Correlation, reply-to, type, properties, origin and return address leave the name, and the id where its
+    encoding is over ID_LIMIT or the rest still over NAME_BUDGET. A foreign name becomes coded, with a copy.
+
+    Args:
+        name: the name that is too long.
+        token: names the sidecar; letters, digits, - and _, at most 16 of them to stay within the budget.
+
+    Returns:
+        The short name and the content of the sidecar, fit for JSON.
+    """
+    if not _TOKEN.fullmatch(token):
+        raise ValueError(f"{token!r} cannot name a sidecar: letters, digits, - and _ only")
+    sidecar: dict[str, object] = {
+        "format": 1,
+        "id": name.id,
+        "foreign_name": name.born_foreign,
+        "correlation_id": name.correlation_id,
+        "reply_to": name.reply_to,
+        "type": name.type,
+        "properties": _spilled_properties(name),
+    }
+    short = replace(
+        name, correlation_id=None, reply_to=None, type=None, properties={}, origin="", return_to="",
+        meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
+    )  # fmt: skip
+    stand_in, length = _stand_in(name.id), len(encode(name.id))
+    if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > NAME_BUDGET):
+        short = replace(short, id=stand_in)
+    return short, sidecar
+
+
+def _stand_in(message_id: str) -> str:
+    return "long-" + hashlib.sha256(_bytes(message_id)).hexdigest()[:24]
+
+
+def _spilled_properties(name: Name) -> dict[str, list[str]]:
+    spilled = {key: [typed.type, typed.text] for key, typed in name.properties.items()}
+    ours = {key: getattr(name, _OURS[key][0]) for key in _SPILLED_OURS}
+    return spilled | {key: ["S", value] for key, value in ours.items() if value}
+
+
+def restore(name: Name, sidecar: Mapping[str, object]) -> Name:
+    """Undo `shorten`; what the name itself carries wins, and damaged values are dropped with a warning."""
+    fields = _sort_properties(_sidecar_properties(_entry(sidecar, "properties"), name.id), name.id)
+    return replace(
+        name,
+        id=_restored_id(name.id, _entry(sidecar, "id")),
+        correlation_id=name.correlation_id or _sidecar_text(sidecar, "correlation_id", name.id),
+        reply_to=name.reply_to or _sidecar_text(sidecar, "reply_to", name.id),
+        type=name.type or _sidecar_text(sidecar, "type", name.id),
+        properties={**fields["properties"], **name.properties},
+        origin=name.origin or fields.get("origin", ""),
+        return_to=name.return_to or fields.get("return_to", ""),
+        meta="",
+    )
+
+
+def _entry(sidecar: object, key: str) -> object:
+    return sidecar.get(key) if isinstance(sidecar, Mapping) else None
+
+
+def _restored_id(short: str, full: object) -> str:
+    if isinstance(full, str) and short in (full, _stand_in(full)):
+        return full
+    _log.warning("%r: the id in its sidecar, %r, is not its own and is ignored", short, full)
+    return short
+
+
+def _sidecar_text(sidecar: object, key: str, message_id: str) -> str | None:
+    value = _entry(sidecar, key)
+    if value is None or isinstance(value, str):
+        return value
+    _log.warning("%r: %s in its sidecar is no text and is dropped", message_id, key)
+    return None
+
+
+def _sidecar_properties(found: object, message_id: str) -> Iterable[tuple[str, Typed]]:
+    for key, value in found.items() if isinstance(found, Mapping) else ():
+        try:
+            kind, text = value
+            yield str(key), Typed.read(str(kind), str(text))
+        except (TypeError, ValueError) as error:
+            _log.warning("%r: property %r in its sidecar is dropped: %s", message_id, key, error)
+
+
+def order(name: Name, arrival: int) -> tuple[int, str, str]:
+    """Make the key that sorts names in order of delivery: priority, then time and sequence, then name.
+
+    Args:
+        name: the name.
+        arrival: when the file was first seen, in ms; counts where the id tells no time.
+    """
+    time = name.id[:16] if name.generated else f"{name.since or arrival:013d}000"
+    return -name.priority, time, file_name(name)
+
+
+class IdSource:
+    """Makes message ids: 13 digits of ms, 3 of sequence, `-`, 10 random ones; increasing within a process."""
+
+    def __init__(self, now_ms: Callable[[], int], rng: random.Random | None = None) -> None:
+        self._now_ms = now_ms
+        self._random = rng or random.Random()
+        self._lock = threading.Lock()
+        self._last = 0
+        _sources.add(self)
+
+    def next(self) -> str:
+        """Make an id that sorts behind all that this process made before."""
+        with self._lock:
+            self._last = max(self._last + 1, self._now_ms() * 1000)
+            return f"{self._last:016d}-{self._random.randrange(10**10):010d}"
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()  # the parent's may have been held by a thread that is not here
+        self._random.seed()
+
+
+_sources: weakref.WeakSet[IdSource] = weakref.WeakSet()
+
+
+def _reseed() -> None:
+    for source in list(_sources):
+        source._after_fork()
+
+
+os.register_at_fork(after_in_child=_reseed)
+
+
+def check_text(what: str, value: str) -> None:
+    """Refuse text that UTF-8 cannot carry, with a ValueError that calls it `what`."""
+    if not value.isascii() and _LONE_SURROGATE.search(value):
+        raise ValueError(f"{what} holds a lone surrogate, which UTF-8 cannot carry: {value!r}")
+
+
+def check_queue_name(name: str) -> None:
+    """Refuse what cannot name a queue, with InvalidName."""
+    if not name or name[0] == "." or "/" in name or len(_bytes(name)) > 255:
+        raise InvalidName(f"{name!r} cannot name a queue: one folder name, without / and no dot first")
+    if any(ord(char) < 32 or 127 <= ord(char) < 160 or 0xD800 <= ord(char) < 0xE000 for char in name):
+        raise InvalidName(f"{name!r} cannot name a queue: it holds control characters or undecodable bytes")
+    if name in ("topic-root", "dropboxmq"):
+        raise InvalidName(f"{name!r} cannot name a queue: the name is taken by the layout of a root")
+
+
+def check_property_name(name: str) -> None:
+    """Refuse what a sender may not call a property, with ValueError."""
+    if not name.replace("$", "_").isidentifier():
+        raise ValueError(f"property name {name!r} is no identifier: a letter, _ or $, then also digits")
+    if name.upper() in _KEYWORDS:
+        raise ValueError(f"property name {name!r} is a keyword of the selector language")
+    if name.startswith("JMS") and name not in ("JMSXGroupID", "JMSXGroupSeq"):
+        raise ValueError(f"property name {name!r} is reserved: JMSXGroupID and JMSXGroupSeq may be sent")
+
+
+def check_message_id(message_id: str) -> None:
+    """Refuse what cannot be the id of a message to send, with ValueError."""
+    if not message_id or "\0" in message_id:
+        raise ValueError(f"message id {message_id!r} is empty or holds a NUL")
+    check_text("the message id", message_id)
+    if len(encode(message_id)) > ID_LIMIT:
+        raise ValueError(f"message id {message_id!r} takes over {ID_LIMIT} bytes in a file name")

@@ -1,0 +1,51 @@
+"""Why a message lies in error/ or expired/: a small file beside the state folders, never in the message.
+
+A reason is written before the message moves and holds the name and inode it is about, so that a crash between the
+two leaves a reason that matches nothing and is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+
+from dropq.storage import Storage, read_small
+
+#: Bytes of a failed command's stderr that are kept, from its end.
+STDERR_LIMIT = 8192
+
+
+class Reasons:
+    """The reasons of one queue, in `.dropq/reasons/STATE/DIGEST.json`."""
+
+    def __init__(self, folder: str, storage: Storage) -> None:
+        self.folder = folder
+        self._storage = storage
+
+    def path(self, state: str, name: str, inode: int) -> str:
+        """Return where the reason of a file would lie."""
+        digest = hashlib.sha256(f"{inode}/".encode() + os.fsencode(name)).hexdigest()[:32]
+        return f"{self.folder}/{state}/{digest}.json"
+
+    def record(self, state: str, name: str, inode: int, fields: Mapping[str, object]) -> None:
+        """Write why a file, about to move to a state under a name, goes there."""
+        path = self.path(state, name, inode)
+        self._storage.make_folder(os.path.dirname(path))
+        content = {"name": name, "inode": inode, **fields}
+        self._storage.write_small(path, json.dumps(content).encode())
+
+    def find(self, state: str, name: str, inode: int) -> dict[str, object] | None:
+        """Return why a file lies in a state; None when nothing, or nothing readable, is known of it."""
+        try:
+            content = json.loads(read_small(self.path(state, name, inode)) or b"null")
+        except (OSError, ValueError):
+            return None  # damaged by hand: fsck reports it, the message is as good without
+        if not isinstance(content, dict) or (content.get("name"), content.get("inode")) != (name, inode):
+            return None
+        return content
+
+    def drop(self, state: str, name: str, inode: int) -> None:
+        """Forget why a file lay in a state."""
+        self._storage.unlink(self.path(state, name, inode))

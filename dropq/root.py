@@ -1,0 +1,193 @@
+"""A root: the directory that holds the queues, their common configuration and what their names spill."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from dropq import names, storage
+from dropq.config import RootConfig, load_root, toml_text, validate_options
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError
+from dropq.layout import FOLDERS, QueueLayout, RootLayout
+from dropq.queue import Queue
+from dropq.storage import Clock, ServerClock, Storage, storage_error
+
+#: States whose messages keep a queue from being deleted.
+UNSETTLED = ("working", "target", "processing", "delayed")
+
+
+class Root:
+    """A directory that holds queues.
+
+    Args:
+        path: the directory.
+        clock: what tells the time; None asks the file server's clock.
+
+    Raises:
+        NoSuchQueue: there is no such directory.
+        ConfigError: its dropq.toml cannot be used, or was written by a newer dropq.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
+        self.layout = RootLayout(os.path.abspath(os.fspath(path)))
+        if not os.path.isdir(self.layout.path):
+            raise NoSuchQueue(f"no root at {self.layout.path}: `dropq init {self.layout.path}` makes one")
+        self.clock: Clock = clock or ServerClock(self.layout.clock)
+        self.ids = names.IdSource(self.clock.now_ms)
+        self._config: RootConfig | None = None
+
+    def __repr__(self) -> str:
+        return f"<Root {self.layout.path}>"
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], *, dropboxmq: bool = False, clock: Clock | None = None) -> Root:
+        """Make a directory a root; what is there already stays as it is.
+
+        Args:
+            path: the directory, made where it is missing.
+            dropboxmq: also make what a running DropboxMQ 1.2 needs to share the root.
+            clock: as for the constructor.
+
+        Raises:
+            StorageError: it cannot be made.
+            ConfigError: it is a root already, and one that DropboxMQ cannot share.
+        """
+        layout = RootLayout(os.path.abspath(os.fspath(path)))
+        store = Storage()
+        style = 'reply_to_style = "typed"\n' if dropboxmq else ""
+        try:
+            store.make_folder(layout.path)
+            store.make_folder(layout.meta)
+            for folder in layout.dropboxmq if dropboxmq else ():
+                store.make_folder(folder)
+            if not storage.exists(layout.config_file):
+                store.write_small(layout.config_file, f"format = 1\n{style}".encode())
+        except OSError as error:
+            raise storage_error(error, "the root was not made") from error
+        root = cls(layout.path, clock=clock)
+        if dropboxmq and root.config.reply_to_style != "typed":
+            raise ConfigError(f'{layout.config_file}: reply_to_style: DropboxMQ needs reply_to_style = "typed"')
+        return root
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return Path(self.layout.path)
+
+    @property
+    def config(self) -> RootConfig:
+        """What dropq.toml says, as it was when it was first asked for."""
+        if self._config is None:
+            self._config = load_root(self.layout.config_file)
+        return self._config
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue by its name, whether it is there or not: its first use tells."""
+        return Queue(self, name)
+
+    def queues(self) -> list[Queue]:
+        """Return the queues that are there, by name."""
+        found = []
+        for entry in storage.entries(self.layout.path):
+            if entry.name.startswith("."):
+                continue
+            try:
+                queue = Queue(self, entry.name)
+            except DropqError:
+                continue  # a folder whose name no queue can have
+            if queue.exists():
+                found.append(queue)
+        return sorted(found, key=lambda queue: queue.name)
+
+    def create_queue(self, name: str, *, dropboxmq: bool = False, **options: Any) -> Queue:
+        """Make a queue; it appears whole, by one rename.
+
+        Args:
+            name: the queue's name.
+            dropboxmq: lay it out as DropboxMQ 1.2 does, with its folders in `incoming/`.
+            options: keys of queue.toml, which are written there.
+
+        Raises:
+            QueueExists: there is something of that name already.
+            InvalidName, ConfigError: the name, or an option, cannot be used; nothing was made.
+        """
+        queue = Queue(self, name)
+        home = f"{self.layout.path}/{name}"
+        config = validate_options(options, f"options of queue {name}")
+        store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
+        hidden = f"{self.layout.path}/.{name[:100]}.creating-{secrets.token_hex(6)}"
+        layout = (QueueLayout.incoming if dropboxmq else QueueLayout.flat)(hidden)
+        try:
+            for folder in (*FOLDERS, "routing"):
+                store.make_folder(f"{layout.base}/{folder}")
+            store.make_folder(layout.private)
+            if options:
+                store.write_small(layout.config_file, toml_text(options).encode())
+            store.move_folder(hidden, home)
+            store.sync(self.layout.path)
+        except FileExistsError as error:
+            store.remove_tree(hidden)
+            raise QueueExists(f"queue {name!r} is there already: {home}") from error
+        except OSError as error:
+            store.remove_tree(hidden)
+            raise storage_error(error, f"queue {name!r} was not made") from error
+        return queue
+
+    def delete_queue(self, name: str, *, force: bool = False) -> None:
+        """Remove a queue with its history; one that has messages to work on is refused.
+
+        The queue is renamed away first, so a send that is half-way fails rather than vanish.
+
+        Args:
+            name: the queue's name.
+            force: remove it with all that waits and is worked on.
+
+        Raises:
+            NoSuchQueue: there is no such queue.
+            StorageError: messages wait in it, or it cannot be removed; it stays as it was.
+        """
+        queue = self.queue(name)
+        layout = queue.layout
+        self._refuse_unsettled(name, {} if force else queue.counts())
+        away = f"{self.layout.path}/.{name}.deleted-{self.clock.now_ms()}-{secrets.token_hex(3)}"
+        store = queue.life.storage
+        try:
+            store.rename_folder(layout.home, away)
+            base = layout.base.replace(layout.home, away, 1)
+            gone = QueueLayout(away, base)
+            if not force:
+                self._restore_if_unsettled(name, gone, layout.home, store)
+            store.drain(gone.target)
+            store.remove_tree(away)
+        except OSError as error:
+            raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
+
+    def _refuse_unsettled(self, name: str, counts: dict[str, int]) -> None:
+        waiting = {state: counts[state] for state in UNSETTLED if counts.get(state)}
+        if waiting:
+            listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
+            raise StorageError(
+                f"queue {name!r} has messages to work on ({listed}): drain it, or force it; nothing was removed",
+                path=f"{self.layout.path}/{name}",
+            )
+
+    def _restore_if_unsettled(self, name: str, gone: QueueLayout, home: str, store: Storage) -> None:
+        """RACE: a send that returned before the rename is not lost: the queue comes back."""
+        try:
+            store.remove_folder(gone.target)  # from here on whatever was half-way into it fails
+            store.remove_folder(gone.processing)
+        except OSError:
+            store.make_folder(gone.target)
+            store.move_folder(gone.home, home)
+            self._refuse_unsettled(name, self.queue(name).counts())
+            raise
+
+    def pause(self) -> None:
+        """Make the consumers of every queue see an empty queue, until `resume`."""
+        Storage().touch(self.layout.read_lock)
+
+    def resume(self) -> None:
+        """Let the consumers of every queue see their queues again."""
+        Storage().unlink(self.layout.read_lock)

@@ -1,0 +1,20 @@
+"""Spark in front of dropq: importing this package neither imports pyspark nor starts a Java."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from dropq.spark.session import Java, find_java, require_pyspark, session
+
+__all__ = ["Java", "find_java", "register", "session"]
+
+#: Names that need pyspark already to be defined, and the modules that define them.
+_LAZY = {"register": "dropq.spark.datasource"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_pyspark()
+    return getattr(import_module(_LAZY[name]), name)

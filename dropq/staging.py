@@ -1,0 +1,284 @@
+"""Many messages, all or none: stage out of sight, commit by one rename, roll forward by anyone.
+
+A job's files lie in `working/.job-ID/ATTEMPT/`, where no consumer looks. Its commit is the one rename that gives its
+manifest its name: before it the job is nothing, after it every listed file will be in target/, whoever has to see to
+that. Each rename of the roll-forward is done once, however many roll forward at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dropq import names, storage
+from dropq.errors import DropqError, StorageError
+from dropq.layout import JOB_PREFIX
+from dropq.lifecycle import Lifecycle
+from dropq.names import Name
+from dropq.storage import storage_error
+
+log = logging.getLogger("dropq")
+
+#: A job's folder, once it is finished or given up, under this prefix and with a random end.
+DROP_PREFIX = ".drop-"
+MANIFEST = "manifest.json"
+#: Milliseconds for which the ledger remembers that a job was sent: 7 days.
+LEDGER_AGE = 7 * 86_400_000
+#: Bytes that a job id may have once it is encoded.
+JOB_ID_LIMIT = 100
+
+
+class Staged(NamedTuple):
+    """A staged message: its path below the job's folder, and its size in bytes."""
+
+    path: str
+    size: int
+
+
+@dataclass
+class JobsReport:
+    """What a sweep did about jobs."""
+
+    finished: int = 0
+    dropped: int = 0
+
+
+@dataclass
+class Attempt:
+    """One try at one part of a job: a folder of its own, so that two tries never share a name."""
+
+    life: Lifecycle
+    folder: str
+    label: str
+    files: list[Staged] = field(default_factory=list)
+
+    def write(self, name: Name, body: bytes | memoryview) -> None:
+        """Stage a message under the name that it will be sent by."""
+        file = self.life.sidecars.fit(name)
+        self.life.storage.write_new(f"{self.folder}/{file}", body)
+        self.files.append(Staged(f"{self.label}/{file}", len(body)))
+
+    def finish(self) -> list[Staged]:
+        """Make the attempt durable as the queue asks; return what it staged, for the driver to commit."""
+        self.life.storage.sync(self.folder)
+        return self.files
+
+    def discard(self) -> None:
+        """Remove what it staged."""
+        self.life.storage.remove_tree(self.folder)
+
+
+class Job:
+    """A job that sends many messages as one.
+
+    Args:
+        life: the queue's lifecycle.
+        job_id: what names the job; a second run under the same id sends nothing once the first was sent.
+    """
+
+    def __init__(self, life: Lifecycle, job_id: str) -> None:
+        encoded = names.encode(job_id)
+        if not job_id or len(encoded) > JOB_ID_LIMIT:
+            raise ValueError(f"job id {job_id!r}: give 1 to {JOB_ID_LIMIT} bytes, as they are encoded")
+        self.id = job_id
+        self._life = life
+        self._key = encoded
+        self.folder = f"{life.layout.working}/{JOB_PREFIX}{encoded}"
+
+    @property
+    def sent(self) -> bool:
+        """Whether the ledger says that a job of this id was sent."""
+        return storage.exists(_ledger_entry(self._life, self._key))
+
+    def attempt(self, label: str) -> Attempt:
+        """Begin a try at a part of the job, in a folder of its own.
+
+        Args:
+            label: what it tries, such as a partition's number; a random end is added.
+        """
+        unique = f"{names.encode(label)}-{secrets.token_hex(6)}"
+        self._life.storage.make_folder(f"{self.folder}/{unique}")
+        return Attempt(self._life, f"{self.folder}/{unique}", unique)
+
+    def commit(self, files: Iterable[Staged]) -> int:
+        """Send everything that is listed: when this returns, all of it is in target/; return how many were sent.
+
+        Raises:
+            StorageError: a listed file is missing or of another size, or the job was dropped meanwhile; nothing was
+                sent. Or the roll-forward was cut short; then all is sent by the next sweep.
+        """
+        listed = list(files)
+        if self.sent or not listed:
+            self.abort()
+            return 0
+        self._check(listed)
+        if not self._write_manifest(listed):
+            finish(self._life, self.folder)  # RACE: another driver of the same job committed first; its files count
+            return 0
+        try:
+            finish(self._life, self.folder)
+            for folder in _dropped(self._life, self._key):
+                finish(self._life, folder)  # RACE: a sweep dropped the job as it was committed
+        except OSError as error:
+            fate = f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"
+            raise storage_error(error, fate) from error
+        return len(listed)
+
+    def abort(self) -> bool:
+        """Drop the job, unless it was committed: then finish it; return whether it was sent after all."""
+        return _drop(self._life, self.folder)
+
+    def _check(self, listed: list[Staged]) -> None:
+        for staged in listed:
+            path = f"{self.folder}/{staged.path}"
+            try:
+                found = os.lstat(path)
+            except OSError as error:
+                raise storage_error(error, f"job {self.id} was not committed, nothing was sent") from error
+            if not stat.S_ISREG(found.st_mode) or found.st_size != staged.size:
+                raise StorageError(
+                    f"{path} has {found.st_size} bytes where {staged.size} were staged: job {self.id} was not "
+                    "committed, nothing was sent",
+                    path=path,
+                )
+
+    def _write_manifest(self, listed: list[Staged]) -> bool:
+        content = {"format": 1, "job": self.id, "files": [staged.path for staged in listed]}
+        draft = f"{self.folder}/.manifest-{secrets.token_hex(6)}"
+        try:
+            self._life.storage.write_new(draft, json.dumps(content).encode())
+            self._life.storage.sync(self.folder)
+            self._life.storage.move(draft, f"{self.folder}/{MANIFEST}")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise storage_error(error, f"job {self.id} was not committed, nothing was sent") from error
+        self._life.storage.sync(self.folder)
+        return True
+
+
+def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
+    """Finish every committed job, and drop those that were not and had no activity for so many seconds."""
+    report = JobsReport()
+    for entry in list(storage.entries(life.layout.working)):
+        if not entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) or not entry.is_dir(follow_symlinks=False):
+            continue
+        try:
+            if _manifest(entry.path) is not None:
+                report.finished += finish(life, entry.path)
+            elif entry.name.startswith(DROP_PREFIX) or _idle(life, entry.path, older_than):
+                sent = _drop(life, entry.path)
+                report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
+        except (OSError, DropqError) as error:
+            log.warning("job %s: %s; the next sweep tries again", entry.path, error)
+    for entry in list(storage.entries(life.layout.ledger)):
+        if life.clock.now_ms() - _changed(entry.path) > LEDGER_AGE:
+            life.storage.unlink(entry.path)
+    return report
+
+
+def finish(life: Lifecycle, folder: str) -> bool:
+    """Roll a committed job forward and remove its folder; False where it has no manifest.
+
+    RACE: any number of processes may do this at once. A rename that finds nothing was done by another.
+    """
+    manifest = _manifest(folder)
+    if manifest is None:
+        return False
+    destinations = set()
+    for path in _listed(manifest):
+        file = os.path.basename(path)
+        target = life.sent_to(life.sidecars.parse(file).not_before)
+        destinations.add(target)
+        with suppress(FileNotFoundError):
+            life.storage.rename(f"{folder}/{path}", f"{target}/{file}")
+    life.storage.sync(*sorted(destinations))
+    key = names.encode(str(manifest.get("job", "")))
+    life.storage.make_folder(life.layout.ledger)
+    life.storage.write_small(_ledger_entry(life, key), json.dumps({"job": manifest.get("job")}).encode())
+    _remove(life, folder)
+    return True
+
+
+def _drop(life: Lifecycle, folder: str) -> bool:
+    """Take a job's folder out of the way, then look for a manifest there: what was committed is sent all the same."""
+    away = _away(folder)
+    try:
+        life.storage.rename_folder(folder, away)
+    except FileNotFoundError:
+        return False  # RACE: finished, or dropped, by somebody else
+    if finish(life, away):
+        return True
+    life.storage.remove_tree(away)
+    return False
+
+
+def _remove(life: Lifecycle, folder: str) -> None:
+    away = _away(folder)
+    try:
+        life.storage.rename_folder(folder, away)
+    except FileNotFoundError:
+        return  # RACE: another roll-forward is removing it
+    life.storage.remove_tree(away)
+
+
+def _away(folder: str) -> str:
+    parent, name = os.path.split(folder)
+    key = name.removeprefix(JOB_PREFIX)
+    if name.startswith(DROP_PREFIX):
+        key = name.removeprefix(DROP_PREFIX).rpartition("-")[0]
+    return f"{parent}/{DROP_PREFIX}{key}-{secrets.token_hex(6)}"
+
+
+def _dropped(life: Lifecycle, key: str) -> Iterator[str]:
+    for entry in list(storage.entries(life.layout.working)):
+        if entry.name.startswith(f"{DROP_PREFIX}{key}-"):
+            yield entry.path
+
+
+def _manifest(folder: str) -> Mapping[str, object] | None:
+    try:
+        data = storage.read_small(f"{folder}/{MANIFEST}", limit=-1)
+        content = json.loads(data) if data else None
+    except NotADirectoryError:
+        return None
+    except ValueError as error:
+        raise DropqError(f"{folder}/{MANIFEST} is damaged ({error}): set it aside by hand, then sweep again") from error
+    return content if isinstance(content, dict) else None
+
+
+def _listed(manifest: Mapping[str, object]) -> Iterator[str]:
+    files = manifest.get("files")
+    for path in files if isinstance(files, list) else ():
+        if isinstance(path, str) and path.count("/") == 1 and ".." not in path.split("/") and not path.startswith("/"):
+            yield path
+        else:
+            log.warning("job %s lists %r, which is no path of a staged file: passed over", manifest.get("job"), path)
+
+
+def _idle(life: Lifecycle, folder: str, older_than: float | None) -> bool:
+    """Tell whether nothing happened in a job's folder for so many seconds, counted from its newest activity."""
+    if older_than is None:
+        return False
+    newest = _changed(folder)
+    for path, _, files in os.walk(folder):
+        newest = max([newest, _changed(path), *(_changed(f"{path}/{file}") for file in files)])
+    return life.clock.now_ms() - newest >= older_than * 1000
+
+
+def _changed(path: str) -> int:
+    try:
+        return storage.changed_ms(path)
+    except FileNotFoundError:
+        return 0
+
+
+def _ledger_entry(life: Lifecycle, key: str) -> str:
+    return f"{life.layout.ledger}/{key}.json"

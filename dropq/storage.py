@@ -1,0 +1,459 @@
+"""The only module that renames, links, unlinks and syncs, and the file server's clock.
+
+A rename here either happened or raised; a name that stood in a folder is never replaced. `rename` is for
+destinations that are unique by construction, `move` for those that are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from typing import IO, Protocol
+
+from dropq.errors import StorageError
+
+#: Permission bits of what is created when the configuration does not say; the umask applies to them.
+FILE_MODE = 0o664
+DIR_MODE = 0o775
+#: Seconds after which the offset to the file server's clock is measured again.
+CLOCK_INTERVAL = 60.0
+#: Seconds of difference that are put down to coarse time stamps rather than to another clock.
+CLOCK_TOLERANCE = 0.05
+#: Bytes that one read of a body asks for.
+READ_SIZE = 1 << 16
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+class Clock(Protocol):
+    """What tells the time: milliseconds since 1970 UTC."""
+
+    def now_ms(self) -> int:
+        """Return the time in milliseconds since 1970 UTC."""
+
+
+def storage_error(error: OSError, fate: str) -> StorageError:
+    """Return the StorageError for a refused call: what refused, where, and what became of the message."""
+    path = os.fsdecode(error.filename) if error.filename is not None else ""
+    where = f" at {path}" if path else ""
+    return StorageError(f"{error.strerror or error}{where}; {fate}", path=path, errno=error.errno)
+
+
+class ServerClock:
+    """The file server's clock, as the modification time of a probe file shows it.
+
+    Hosts that share a mount agree on leases and delays through it, however wrong their own clocks are. A process
+    that may not write the probe file uses its own clock.
+    """
+
+    def __init__(self, probe: str) -> None:
+        self._probe = probe
+        self._offset = 0.0
+        self._measure_at = 0.0
+
+    def now_ms(self) -> int:
+        """Return the server's time in milliseconds since 1970 UTC."""
+        if time.monotonic() >= self._measure_at:
+            self._offset = self._measure()
+            self._measure_at = time.monotonic() + CLOCK_INTERVAL
+        return int((time.time() + self._offset) * 1000)
+
+    def _measure(self) -> float:
+        try:
+            fd = os.open(self._probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        except OSError:
+            return 0.0  # not ours to write, or no root yet: our own clock it is
+        try:
+            before = time.time()
+            os.utime(fd)
+            after = time.time()
+            offset = os.fstat(fd).st_mtime - (before + after) / 2
+        except OSError:
+            return 0.0
+        finally:
+            os.close(fd)
+        return offset if abs(offset) > (after - before) + CLOCK_TOLERANCE else 0.0
+
+
+def _load_renameat2() -> ctypes._NamedFuncPointer | None:
+    try:
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return None  # not Linux, or a C library without it
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    function.restype = ctypes.c_int
+    return function
+
+
+_renameat2 = _load_renameat2()
+
+
+def rename_noreplace(source: str, destination: str) -> None:
+    """Rename a file unless the destination exists, in one call of the kernel.
+
+    Raises:
+        FileExistsError: the destination exists.
+        OSError: with EINVAL or ENOSYS where the file system or the kernel has no such call.
+    """
+    if _renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source)
+    paths = os.fsencode(source), os.fsencode(destination)
+    if _renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_NOREPLACE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), source, None, destination)
+
+
+class Storage:
+    """The calls that change a root, with one durability and one set of modes.
+
+    Args:
+        durability: `none`, `file` (bodies are synced before they are sent) or `full` (folders too).
+        file_mode, dir_mode: permission bits of what is created; None leaves them to the umask.
+        group: the numeric group of what is created; None leaves it to the system.
+    """
+
+    def __init__(
+        self,
+        durability: str = "full",
+        *,
+        file_mode: int | None = None,
+        dir_mode: int | None = None,
+        group: int | None = None,
+    ) -> None:
+        self.durability = durability
+        self.syncs_files = durability != "none"
+        self.syncs_folders = durability == "full"
+        self._file_mode = file_mode
+        self._dir_mode = dir_mode
+        self._group = group
+        self._noreplace = True
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def create(self, path: str) -> int:
+        """Create a file that was not there and return its descriptor, open for writing."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, FILE_MODE if self._file_mode is None else self._file_mode)
+        if self._file_mode is not None or self._group is not None:
+            try:
+                self._own(fd, self._file_mode)
+            except OSError:
+                os.close(fd)
+                os.unlink(path)
+                raise
+        return fd
+
+    def write_new(self, path: str, data: bytes | memoryview) -> None:
+        """Write a file that was not there; a failure leaves none."""
+        fd = self.create(path)
+        try:
+            try:
+                written = os.write(fd, data)
+                while written < len(data):
+                    written += os.write(fd, data[written:])
+                if self.syncs_files:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+
+    def write_small(self, path: str, data: bytes) -> None:
+        """Replace a small file of ours whole: a reader sees the old content or the new, also after a crash."""
+        folder, name = os.path.split(path)
+        temporary = f"{folder}/.{name[:100]}.{secrets.token_hex(6)}.tmp"
+        self.write_new(temporary, data)
+        try:
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self.sync(folder)
+
+    def touch(self, path: str) -> None:
+        """Make an empty file of ours, such as a read-lock; that it exists is no error."""
+        with contextlib.suppress(FileExistsError):
+            self.write_new(path, b"")
+            self.sync(os.path.dirname(path))
+
+    def adopt(self, source: str, destination: str) -> None:
+        """Move a file from outside into working/, with the modes of what is created here.
+
+        Raises:
+            OSError: with EXDEV when it lies on another file system.
+        """
+        os.rename(source, destination)
+        fd = os.open(destination, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self._own(fd, self._file_mode)
+            self.sync_file(fd)
+        finally:
+            os.close(fd)
+
+    def link_or_copy(self, source: str, destination: str) -> None:
+        """Give a file a second name; where links are not to be had, copy it."""
+        try:
+            os.link(source, destination, follow_symlinks=False)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            with open_body(source) as reading, open(self.create(destination), "wb") as writing:
+                shutil.copyfileobj(reading, writing, READ_SIZE)
+
+    # -- moving ------------------------------------------------------------------------------------------
+
+    def rename(self, source: str, destination: str) -> None:
+        """Rename a file to a name that is unique by construction.
+
+        Raises:
+            FileNotFoundError: the source is gone, and it was not this rename that took it.
+        """
+        try:
+            os.rename(source, destination)
+        except FileNotFoundError:
+            # RACE: over NFS a rename whose reply was lost is sent again and finds nothing. The destination was
+            # never anybody else's, so if it is there, this rename made it.
+            if not os.path.lexists(destination):
+                raise
+
+    def move(self, source: str, destination: str) -> None:
+        """Rename a file to a name that somebody else may have taken.
+
+        Raises:
+            FileExistsError: the destination exists; nothing was changed.
+            FileNotFoundError: the source is gone.
+        """
+        if not self._rename_noreplace(source, destination):
+            self._move_by_reservation(source, destination)
+
+    def _rename_noreplace(self, source: str, destination: str) -> bool:
+        if not self._noreplace:
+            return False
+        try:
+            rename_noreplace(source, destination)
+        except OSError as error:
+            if error.errno not in _NO_FLAGS:
+                raise
+            self._noreplace = False  # NFS and most FUSE file systems have no such call
+        return self._noreplace
+
+    def _move_by_reservation(self, source: str, destination: str) -> None:
+        # RACE: O_EXCL decides who has the name; the empty file without permissions is renamed over. A crash
+        # in between leaves it behind; fsck knows it by its mode.
+        fd = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0)
+        reserved = os.fstat(fd).st_ino
+        os.close(fd)
+        try:
+            os.rename(source, destination)
+        except FileNotFoundError:
+            # RACE: a lost reply of NFS again: if the reservation is gone, it was our rename that replaced it.
+            if os.lstat(destination).st_ino == reserved:
+                os.unlink(destination)
+                raise
+        except FileExistsError:
+            os.unlink(destination)  # HDFS and the like never replace: there a plain rename is the safe one
+            os.rename(source, destination)
+        except BaseException:
+            os.unlink(destination)
+            raise
+
+    def discard(self, path: str, folder: str) -> None:
+        """Remove a message for good: take it out by a rename to a private name, then unlink it.
+
+        Raises:
+            FileNotFoundError: somebody else took it first.
+        """
+        private = f"{folder}/.gone-{secrets.token_hex(8)}"
+        self.rename(path, private)
+        os.unlink(private)
+
+    def place(self, source: str, destination: str) -> None:
+        """Rename a file to a name in target/ that is unique by construction, and replace nothing where the kernel helps.
+
+        Raises:
+            FileExistsError: the name is taken all the same, by a copy that somebody made; nothing was changed.
+            FileNotFoundError: the source is gone.
+        """
+        if not self._rename_noreplace(source, destination):
+            self.rename(source, destination)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file of ours; that it is gone already is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    # -- folders -----------------------------------------------------------------------------------------
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder and those above it that are missing, durably at full; that it exists is no error."""
+        try:
+            os.mkdir(path, DIR_MODE if self._dir_mode is None else self._dir_mode)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+            return
+        except FileNotFoundError:
+            self.make_folder(os.path.dirname(path))
+            return self.make_folder(path)
+        if self._dir_mode is not None or self._group is not None:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._own(fd, self._dir_mode)
+            finally:
+                os.close(fd)
+        self.sync(os.path.dirname(path))
+
+    def rename_folder(self, source: str, destination: str) -> None:
+        """Rename a folder to a name that is unique by construction."""
+        self.rename(source, destination)
+
+    def move_folder(self, source: str, destination: str) -> None:
+        """Rename a folder to a name that somebody else may have taken.
+
+        Raises:
+            FileExistsError: the destination exists; nothing was changed.
+        """
+        if not self._rename_noreplace(source, destination):
+            if os.path.lexists(destination):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+            os.rename(source, destination)  # RACE: fails with ENOTEMPTY on any folder that is not empty
+
+    def drain(self, folder: str) -> None:
+        """Empty and remove a folder, until nothing comes into it any more."""
+        while True:
+            for entry in list(entries(folder)):
+                self.unlink(entry.path)
+            try:
+                return os.rmdir(folder)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder of ours with all that is in it; that it is gone already is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder.
+
+        Raises:
+            OSError: with ENOTEMPTY when something lies in it.
+        """
+        os.rmdir(path)
+
+    def sync(self, *folders: str) -> None:
+        """Make the entries of folders durable, in this order; does nothing below durability `full`."""
+        if not self.syncs_folders:
+            return
+        for folder in folders:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def sync_file(self, fd: int) -> None:
+        """Make a file's content durable; does nothing at durability `none`."""
+        if self.syncs_files:
+            os.fsync(fd)
+
+    def _own(self, fd: int, mode: int | None) -> None:
+        if self._group is not None:
+            os.fchown(fd, -1, self._group)  # before the mode: chown clears the set-id bits
+        if mode is not None:
+            os.fchmod(fd, mode)
+
+
+# -- reading: nothing below changes anything -----------------------------------------------------------------
+
+
+def entries(folder: str, *, required: bool = False) -> Iterator[os.DirEntry[str]]:
+    """Yield what lies in a folder, in no order; one that is not there is empty, unless it is required."""
+    try:
+        listing = os.scandir(folder)
+    except FileNotFoundError:
+        if required:
+            raise
+        return
+    with listing:
+        yield from listing
+
+
+def is_message_file(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a regular file, by what the listing says where it says it."""
+    try:
+        return entry.is_file(follow_symlinks=False)
+    except OSError:
+        return False  # gone, or not to be looked at: not a message now
+
+
+def open_body(path: str) -> IO[bytes]:
+    """Open a message's body for reading; symbolic links are not followed, a fifo does not block.
+
+    Raises:
+        OSError: with ELOOP for a symbolic link.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return open(fd, "rb")
+
+
+def read_body(path: str) -> bytes:
+    """Read a message's body whole."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        chunks = []
+        while chunk := os.read(fd, READ_SIZE):
+            chunks.append(chunk)
+    finally:
+        os.close(fd)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
+    """Read a small file of ours; None when it is not there.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    try:
+        with open_body(path) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+            return file.read(limit)
+    except FileNotFoundError:
+        return None
+
+
+def changed_ms(path: str) -> int:
+    """Return when a file was last renamed or changed: its ctime in milliseconds since 1970."""
+    return os.lstat(path).st_ctime_ns // 1_000_000
+
+
+def inode(path: str) -> int:
+    """Return a file's inode number."""
+    return os.lstat(path).st_ino
+
+
+def exists(path: str) -> bool:
+    """Tell whether something is there, by opening its name anew rather than from a cached listing."""
+    return os.path.lexists(path)
+
+
+def device(path: str) -> int:
+    """Return the number of the file system that a path lies on."""
+    return os.stat(path).st_dev

@@ -1,0 +1,256 @@
+"""A consumer's hold on a queue: it claims messages, knows which it holds, and returns them when it closes.
+
+A subscription never gives a message to two callers, and holds no more than its backlog allows. It may be used by
+several threads; after a fork the child has to open its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import string
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from dropq import names, storage
+from dropq.consumers import Presence
+from dropq.durations import parse_duration
+from dropq.errors import DropqError, LeaseLost, NoSuchQueue
+from dropq.lifecycle import Held, Lifecycle, Waiting
+from dropq.message import Duration, Message
+from dropq.ready import Ready, ignoring
+from dropq.storage import storage_error
+from dropq.sweep import QuickSweep
+
+if TYPE_CHECKING:
+    from dropq.queue import Queue
+
+log = logging.getLogger("dropq")
+
+#: Seconds between two looks at an empty queue: the first pause, and the longest, to which it doubles.
+FIRST_PAUSE = 0.002
+LONGEST_PAUSE = 0.05
+
+_ALPHABET = string.digits + string.ascii_lowercase
+
+
+class Subscription:
+    """A consumer of one queue.
+
+    Args:
+        queue: the queue.
+        life: its lifecycle.
+        client_id: who holds what it claims, for people who read processing/.
+        max_backlog: how many messages it may hold at once; None for no limit.
+        lease: seconds after which a claim runs out; None for never.
+        read_locks: files that, while one of them exists, make the queue look empty.
+        detached: its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        life: Lifecycle,
+        *,
+        client_id: str,
+        max_backlog: int | None,
+        lease: float | None,
+        read_locks: tuple[str, ...],
+        detached: bool = False,
+    ) -> None:
+        random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
+        self.id = f"{names.client_part(client_id)}-{random}"
+        self.max_backlog = max_backlog
+        self.lease = lease
+        self._queue = queue
+        self._life = life
+        self._read_locks = read_locks
+        self._ready = Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore))
+        self._at_most_once = life.config.semantics == "at-most-once"
+        self._sweep = QuickSweep(life)
+        self._held: dict[str, Message] = {}
+        self._claims = 0
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._closed = threading.Event()
+        self._presence: Presence | None = None
+        if detached:
+            return
+        try:
+            self._presence = Presence(life.layout.consumers, self.id, life.storage)
+        except OSError as error:
+            raise storage_error(error, "no message was touched") from error
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: Duration | None = 0) -> Message | None:
+        """Claim the next message; it is nobody else's until it is settled or its lease runs out.
+
+        Args:
+            timeout: how long to wait for one: 0 looks once, None waits for ever.
+
+        Returns:
+            The message, or None when there was none in that time.
+        """
+        message = self._next()
+        if message is not None or timeout == 0:
+            return message
+        until = None if timeout is None else time.monotonic() + parse_duration(timeout)
+        pause = FIRST_PAUSE
+        while until is None or time.monotonic() < until:
+            left = pause if until is None else min(pause, until - time.monotonic())
+            if self._closed.wait(max(left, 0)):
+                break
+            if (message := self._next()) is not None:
+                return message
+            pause = min(pause * 2, LONGEST_PAUSE)
+        return None
+
+    def receive_many(self, n: int, timeout: Duration | None = 0) -> list[Message]:
+        """Claim up to n messages; wait for the first, take of the rest what is there.
+
+        Raises:
+            ValueError: n is below 1, or more than the subscription may hold.
+        """
+        if n < 1 or (self.max_backlog is not None and n > self.max_backlog):
+            most = "no limit" if self.max_backlog is None else f"a max_backlog of {self.max_backlog}"
+            raise ValueError(f"receive_many({n}): this subscription has {most}, and at least 1 is to be asked for")
+        first = self.receive(timeout)
+        messages = [] if first is None else [first]
+        while messages and len(messages) < n and (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield messages as they come, for ever."""
+        while (message := self.receive(None)) is not None:
+            yield message
+
+    @property
+    def held(self) -> tuple[Message, ...]:
+        """The messages that it has handed out and that are not settled."""
+        with self._lock:
+            return tuple(self._held.values())
+
+    @property
+    def next_due(self) -> float | None:
+        """Seconds until a delay or a lease that was seen in the queue ends; None when none was."""
+        return self._sweep.next_due
+
+    def _next(self) -> Message | None:
+        with self._lock:
+            self._check_open()
+            if self._sweep.due:
+                self._sweep.run()
+            if self.max_backlog is not None and len(self._held) >= self.max_backlog:
+                self._forget_lost()
+                if len(self._held) >= self.max_backlog:
+                    return None
+            return self._take()
+
+    def _take(self) -> Message | None:
+        ready = self._ready
+        refreshed = ready.stale
+        if refreshed:
+            self._refresh()
+        while True:
+            waiting = ready.take()
+            if waiting is None:
+                if refreshed:
+                    return None
+                refreshed = True
+                self._refresh()
+            elif (message := self._claim(waiting)) is not None:
+                return message
+
+    def _refresh(self) -> None:
+        if any(storage.exists(path) for path in self._read_locks):
+            self._ready.clear()
+            return
+        try:
+            self._ready.refresh()
+        except FileNotFoundError as error:
+            raise NoSuchQueue(f"queue {self._queue.name} is not there any more: {self._life.layout.home}") from error
+        except OSError as error:
+            raise storage_error(error, "no message was touched") from error
+
+    def _claim(self, waiting: Waiting) -> Message | None:
+        life = self._life
+        now = life.clock.now_ms() if self.lease or life.may_expire(waiting) else 0
+        if now and 0 < life.waiting_expires_at(waiting) <= now:
+            life.expire_waiting(waiting)
+            return None
+        held = life.claim(waiting, self.next_owner(), now + int(self.lease * 1000) if self.lease else 0)
+        if held is None:
+            return None
+        return self._settled_first(held) if self._at_most_once else self._hand_out(held)
+
+    def next_owner(self) -> str:
+        """Return what identifies the next claim: no two claims, of whichever process, ever share it."""
+        with self._lock:
+            self._claims += 1
+            return f"{self.id}-{names.owner_seq(self._claims)}"
+
+    def _hand_out(self, held: Held) -> Message:
+        owner = held.claim.owner
+        forget = partial(self._held.pop, owner, None)
+        message = Message(self._queue, self._life, "processing", held.filename, held=held, settled=forget)
+        self._held[owner] = message
+        return message
+
+    def _settled_first(self, held: Held) -> Message | None:
+        """Archive, then deliver: whoever dies now, the message is not delivered twice."""
+        life = self._life
+        try:
+            if life.config.history:
+                place = life.archive(held)
+                return Message(self._queue, life, *place, delivery=held.claim.number)
+            path = life.withhold(held)
+        except LeaseLost:
+            return None  # RACE: a sweep returned it in between; it was not delivered
+        return Message(self._queue, life, "processed", held.file, withheld=path, delivery=held.claim.number)
+
+    def _forget_lost(self) -> None:
+        """Stop counting messages whose lease has run out: a sweep may have given them to somebody else."""
+        now = self._life.clock.now_ms()
+        for owner, message in list(self._held.items()):
+            if message.deadline is not None and message.deadline.timestamp() * 1000 < now:
+                del self._held[owner]
+
+    # -- ending ----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Return what it holds to target/, counted as a delivery, and end; closing twice is no error."""
+        if self._closed.is_set() or os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._closed.set()  # under the lock: nothing is handed out after this
+        if self._presence is None:
+            return
+        for message in self.held:
+            try:
+                message.release()
+            except LeaseLost:
+                continue  # settled by another thread, or somebody else's already
+        self._presence.end()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise DropqError(
+                f"subscription {self.id} was opened before a fork, in process {self._pid}: open another in this process"
+            )
+        if self._closed.is_set():
+            raise DropqError(f"subscription {self.id} on queue {self._queue.name} is closed")

@@ -1,0 +1,304 @@
+"""What brings a queue back in order: dead holders, lapsed leases, delays, expiry, retention, what crashes left.
+
+Every step is one of the lifecycle's arrows and may be run by anybody at any time: two sweeps at once take turns at
+single files, and the rename decides. No daemon is needed: consumers sweep now and then, `dropq sweep` sweeps all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+from dropq import consumers, names, staging, storage
+from dropq.errors import DropqError, LeaseLost
+from dropq.lifecycle import Held, Lifecycle, Waiting
+from dropq.names import Claim
+from dropq.ready import Ready, ignoring
+
+log = logging.getLogger("dropq")
+
+#: Seconds between two sweeps that a consumer makes on the way.
+INTERVAL = 1.0
+#: Milliseconds that private leftovers (reasons of files that went, bodies of a dead consumer) are kept.
+LEFTOVERS_AGE = 86_400_000
+
+
+@dataclass
+class SweepReport:
+    """How many messages, or private files, each step of a sweep moved."""
+
+    dead: int = 0
+    lapsed: int = 0
+    foreign: int = 0
+    unleased: int = 0
+    delayed: int = 0
+    expired: int = 0
+    pruned: int = 0
+    jobs_finished: int = 0
+    jobs_dropped: int = 0
+    sidecars: int = 0
+    leftovers: int = 0
+    next_due: float | None = None
+
+    @property
+    def total(self) -> int:
+        """The sum of all steps."""
+        return sum(value for name, value in self.counts().items())
+
+    def counts(self) -> dict[str, int]:
+        """Return the count of each step by its name."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "next_due"}
+
+    def add(self, other: SweepReport) -> None:
+        """Add another queue's counts."""
+        for name, value in other.counts().items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class QuickSweep:
+    """The part of a sweep that consumers make on the way: what may bring them a message."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
+        self._again = 0.0
+        self.next_due: float | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time: a second has passed, or a delay or lease that was seen has ended."""
+        return time.monotonic() >= self._again
+
+    def run(self, *, idle: bool = False) -> SweepReport:
+        """Return what dead consumers and lapsed leases held, and deliver what was delayed.
+
+        Args:
+            idle: clear away the dead that held nothing, too.
+        """
+        report = SweepReport()
+        dues = [*_return_claims(self._life, report, idle=idle), *_deliver_delayed(self._life, report)]
+        self.next_due = max(min(dues) - self._life.clock.now_ms(), 0) / 1000 if dues else None
+        pause = INTERVAL if self.next_due is None else min(self.next_due, INTERVAL)
+        self._again = time.monotonic() + max(pause, 0.001)
+        return report
+
+
+def sweep(
+    life: Lifecycle,
+    *,
+    foreign_older_than: float | None = None,
+    unleased_older_than: float | None = None,
+    jobs_older_than: float | None = None,
+) -> SweepReport:
+    """Bring a queue back in order; ages are in seconds, None leaves such claims and jobs alone."""
+    quick = QuickSweep(life)
+    report = quick.run(idle=True)
+    report.next_due = quick.next_due
+    _return_old_claims(life, report, foreign_older_than, unleased_older_than)
+    _expire(life, report)
+    jobs = staging.sweep(life, older_than=jobs_older_than)
+    report.jobs_finished, report.jobs_dropped = jobs.finished, jobs.dropped
+    report.pruned = sum(1 for _ in surplus_history(life, remove=True))
+    report.leftovers += _clear_leftovers(life)
+    return report
+
+
+# -- claims: processing -> target ------------------------------------------------------------------------------
+
+
+def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) -> list[int]:
+    """Return what the dead held and what outlived its lease; return the deadlines, in ms, that are yet to come.
+
+    With `idle`, also clear away the dead that held nothing.
+    """
+    claims = list(_claims(life))
+    known = consumers.known(life.layout.consumers)
+    for subscription in known if idle else known & {claimed.claim.subscription for claimed in claims}:
+        with consumers.dead(life.layout.consumers, subscription, life.storage) as is_dead:
+            if is_dead:
+                # Listed anew under the lock: nothing can be added to what a dead subscription holds.
+                held = [claimed for claimed in _claims(life) if claimed.claim.subscription == subscription]
+                report.dead += sum(_returned(life, claimed) for claimed in held)
+    now = life.clock.now_ms()
+    leased = [claimed for claimed in claims if claimed.claim.deadline]
+    report.lapsed += sum(_returned(life, claimed) for claimed in leased if claimed.claim.deadline <= now)
+    return [claimed.claim.deadline for claimed in leased if claimed.claim.deadline > now]
+
+
+def _return_old_claims(
+    life: Lifecycle, report: SweepReport, foreign_older_than: float | None, unleased_older_than: float | None
+) -> None:
+    """Return claims without a lease and without a known holder, where somebody asked for it by age."""
+    known = consumers.known(life.layout.consumers)
+    if unleased_older_than is not None:
+        old = _older(life, (c for c in _claims(life) if not c.claim.deadline), unleased_older_than)
+        report.unleased += sum(_returned(life, c) for c in old if c.claim.subscription not in known)
+    if foreign_older_than is not None:
+        for file, claimed in list(_foreign_claims(life)):
+            if _age(life, f"{life.layout.processing}/{file}") >= foreign_older_than * 1000:
+                back = life.carry(life.layout.processing, file, life, delivered=True)
+                report.foreign += back is not None
+                if back is not None and claimed is not None:
+                    log.warning("%s: taken from DropboxMQ client %s: its whole batch is broken", back, claimed.owner)
+
+
+def _claims(life: Lifecycle) -> Iterator[Held]:
+    for entry in storage.entries(life.layout.processing):
+        claim, file = names.split_claim(entry.name)
+        if claim is not None and claim.ours and storage.is_message_file(entry):
+            yield Held(claim, file)
+
+
+def _foreign_claims(life: Lifecycle) -> Iterator[tuple[str, Claim | None]]:
+    ignored = ignoring(life.config.ignore)
+    for entry in storage.entries(life.layout.processing):
+        claim, _ = names.split_claim(entry.name)
+        if (claim is None or not claim.ours) and not ignored(entry.name) and storage.is_message_file(entry):
+            yield entry.name, claim
+
+
+def _older(life: Lifecycle, claims: Iterator[Held], seconds: float) -> list[Held]:
+    return [c for c in claims if _age(life, f"{life.layout.processing}/{c.filename}") >= seconds * 1000]
+
+
+def _age(life: Lifecycle, path: str) -> float:
+    """Return how long ago a file was renamed, in ms; 0 when it is gone."""
+    try:
+        return life.clock.now_ms() - storage.changed_ms(path)
+    except FileNotFoundError:
+        return 0
+
+
+def _returned(life: Lifecycle, held: Held) -> bool:
+    """Return a claim to target/; False when its holder, or another sweep, was first."""
+    try:
+        life.give_back(held)
+    except LeaseLost:
+        return False
+    except DropqError as error:
+        log.warning("sweep of %s: %s", life.layout.home, error)
+        return False
+    return True
+
+
+# -- time: delays and expiry -----------------------------------------------------------------------------------
+
+
+def _deliver_delayed(life: Lifecycle, report: SweepReport) -> list[int]:
+    """Move what is due into target/; return when the others are due, in ms."""
+    now = life.clock.now_ms()
+    later = []
+    for entry in storage.entries(life.layout.delayed):
+        if entry.name.startswith("."):
+            continue
+        due = life.sidecars.parse(entry.name).not_before
+        if due > now:
+            later.append(due)
+            continue
+        try:
+            report.delayed += life.deliver_delayed(entry.name)
+        except DropqError as error:
+            log.warning("sweep of %s: %s", life.layout.home, error)
+    return later
+
+
+def _expire(life: Lifecycle, report: SweepReport) -> None:
+    """Move what has expired in target/ and processing/ to expired/; whoever held it finds its lease lost."""
+    now = life.clock.now_ms()
+    for waiting in list(Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore)).waiting()):
+        if life.may_expire(waiting) and 0 < life.waiting_expires_at(waiting) <= now:
+            report.expired += life.expire_waiting(waiting)
+    for held in list(_claims(life)):
+        at = life.waiting_expires_at(Waiting(held.file, now))
+        if 0 < at <= now:
+            report.expired += _set_aside_expired(life, held)
+
+
+def _set_aside_expired(life: Lifecycle, held: Held) -> bool:
+    try:
+        life.set_aside(held, "expired", "time_limit")
+    except LeaseLost:
+        return False
+    return True
+
+
+# -- retention -------------------------------------------------------------------------------------------------
+
+
+def surplus_history(
+    life: Lifecycle,
+    *,
+    state: str = "processed",
+    keep_age: float | None = None,
+    keep_count: int | None = None,
+    remove: bool,
+) -> Iterator[str]:
+    """Yield, oldest first, the files of a state that are over a limit, by the time they came there.
+
+    Args:
+        life: the queue.
+        state: the folder.
+        keep_age: seconds that files are kept; None takes the queue's history_age for processed/.
+        keep_count: how many are kept; None takes the queue's max_history for processed/.
+        remove: remove each before it is yielded.
+    """
+    if state == "processed":
+        keep_age = life.config.history_age if keep_age is None else keep_age
+        keep_count = life.config.max_history if keep_count is None else keep_count
+    if keep_age is None and keep_count is None:
+        return
+    folder = life.layout.folder(state)
+    came = sorted(_with_times(folder, ignoring(life.config.ignore)))
+    now = life.clock.now_ms()
+    surplus = len(came) - keep_count if keep_count is not None else 0
+    for place, (changed, file) in enumerate(came):
+        if place < surplus or (keep_age is not None and now - changed > keep_age * 1000):
+            if remove:
+                life.remove(state, file)
+            yield file
+
+
+def _with_times(folder: str, ignored: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
+    for entry in storage.entries(folder):
+        if not ignored(entry.name) and storage.is_message_file(entry):
+            try:
+                yield entry.stat(follow_symlinks=False).st_ctime_ns // 1_000_000, entry.name
+            except FileNotFoundError:
+                continue  # RACE: another prune, or a requeue
+
+
+# -- what crashes leave ----------------------------------------------------------------------------------------
+
+
+def _clear_leftovers(life: Lifecycle) -> int:
+    """Remove private files that nothing can need: names given up, bodies of the dead, reasons of files that went."""
+    cleared = 0
+    known = consumers.known(life.layout.consumers)
+    for entry in storage.entries(life.layout.private):
+        if entry.name.startswith(".gone-") and _age(life, entry.path) > LEFTOVERS_AGE:
+            life.storage.unlink(entry.path)
+            cleared += 1
+    for entry in storage.entries(life.layout.held):
+        claim, _ = names.split_claim(f"{entry.name},0,1~x")
+        if claim is None or claim.subscription in known or life.find_claim(claim.owner) is not None:
+            continue
+        life.storage.remove_tree(entry.path)
+        cleared += 1
+    for state in ("error", "expired"):
+        for entry in storage.entries(f"{life.layout.reasons}/{state}"):
+            if _age(life, entry.path) > LEFTOVERS_AGE and not _explains_something(life, state, entry.path):
+                life.storage.unlink(entry.path)
+                cleared += 1
+    return cleared
+
+
+def _explains_something(life: Lifecycle, state: str, path: str) -> bool:
+    try:
+        content = json.loads(storage.read_small(path) or b"null")
+        return bool(storage.inode(f"{life.layout.folder(state)}/{content['name']}") == content["inode"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
