@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,24 @@ log = logging.getLogger("dropq")
 
 #: What a file system answers that has no locks.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+class _Forks:
+    """How many forks lie between this process and the one that imported this module."""
+
+    count = 0
+
+    @classmethod
+    def one_more(cls) -> None:
+        cls.count += 1
+
+
+os.register_at_fork(after_in_child=_Forks.one_more)
+
+
+def generation() -> int:
+    """Return a number that differs between a process and its forked children, without a system call."""
+    return _Forks.count
 
 
 class Presence:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -43,18 +43,20 @@ class Place(NamedTuple):
     file: str
 
 
-@dataclass(slots=True)
 class Held:
-    """A claim in processing/: whose it is, and the message's file name without the claim's prefix."""
+    """A claim in processing/: whose it is, the message's own file name, and the two together, the claim's receipt."""
 
-    claim: Claim
-    file: str
-    arrival: int = 0
+    __slots__ = ("arrival", "claim", "file", "filename")
 
-    @property
-    def filename(self) -> str:
-        """The name in processing/; it is the claim's receipt."""
-        return self.claim.prefix + self.file
+    def __init__(self, claim: Claim, file: str, arrival: int = 0) -> None:
+        self.claim = claim
+        self.file = file
+        self.arrival = arrival
+        self.filename = claim.prefix + file
+
+    def follow(self, renewed: Held) -> None:
+        """Take over what the claim is called now: its deadline is another."""
+        self.claim, self.file, self.filename = renewed.claim, renewed.file, renewed.filename
 
 
 class Lifecycle:
@@ -254,7 +256,7 @@ class Lifecycle:
         renewed = Held(replace(held.claim, deadline=deadline), held.file)
         path = f"{self.layout.processing}/{renewed.filename}"
         self._leave(held, lambda source: self.storage.rename(source, path))
-        held.claim = renewed.claim
+        held.follow(renewed)
 
     # -- bringing back: error, expired, processed -> target ---------------------------------------------------
 
@@ -367,7 +369,7 @@ class Lifecycle:
                 renewed = self.find_claim(held.claim.owner)
                 if renewed is None:
                     raise
-                held.claim, held.file = renewed.claim, renewed.file
+                held.follow(renewed)
                 return move(f"{self.layout.processing}/{held.filename}")
         except FileNotFoundError as error:
             # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this

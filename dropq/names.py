@@ -153,7 +153,7 @@ def _float(typed: Typed, value: float) -> float:
         raise ValueError(f"{value!r} is not a value of property type {typed.type}") from None
 
 
-@dataclass(frozen=True)  # no slots: `_name` builds on the class's defaults, at a fifth of the price
+@dataclass(frozen=True)  # no slots: `make` builds on the class's defaults, at a fifth of the price
 class Name:
     """What a file name says about its message; times in milliseconds since 1970 UTC, 0 or "" for absent."""
 
@@ -287,13 +287,13 @@ def parse(filename_without_prefix: str, *, typed_replies: bool = False) -> Name:
     """
     found = _CODED.fullmatch(filename_without_prefix)
     if found is None or not -(1 << 31) <= (priority := int(found[1])) < 1 << 31:
-        return _name({"id": filename_without_prefix, "foreign": True})
+        return make({"id": filename_without_prefix, "foreign": True})
     _, message_id, message_class, rest = found.groups()
     if "%" in message_id or "+" in message_id:
         message_id = _decode(message_id, "surrogateescape")
     known: dict[str, Any] = {"id": message_id, "priority": priority, "message_class": message_class}
     if not rest:
-        return _name(known)
+        return make(known)
     expiration, correlation, reply, kind, properties = (rest.rstrip(".") + "....").split(".", 4)
     if expiration:
         known["expiration"] = _expiration(expiration, filename_without_prefix)
@@ -305,11 +305,11 @@ def parse(filename_without_prefix: str, *, typed_replies: bool = False) -> Name:
         known["type"] = _text(kind)
     if properties := properties.rstrip("."):
         known |= _read_properties(properties, filename_without_prefix)
-    return _name(known)
+    return make(known)
 
 
-def _name(known: dict[str, Any]) -> Name:
-    """Build a Name past its frozen __init__, which would set all nineteen attributes one by one."""
+def make(known: Mapping[str, Any]) -> Name:
+    """Build a Name from what is known of it, past its frozen __init__, which would set all nineteen attributes."""
     name = object.__new__(Name)
     attributes = name.__dict__
     attributes["properties"] = {}
@@ -389,6 +389,10 @@ def _fits(ours: tuple[str, str], typed: Typed) -> bool:
     return typed.type == kind and (isinstance(typed.value, str) or typed.value >= 0)
 
 
+#: The attributes of a Name that has nothing to say but the first three fields.
+_HEAD = frozenset(("id", "priority", "message_class", "properties"))
+
+
 def write(name: Name, *, typed_replies: bool = False) -> str:
     """Write the coded form of a name, without trailing empty fields, all of it ASCII.
 
@@ -401,11 +405,14 @@ def write(name: Name, *, typed_replies: bool = False) -> str:
         raise ValueError(f"priority {name.priority} is not within 32 bits")
     if not 0 <= name.expiration < 1 << 63:
         raise ValueError(f"expiration {name.expiration} is not a time in milliseconds since 1970")
+    head = f"{name.priority}.{encode(name.id)}.{name.message_class}"
+    if not name.properties and name.__dict__.keys() <= _HEAD:
+        return head
     expiration = str(name.expiration) if name.expiration else ""
     correlation, kind = encode(name.correlation_id or ""), encode(name.type or "")
     reply = encode(_write_reply(name.reply_to or "", typed_replies))
     rest = f"{expiration}.{correlation}.{reply}.{kind}.{_write_properties(name)}"
-    return f"{name.priority}.{encode(name.id)}.{name.message_class}.{rest}".rstrip(".")
+    return f"{head}.{rest}".rstrip(".")
 
 
 def _write_properties(name: Name) -> str:
@@ -536,7 +543,7 @@ class IdSource:
         """Make an id that sorts behind all that this process made before."""
         with self._lock:
             self._last = max(self._last + 1, self._now_ms() * 1000)
-            return f"{self._last:016d}-{self._random.randrange(10**10):010d}"
+            return f"{self._last:016d}-{self._random.getrandbits(64) % 10**10:010d}"
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()  # the parent's may have been held by a thread that is not here

