@@ -7,6 +7,7 @@ subscription is dead. A subscription without a file, such as that of a shell com
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 from collections.abc import Iterator
@@ -70,6 +71,21 @@ def _lock(path: str) -> FileLock:
 def known(folder: str) -> frozenset[str]:
     """Return the subscriptions that have a file, alive or dead."""
     return frozenset(entry.name for entry in entries(folder))
+
+
+def is_dead(folder: str, subscription: str) -> bool:
+    """Tell whether a subscription that has a file is dead, and change nothing; False where it cannot be told."""
+    try:
+        fd = os.open(f"{folder}/{subscription}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False  # gone by now, or another user's
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what FileLock does; closing lets go of it again
+    except OSError:
+        return False  # alive, in a sweep's hands, or without locks
+    finally:
+        os.close(fd)
+    return True
 
 
 @contextmanager

@@ -53,6 +53,7 @@ class QueueLayout:
     set_aside: str = field(init=False)
     read_lock: str = field(init=False)
     config_file: str = field(init=False)
+    folders: dict[str, str] = field(init=False, repr=False, hash=False, compare=False)
 
     def __post_init__(self) -> None:
         private = f"{self.base}/{PRIVATE}"
@@ -64,6 +65,7 @@ class QueueLayout:
         object.__setattr__(self, "set_aside", f"{private}/set-aside")
         object.__setattr__(self, "read_lock", f"{self.base}/read-lock")
         object.__setattr__(self, "config_file", f"{self.base}/queue.toml")
+        object.__setattr__(self, "folders", {state: getattr(self, state) for state in (*FOLDERS, "delayed")})
 
     @classmethod
     def flat(cls, home: str) -> QueueLayout:
@@ -81,9 +83,10 @@ class QueueLayout:
         Raises:
             ValueError: there is no such state.
         """
-        if state not in (*FOLDERS, "delayed"):
-            raise ValueError(f"no state {state!r}: a message is in one of {', '.join((*FOLDERS, 'delayed'))}")
-        return str(getattr(self, state))
+        try:
+            return self.folders[state]
+        except KeyError:
+            raise ValueError(f"no state {state!r}: a message is in one of {', '.join(self.folders)}") from None
 
 
 @dataclass(frozen=True, slots=True)

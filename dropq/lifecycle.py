@@ -11,8 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from dropq import names, storage
 from dropq.config import QueueConfig
@@ -27,13 +26,19 @@ from dropq.storage import Clock, Storage, storage_error
 log = logging.getLogger("dropq")
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Waiting(NamedTuple):
-    """A file in target/ that may be claimed; `arrival` is its ctime in ms where its name does not tell, else 0."""
+    """A file in target/ that may be claimed.
+
+    `arrival` is its ctime in ms where its name does not tell the time, else 0; a `plain` name has nothing but a
+    priority, a generated id and a class.
+    """
 
     file: str
     arrival: int = 0
+    plain: bool = False
 
 
 class Place(NamedTuple):
@@ -74,6 +79,7 @@ class Lifecycle:
     ) -> None:
         self.layout = layout
         self.config = config
+        self._keeps_history = config.history
         self.storage = storage
         self.sidecars = sidecars
         self.reasons = reasons
@@ -126,11 +132,7 @@ class Lifecycle:
 
     def claim(self, waiting: Waiting, owner: str, deadline: int) -> Held | None:
         """Take a waiting message; None when somebody else has it."""
-        by_hand, file = names.split_claim(waiting.file)
-        name = self.sidecars.parse(file)
-        number = max(name.delivery_count, by_hand.number if by_hand else 0) + 1
-        if len(file) > names.NAME_BUDGET or not file.isascii():
-            file = self.sidecars.fit(name)
+        number, file = (1, waiting.file) if waiting.plain else self._next_delivery(waiting.file)
         held = Held(Claim(owner, deadline, number), file, waiting.arrival)
         try:
             # RACE: every consumer of the queue, and any script; whose rename succeeds has the message.
@@ -141,9 +143,17 @@ class Lifecycle:
             raise storage_error(error, "the message stays in target/") from error
         return held
 
+    def _next_delivery(self, waiting: str) -> tuple[int, str]:
+        """Return the number of the next delivery of a file, and its name without a prefix left by hand."""
+        by_hand, file = names.split_claim(waiting)
+        name = self.sidecars.parse(file)
+        if len(file) > names.NAME_BUDGET or not file.isascii():
+            file = self.sidecars.fit(name)
+        return max(name.delivery_count, by_hand.number if by_hand else 0) + 1, file
+
     def may_expire(self, waiting: Waiting) -> bool:
-        """Tell at a glance whether a waiting message can expire at all: most names say nothing of it."""
-        return self.config.expiration is not None or waiting.file.count(".") > 2
+        """Tell at a glance whether a waiting message can expire at all."""
+        return not waiting.plain or self.config.expiration is not None
 
     def waiting_expires_at(self, waiting: Waiting) -> int:
         """Return when a waiting message expires, in ms since 1970; 0 for never."""
@@ -175,14 +185,19 @@ class Lifecycle:
             LeaseLost: the claim is gone; nothing was changed.
             StorageError: the move was refused, or could not be made durable.
         """
-        if not self.config.history:
-            self._leave(held, lambda source: self.storage.discard(source, self._private()))
+        if not self._keeps_history:
+            self._leave(held, self.storage.discard, self._private())
             self._settled(self.layout.processing)
             return Place("removed", "")
+        layout = self.layout
         for file in self._archived_names(held):
-            if self._moved(held, f"{self.layout.processed}/{file}"):
-                self._settled(self.layout.processed, self.layout.processing)
-                return Place("processed", file)
+            path = f"{layout.processed}/{file}"
+            try:
+                self._leave(held, self.storage.move, path)
+            except FileExistsError:
+                continue  # a foreign file of the same name was archived before: both stay
+            self._settled(layout.processed, layout.processing)
+            return Place("processed", file)
         raise AssertionError("unreachable: the last name tried is unique")
 
     def withhold(self, held: Held) -> str:
@@ -190,7 +205,7 @@ class Lifecycle:
         folder = f"{self.layout.held}/{held.claim.owner}"
         self.storage.make_folder(folder)
         path = f"{folder}/{held.file}"
-        self._leave(held, lambda source: self.storage.rename(source, path))
+        self._leave(held, self.storage.rename, path)
         return path
 
     def give_back(
@@ -211,7 +226,7 @@ class Lifecycle:
             return self.set_aside(held, self.config.exhausted, reason)
         wait = self._redelivery_delay(name) if delay is None else delay
         name = replace(name, not_before=self.clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
-        file = self._leave(held, lambda source: self._placed(source, name, held.arrival))
+        file = self._leave(held, self._placed, name, held.arrival)
         self._settled(self.sent_to(name.not_before), self.layout.processing)
         return Place("delayed" if name.not_before else "target", file)
 
@@ -221,9 +236,8 @@ class Lifecycle:
         """Move a held message to error/ or expired/ with a reason."""
         fields = {"owner": held.claim.owner, "delivery": held.claim.number, **(details or {})}
         for file in self._kept_names(self._counted(held)):
-            move = partial(self._explained, state=state, file=file, reason=reason, details=fields)
             try:
-                self._leave(held, move)
+                self._leave(held, self._explained, state, file, reason, fields)
             except FileExistsError:
                 continue  # a foreign file of the same name lies there: both stay
             self._settled(self.layout.folder(state), self.layout.processing)
@@ -236,7 +250,7 @@ class Lifecycle:
         source = f"{self.layout.target}/{waiting.file}"
         for kept in self._kept_names(self.sidecars.parse(file)):
             try:
-                self._explained(source, state="expired", file=kept, reason=reason, details={})
+                self._explained(source, "expired", kept, reason, {})
             except FileExistsError:
                 continue
             except FileNotFoundError:
@@ -253,9 +267,9 @@ class Lifecycle:
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
         """
-        renewed = Held(replace(held.claim, deadline=deadline), held.file)
+        renewed = Held(held.claim._replace(deadline=deadline), held.file)
         path = f"{self.layout.processing}/{renewed.filename}"
-        self._leave(held, lambda source: self.storage.rename(source, path))
+        self._leave(held, self.storage.rename, path)
         held.follow(renewed)
 
     # -- bringing back: error, expired, processed -> target ---------------------------------------------------
@@ -360,17 +374,17 @@ class Lifecycle:
 
     # -- moves ---------------------------------------------------------------------------------------------------
 
-    def _leave(self, held: Held, move: Callable[[str], T]) -> T:
-        """Take a held file out of processing/ by `move(path)`, whatever its deadline is by now."""
+    def _leave(self, held: Held, move: Callable[Concatenate[str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Take a held file out of processing/ by `move(path, ...)`, whatever its deadline is by now."""
         try:
             try:
-                return move(f"{self.layout.processing}/{held.filename}")
+                return move(f"{self.layout.processing}/{held.filename}", *args, **kwargs)
             except FileNotFoundError:
                 renewed = self.find_claim(held.claim.owner)
                 if renewed is None:
                     raise
                 held.follow(renewed)
-                return move(f"{self.layout.processing}/{held.filename}")
+                return move(f"{self.layout.processing}/{held.filename}", *args, **kwargs)
         except FileNotFoundError as error:
             # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
             # cannot touch the claim of whoever has the message now.
@@ -396,14 +410,7 @@ class Lifecycle:
                     return Held(claim, file)
         return None
 
-    def _moved(self, held: Held, path: str) -> bool:
-        try:
-            self._leave(held, lambda source: self.storage.move(source, path))
-        except FileExistsError:
-            return False
-        return True
-
-    def _explained(self, source: str, *, state: str, file: str, reason: str, details: Mapping[str, object]) -> None:
+    def _explained(self, source: str, state: str, file: str, reason: str, details: Mapping[str, object]) -> None:
         """Write the reason, then move the file: the reason counts only once the file is there."""
         inode = storage.inode(source)
         time = datetime.fromtimestamp(self.clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
@@ -444,6 +451,8 @@ class Lifecycle:
         return file
 
     def _settled(self, *folders: str) -> None:
+        if not self.storage.syncs_folders:
+            return
         try:
             self.storage.sync(*folders)
         except OSError as error:

@@ -33,6 +33,20 @@ T = TypeVar("T")
 class Message:
     """A message of a queue: held by a claim, or looked at in any state."""
 
+    __slots__ = (
+        "_claim",
+        "_delivery",
+        "_file",
+        "_held",
+        "_life",
+        "_lock",
+        "_on_settled",
+        "_parsed",
+        "_queue",
+        "_state",
+        "_withheld",
+    )
+
     def __init__(
         self,
         queue: Queue,
@@ -92,10 +106,9 @@ class Message:
     @property
     def path(self) -> str:
         """Where its file lies now; a renewed lease changes it."""
-        with self._lock:
-            if self._withheld is not None:
-                return self._withheld
-            return f"{self._life.layout.folder(self._state)}/{self.file}"
+        if self._withheld is not None:
+            return self._withheld
+        return f"{self._life.layout.folder(self._state)}/{self.file}"
 
     @property
     def receipt(self) -> str | None:
@@ -215,6 +228,10 @@ class Message:
         """Return the length of its body in bytes."""
         return self._reading(os.path.getsize)
 
+    def link(self, path: str) -> None:
+        """Give its body a second name, which a renewed lease does not change; a copy where links fail."""
+        self._reading(lambda source: self._life.storage.link_or_copy(source, path))
+
     def _reading(self, read: Callable[[str], T]) -> T:
         with self._lock:
             try:
@@ -243,10 +260,9 @@ class Message:
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
         """
-        with self._lock:
-            if self._held is None and self._state == "processed":
-                return self._done(None)  # at-most-once: it was settled before it was delivered
-            self._settle(self._life.archive)
+        if self._held is None and self._state == "processed":
+            return self._done(None)  # at-most-once: it was settled before it was delivered
+        self._settle(self._life.archive)
 
     def nack(self, delay: Duration | None = None) -> None:
         """Give it back: it returns to target/, a cancel is counted.

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote_plus, unquote_to_bytes
 
 from dropq.errors import InvalidName
@@ -204,8 +204,7 @@ def _is_own_name(text: str) -> bool:
     return usable and len(_bytes(text)) <= 255 and split_claim(text)[0] is None and not _is_coded(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """Who holds a claimed file, until when (ms, 0 = no lease), and for which delivery."""
 
     owner: str
@@ -387,6 +386,11 @@ def _fits(ours: tuple[str, str], typed: Typed) -> bool:
     if attribute == "meta":  # becomes part of a path
         return isinstance(typed.value, str) and _TOKEN.fullmatch(typed.value) is not None
     return typed.type == kind and (isinstance(typed.value, str) or typed.value >= 0)
+
+
+def plain_name(message_id: str, priority: int, message_class: str) -> str:
+    """Write the name of a message with a generated id that has nothing else to say."""
+    return f"{priority}.{message_id}.{message_class}"
 
 
 #: The attributes of a Name that has nothing to say but the first three fields.

@@ -167,15 +167,14 @@ class Queue:
             NoSuchQueue, StorageError: the message was not sent, unless the error says that it is visible.
             ValueError: a value that no name can hold; nothing was sent.
         """
-        name = self._name(
+        file, message_id, not_before = self._address(
             body, priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
         )
         life = self.life
-        file = self._file(name)
         life.stage(file, body.encode() if isinstance(body, str) else body)
-        life.send(file, not_before=name.not_before)
-        life.sent(not_before=name.not_before)
-        return Sent(name.id, True, self.name)
+        life.send(file, not_before=not_before)
+        life.sent(not_before=not_before)
+        return Sent(message_id, True, self.name)
 
     def send_many(self, messages: Iterable[bytes | str | Mapping[str, Any]]) -> list[Sent]:
         """Send many messages; each batch is synced once, which at durability `full` is quicker than one by one.
@@ -199,19 +198,19 @@ class Queue:
 
     def _send_batch(self, batch: list[Mapping[str, Any]], sent: list[Sent]) -> None:
         life = self.life
-        staged: dict[str, Name] = {}
+        staged: dict[str, tuple[str, int]] = {}
         delayed: set[bool] = set()
         try:
             for fields in batch:
-                name = self._name(**fields)
-                file, body = self._file(name), fields["body"]
+                file, message_id, not_before = self._address(**fields)
+                body = fields["body"]
                 life.stage(file, body.encode() if isinstance(body, str) else body)
-                staged[file] = name
-            for file, name in list(staged.items()):
-                life.send(file, not_before=name.not_before)
+                staged[file] = message_id, not_before
+            for file, (message_id, not_before) in list(staged.items()):
+                life.send(file, not_before=not_before)
                 del staged[file]
-                delayed.add(bool(name.not_before))
-                sent.append(Sent(name.id, True, self.name))
+                delayed.add(bool(not_before))
+                sent.append(Sent(message_id, True, self.name))
         except BaseException as error:
             for file in staged:
                 life.storage.unlink(f"{life.layout.working}/{file}")
@@ -233,20 +232,19 @@ class Queue:
             StorageError: the file cannot be read; nothing was sent.
         """
         source = os.fspath(path)
-        name = self._name(b"", **fields)
-        file = self._file(name)
+        file, message_id, not_before = self._address(b"", **fields)
         staged = f"{self.life.layout.working}/{file}"
         adopted = move and self._adopted(source, staged)
         if not adopted:
             self._copied(source, file)
-        self.life.send(file, not_before=name.not_before)
-        self.life.sent(not_before=name.not_before)
+        self.life.send(file, not_before=not_before)
+        self.life.sent(not_before=not_before)
         if move and not adopted:
             try:
                 self.life.storage.unlink(source)
             except OSError as error:
                 raise storage_error(error, "the message was sent, its source could not be removed") from error
-        return Sent(name.id, True, self.name)
+        return Sent(message_id, True, self.name)
 
     def _adopted(self, source: str, staged: str) -> bool:
         try:
@@ -273,12 +271,11 @@ class Queue:
         Args:
             fields: the arguments of `send`, but for the body.
         """
-        name = self._name(b"", **fields)
-        file = self._file(name)
+        file, message_id, not_before = self._address(b"", **fields)
         with self._staged(file) as writing:
             yield writing
-        self.life.send(file, not_before=name.not_before)
-        self.life.sent(not_before=name.not_before)
+        self.life.send(file, not_before=not_before)
+        self.life.sent(not_before=not_before)
 
     @contextmanager
     def _staged(self, file: str) -> Iterator[IO[bytes]]:
@@ -296,7 +293,7 @@ class Queue:
             store.unlink(path)
             raise
 
-    def _name(
+    def _address(
         self,
         body: bytes | str,
         priority: int = 4,
@@ -308,35 +305,39 @@ class Queue:
         properties: Mapping[str, Any] | None = None,
         message_class: str | None = None,
         message_id: str | None = None,
-    ) -> Name:
+    ) -> tuple[str, str, int]:
+        """Return the file name of a message to send, its id, and the time before which it may not be delivered."""
         if message_class is None:
             message_class = "T" if isinstance(body, str) else "B"
         elif message_class not in names.CLASSES or len(message_class) != 1:
             raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
-        for what, text in (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to)):
-            if text is not None:
-                names.check_text(what, text)
-        if message_id is not None:
+        headers = (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to))
+        if message_id is None:
+            message_id = self.root.ids.next()
+            if expires_in is None and delay is None and not properties and not (type or correlation_id or reply_to):
+                return names.plain_name(message_id, priority, message_class), message_id, 0
+        else:
             names.check_message_id(message_id)
-        known = {"id": message_id or self.root.ids.next(), "priority": priority, "message_class": message_class}
-        said = {
-            "expiration": self._in(expires_in),
-            "correlation_id": correlation_id,
-            "reply_to": reply_to,
-            "type": type,
-            "properties": _typed(properties) if properties else None,
-            "not_before": self._in(delay),
-        }
-        return names.make(known | {field: value for field, value in said.items() if value})
-
-    def _file(self, name: Name) -> str:
+        for header, text in headers:
+            names.check_text(header, text or "")
+        name = Name(
+            message_id,
+            priority=priority,
+            message_class=message_class,
+            expiration=0 if expires_in is None else self._in(expires_in),
+            properties={} if properties is None else _typed(properties),
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            type=type,
+            not_before=0 if delay is None else self._in(delay),
+        )
         life = self.life
-        return life.sidecars.fit(name if name.generated else life.unique(name))
+        return life.sidecars.fit(life.unique(name)), message_id, name.not_before
 
-    def _in(self, period: Duration | None) -> int:
-        seconds = parse_duration(period) if period is not None else 0
+    def _in(self, period: Duration) -> int:
+        seconds = parse_duration(period)
         return self.root.clock.now_ms() + int(seconds * 1000) if seconds else 0
 
     # -- receiving -------------------------------------------------------------------------------------------

@@ -23,13 +23,27 @@ LISTING_SHARE = 10
 #: Order keys that are kept for names that do not tell their time; beyond it they are looked up again.
 ARRIVALS_LIMIT = 100_000
 
-_PLAIN = re.compile(r"(0|-?[1-9]\d{0,8})\.(\d{16}-\d{10}\.[MBSPOT](?:\.|\Z).*)", re.DOTALL).match
+#: A plain name: a priority, a generated id and a class. Its end has a fixed length.
+_PLAIN = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\Z").match
+_PLAIN_END = len(".0000000000000000-0000000000.B")
+#: A name with a generated id, whatever follows.
+_GENERATED = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\.").match
+
+_WILD = re.compile(r"[*?\[]")
 
 
-def ignoring(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return a test for names that are never messages: dot files, and what matches a pattern."""
-    matches = re.compile("|".join(translate(pattern) for pattern in patterns) or r"(?!)").match
-    return lambda name: name.startswith(".") or matches(name) is not None
+def ignoring(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    """Return a test, true for names that are never messages: dot files, and what matches a pattern.
+
+    Plain names and `*.suffix` patterns, which is what people write, are compared without a regular expression.
+    """
+    plain = frozenset(pattern for pattern in patterns if not _WILD.search(pattern))
+    suffixes = tuple(pattern[1:] for pattern in patterns if pattern[0] == "*" and not _WILD.search(pattern[1:]))
+    others = [p for p in patterns if p not in plain and (p[0] != "*" or p[1:] not in suffixes)]
+    if not others:
+        return lambda name: name[0] == "." or name.endswith(suffixes) or name in plain
+    matches = re.compile("|".join(map(translate, others))).match
+    return lambda name: name[0] == "." or name.endswith(suffixes) or name in plain or matches(name)
 
 
 class Ready:
@@ -41,7 +55,7 @@ class Ready:
         ignored: tells which names are never messages.
     """
 
-    def __init__(self, folder: str, sidecars: Sidecars, ignored: Callable[[str], bool]) -> None:
+    def __init__(self, folder: str, sidecars: Sidecars, ignored: Callable[[str], object]) -> None:
         self._folder = folder
         self._sidecars = sidecars
         self._ignored = ignored
@@ -76,20 +90,26 @@ class Ready:
 
     def waiting(self) -> Iterator[Waiting]:
         """List the folder; return what waits in order: priority descending, then time and sequence, then name."""
-        plain: dict[int, list[str]] = {}
+        plain: list[str] = []
+        generated: list[str] = []
         others: list[tuple[tuple[int, str, str], Waiting]] = []
         seen: dict[str, int] = {}
         ignored = self._ignored
-        for entry in storage.entries(self._folder, required=True):
-            name = entry.name
-            if ignored(name) or not storage.is_message_file(entry):
-                continue
-            if match := _PLAIN(name):
-                plain.setdefault(int(match[1]), []).append(match[2])
-            elif (other := self._other(name, seen)) is not None:
-                others.append(other)
+        with storage.listing(self._folder) as entries:
+            for entry in entries:
+                name = entry.name
+                if ignored(name) or not storage.is_message_file(entry):
+                    continue
+                if _PLAIN(name):
+                    plain.append(name)
+                elif _GENERATED(name):
+                    generated.append(name)
+                elif (other := self._other(name, seen)) is not None:
+                    others.append(other)
         self._arrivals = seen if len(seen) <= ARRIVALS_LIMIT else {}
-        return _merged(plain, others)
+        if others:
+            return _merged(plain, generated, others)
+        return _sorted(plain, generated)
 
     def _other(self, file: str, seen: dict[str, int]) -> tuple[tuple[int, str, str], Waiting] | None:
         name = self._sidecars.parse(names.split_claim(file)[1])
@@ -103,17 +123,27 @@ class Ready:
         return names.order(name, arrival), Waiting(file, arrival)
 
 
+def _sorted(plain: list[str], generated: list[str]) -> Iterator[Waiting]:
+    """Sort names of one priority as plain strings, which is three times as fast as by a key."""
+    groups: dict[str, list[str]] = {}
+    for names_alike in (plain, generated):
+        for priority in {name[: name.index(".")] for name in names_alike}:
+            start = f"{priority}."
+            groups.setdefault(priority, []).extend(name for name in names_alike if name.startswith(start))
+    for priority in sorted(groups, key=int, reverse=True):
+        length = len(priority) + _PLAIN_END
+        for name in sorted(groups[priority]):
+            yield Waiting(name, 0, len(name) == length)
+
+
 def _merged(
-    plain: dict[int, list[str]], others: list[tuple[tuple[int, str, str], Waiting]]
+    plain: list[str], generated: list[str], others: list[tuple[tuple[int, str, str], Waiting]]
 ) -> Iterator[Waiting]:
-    """Sort names within a priority as plain strings, which is three times as fast as by a key."""
-    if not others:
-        groups = [(priority, sorted(plain[priority])) for priority in sorted(plain, reverse=True)]
-        return (Waiting(f"{priority}.{rest}") for priority, rests in groups for rest in rests)
-    keyed = others + [
-        ((-priority, rest[:16], f"{priority}.{rest}"), Waiting(f"{priority}.{rest}"))
-        for priority, rests in plain.items()
-        for rest in rests
-    ]
+    """Sort all by their keys, where some names do not tell their time."""
+    keyed = others
+    for names_alike, is_plain in ((plain, True), (generated, False)):
+        for name in names_alike:
+            priority, _, rest = name.partition(".")
+            keyed.append(((-int(priority), rest[:16], name), Waiting(name, 0, is_plain)))
     keyed.sort()
     return (waiting for _, waiting in keyed)

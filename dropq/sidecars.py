@@ -42,7 +42,8 @@ class Sidecars:
         """Return the file name for a message; what is over the budget goes to a new sidecar first."""
         text = names.file_name(name, typed_replies=self._typed_replies)
         # Counters may take a name over the budget that has spilled already: there is room for them, up to SPILLED.
-        if len(os.fsencode(text)) <= (SPILLED if name.meta else names.NAME_BUDGET):
+        length = len(text) if text.isascii() else len(os.fsencode(text))
+        if length <= (SPILLED if name.meta else names.NAME_BUDGET):
             return text
         token = secrets.token_hex(8)
         short, content = names.shorten(self.full(name), token)

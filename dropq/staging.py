@@ -2,7 +2,8 @@
 
 A job's files lie in `working/.job-ID/ATTEMPT/`, where no consumer looks. Its commit is the one rename that gives its
 manifest its name: before it the job is nothing, after it every listed file will be in target/, whoever has to see to
-that. Each rename of the roll-forward is done once, however many roll forward at a time.
+that. Each rename of the roll-forward is done once, however many roll forward at a time. A folder that is dropped is
+first renamed away, so that no manifest can appear in it any more, and only then looked at for one.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import IO, NamedTuple
 
 from dropq import names, storage
 from dropq.errors import DropqError, StorageError
 from dropq.layout import JOB_PREFIX
 from dropq.lifecycle import Lifecycle
-from dropq.names import Name
 from dropq.storage import storage_error
 
 log = logging.getLogger("dropq")
@@ -59,11 +59,19 @@ class Attempt:
     label: str
     files: list[Staged] = field(default_factory=list)
 
-    def write(self, name: Name, body: bytes | memoryview) -> None:
+    def write(self, file: str, body: bytes | memoryview) -> None:
         """Stage a message under the name that it will be sent by."""
-        file = self.life.sidecars.fit(name)
         self.life.storage.write_new(f"{self.folder}/{file}", body)
         self.files.append(Staged(f"{self.label}/{file}", len(body)))
+
+    @contextmanager
+    def open(self, file: str) -> Iterator[IO[bytes]]:
+        """Stage a message piece by piece; one whose block raises is not listed, and goes with the attempt."""
+        with open(self.life.storage.create(f"{self.folder}/{file}"), "wb") as body:
+            yield body
+            body.flush()
+            self.life.storage.sync_file(body.fileno())
+            self.files.append(Staged(f"{self.label}/{file}", os.fstat(body.fileno()).st_size))
 
     def finish(self) -> list[Staged]:
         """Make the attempt durable as the queue asks; return what it staged, for the driver to commit."""
@@ -94,8 +102,10 @@ class Job:
 
     @property
     def sent(self) -> bool:
-        """Whether the ledger says that a job of this id was sent."""
-        return storage.exists(_ledger_entry(self._life, self._key))
+        """Whether a job of this id was committed: what of it is not in target/ yet, the next roll-forward brings."""
+        # RACE: a roll-forward ends meanwhile: it writes the ledger before the manifest goes, so look in this order.
+        committed = any(_manifest(folder) is not None for folder in (self.folder, *self._dropped()))
+        return committed or storage.exists(_ledger_entry(self._life, self._key))
 
     def attempt(self, label: str) -> Attempt:
         """Begin a try at a part of the job, in a folder of its own.
@@ -110,21 +120,19 @@ class Job:
     def commit(self, files: Iterable[Staged]) -> int:
         """Send everything that is listed: when this returns, all of it is in target/; return how many were sent.
 
+        Nothing is sent, and what was staged is removed, where a job of this id was sent before.
+
         Raises:
             StorageError: a listed file is missing or of another size, or the job was dropped meanwhile; nothing was
                 sent. Or the roll-forward was cut short; then all is sent by the next sweep.
         """
         listed = list(files)
-        if self.sent or not listed:
+        if not listed or self.sent or not self._write_manifest(listed):
             self.abort()
-            return 0
-        self._check(listed)
-        if not self._write_manifest(listed):
-            finish(self._life, self.folder)  # RACE: another driver of the same job committed first; its files count
             return 0
         try:
             finish(self._life, self.folder)
-            for folder in _dropped(self._life, self._key):
+            for folder in self._dropped():
                 finish(self._life, folder)  # RACE: a sweep dropped the job as it was committed
         except OSError as error:
             fate = f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"
@@ -132,36 +140,47 @@ class Job:
         return len(listed)
 
     def abort(self) -> bool:
-        """Drop the job, unless it was committed: then finish it; return whether it was sent after all."""
-        return _drop(self._life, self.folder)
+        """Drop the job, unless it was committed: then finish it; return whether it was sent after all.
 
-    def _check(self, listed: list[Staged]) -> None:
-        for staged in listed:
-            path = f"{self.folder}/{staged.path}"
-            try:
-                found = os.lstat(path)
-            except OSError as error:
-                raise storage_error(error, f"job {self.id} was not committed, nothing was sent") from error
-            if not stat.S_ISREG(found.st_mode) or found.st_size != staged.size:
-                raise StorageError(
-                    f"{path} has {found.st_size} bytes where {staged.size} were staged: job {self.id} was not "
-                    "committed, nothing was sent",
-                    path=path,
-                )
+        Raises:
+            StorageError: neither could be done; a sweep does what is left.
+        """
+        try:
+            return any([_drop(self._life, self.folder), *(finish(self._life, folder) for folder in self._dropped())])
+        except OSError as error:
+            raise storage_error(error, f"`dropq sweep` drops job {self.id}, or finishes it if committed") from error
 
     def _write_manifest(self, listed: list[Staged]) -> bool:
+        """Commit; False where another driver of the same job was first, so that its files count."""
         content = {"format": 1, "job": self.id, "files": [staged.path for staged in listed]}
         draft = f"{self.folder}/.manifest-{secrets.token_hex(6)}"
         try:
             self._life.storage.write_new(draft, json.dumps(content).encode())
-            self._life.storage.sync(self.folder)
+            self._life.storage.sync(self.folder, self._life.layout.working)
+            # RACE: a sweep may drop the job, and a late task make the folder anew. The draft goes with what was
+            # dropped: that it can still be renamed proves that what was looked at after it was written is there.
+            for staged in listed:
+                self._check(f"{self.folder}/{staged.path}", staged.size)
             self._life.storage.move(draft, f"{self.folder}/{MANIFEST}")
-        except FileExistsError:
-            return False
         except OSError as error:
-            raise storage_error(error, f"job {self.id} was not committed, nothing was sent") from error
-        self._life.storage.sync(self.folder)
+            if self.sent:
+                return False
+            raise storage_error(error, self._not_sent) from error
         return True
+
+    def _check(self, path: str, size: int) -> None:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise StorageError(f"{path} has {found.st_size} bytes, not {size}; {self._not_sent}", path=path)
+
+    @property
+    def _not_sent(self) -> str:
+        return f"job {self.id} was not committed, nothing was sent"
+
+    def _dropped(self) -> Iterator[str]:
+        for entry in list(storage.entries(self._life.layout.working)):
+            if entry.name.startswith(DROP_PREFIX) and _key(entry.name) == self._key:
+                yield entry.path
 
 
 def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
@@ -192,19 +211,38 @@ def finish(life: Lifecycle, folder: str) -> bool:
     manifest = _manifest(folder)
     if manifest is None:
         return False
-    destinations = set()
+    try:
+        life.storage.sync(folder)  # the manifest is durable before the first rename, whoever wrote it
+    except FileNotFoundError:
+        return False  # RACE: somebody else took the folder away, and finishes it
+    destinations, seen = set(), set()
     for path in _listed(manifest):
         file = os.path.basename(path)
         target = life.sent_to(life.sidecars.parse(file).not_before)
         destinations.add(target)
-        with suppress(FileNotFoundError):
-            life.storage.rename(f"{folder}/{path}", f"{target}/{file}")
+        _send(life, f"{folder}/{path}", f"{target}/{file}", taken=file in seen)
+        seen.add(file)
     life.storage.sync(*sorted(destinations))
-    key = names.encode(str(manifest.get("job", "")))
     life.storage.make_folder(life.layout.ledger)
-    life.storage.write_small(_ledger_entry(life, key), json.dumps({"job": manifest.get("job")}).encode())
+    entry = _ledger_entry(life, _key(os.path.basename(folder)))
+    life.storage.write_small(entry, json.dumps({"job": manifest.get("job")}).encode())
     _remove(life, folder)
     return True
+
+
+def _send(life: Lifecycle, source: str, destination: str, *, taken: bool) -> None:
+    """Rename a staged file into target/; where two made the same name, however unlikely, both get there."""
+    try:
+        if not taken:
+            return life.storage.place(source, destination)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        if storage.exists(source):
+            raise  # it is target/ that is missing
+        return None  # RACE: another roll-forward was first
+    name = life.sidecars.parse(os.path.basename(destination))
+    life.into_target(source, replace(name, copy=secrets.token_hex(5)))
 
 
 def _drop(life: Lifecycle, folder: str) -> bool:
@@ -231,33 +269,37 @@ def _remove(life: Lifecycle, folder: str) -> None:
 
 def _away(folder: str) -> str:
     parent, name = os.path.split(folder)
-    key = name.removeprefix(JOB_PREFIX)
+    return f"{parent}/{DROP_PREFIX}{_key(name)}-{secrets.token_hex(6)}"
+
+
+def _key(name: str) -> str:
+    """Return the encoded job id that a job's folder is named by, dropped or not."""
     if name.startswith(DROP_PREFIX):
-        key = name.removeprefix(DROP_PREFIX).rpartition("-")[0]
-    return f"{parent}/{DROP_PREFIX}{key}-{secrets.token_hex(6)}"
-
-
-def _dropped(life: Lifecycle, key: str) -> Iterator[str]:
-    for entry in list(storage.entries(life.layout.working)):
-        if entry.name.startswith(f"{DROP_PREFIX}{key}-"):
-            yield entry.path
+        return name.removeprefix(DROP_PREFIX).rpartition("-")[0]
+    return name.removeprefix(JOB_PREFIX)
 
 
 def _manifest(folder: str) -> Mapping[str, object] | None:
+    path = f"{folder}/{MANIFEST}"
     try:
-        data = storage.read_small(f"{folder}/{MANIFEST}", limit=-1)
-        content = json.loads(data) if data else None
-    except NotADirectoryError:
+        if not os.lstat(path).st_size:
+            return None  # RACE: reserved for a rename that is to come, or that a crash cut off
+        data = storage.read_small(path, limit=-1)
+        content = json.loads(data) if data is not None else None
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise DropqError(f"{folder}/{MANIFEST} is damaged ({error}): set it aside by hand, then sweep again") from error
-    return content if isinstance(content, dict) else None
+        raise DropqError(f"{path} is damaged ({error}): set it aside by hand, then sweep again") from error
+    if data is not None and not (isinstance(content, dict) and isinstance(content.get("files"), list)):
+        raise DropqError(f"{path} lists no files: set it aside by hand, then sweep again")
+    return content
 
 
 def _listed(manifest: Mapping[str, object]) -> Iterator[str]:
     files = manifest.get("files")
     for path in files if isinstance(files, list) else ():
-        if isinstance(path, str) and path.count("/") == 1 and ".." not in path.split("/") and not path.startswith("/"):
+        parts = path.split("/") if isinstance(path, str) else []
+        if len(parts) == 2 and all(part and part[0] != "." and "\0" not in part for part in parts):
             yield path
         else:
             log.warning("job %s lists %r, which is no path of a staged file: passed over", manifest.get("job"), path)
@@ -270,7 +312,7 @@ def _idle(life: Lifecycle, folder: str, older_than: float | None) -> bool:
     newest = _changed(folder)
     for path, _, files in os.walk(folder):
         newest = max([newest, _changed(path), *(_changed(f"{path}/{file}") for file in files)])
-    return life.clock.now_ms() - newest >= older_than * 1000
+    return max(life.clock.now_ms() - newest, 0) >= older_than * 1000
 
 
 def _changed(path: str) -> int:

@@ -13,8 +13,10 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import IO, Protocol
 
 from dropq.errors import StorageError
@@ -31,6 +33,9 @@ READ_SIZE = 1 << 16
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
@@ -106,8 +111,8 @@ def rename_noreplace(source: str, destination: str) -> None:
     """
     if _renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source)
-    paths = os.fsencode(source), os.fsencode(destination)
-    if _renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_NOREPLACE) != 0:
+    old, new = source.encode(_ENCODING, _ERRORS), destination.encode(_ENCODING, _ERRORS)
+    if _renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source, None, destination)
 
@@ -135,15 +140,15 @@ class Storage:
         self._file_mode = file_mode
         self._dir_mode = dir_mode
         self._group = group
+        self._owns = file_mode is not None or group is not None
         self._noreplace = True
 
     # -- writing -----------------------------------------------------------------------------------------
 
     def create(self, path: str) -> int:
         """Create a file that was not there and return its descriptor, open for writing."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, flags, FILE_MODE if self._file_mode is None else self._file_mode)
-        if self._file_mode is not None or self._group is not None:
+        fd = os.open(path, _CREATE, FILE_MODE if self._file_mode is None else self._file_mode)
+        if self._owns:
             try:
                 self._own(fd, self._file_mode)
             except OSError:
@@ -235,19 +240,18 @@ class Storage:
             FileExistsError: the destination exists; nothing was changed.
             FileNotFoundError: the source is gone.
         """
-        if not self._rename_noreplace(source, destination):
-            self._move_by_reservation(source, destination)
+        if self._noreplace:
+            try:
+                return rename_noreplace(source, destination)
+            except OSError as error:
+                self._stop_noreplace(error)
+        self._move_by_reservation(source, destination)
 
-    def _rename_noreplace(self, source: str, destination: str) -> bool:
-        if not self._noreplace:
-            return False
-        try:
-            rename_noreplace(source, destination)
-        except OSError as error:
-            if error.errno not in _NO_FLAGS:
-                raise
-            self._noreplace = False  # NFS and most FUSE file systems have no such call
-        return self._noreplace
+    def _stop_noreplace(self, error: OSError) -> None:
+        """Do without the kernel's help where it has no such call, as NFS and most FUSE file systems; else raise."""
+        if error.errno not in _NO_FLAGS:
+            raise error
+        self._noreplace = False
 
     def _move_by_reservation(self, source: str, destination: str) -> None:
         # RACE: O_EXCL decides who has the name; the empty file without permissions is renamed over. A crash
@@ -286,8 +290,12 @@ class Storage:
             FileExistsError: the name is taken all the same, by a copy that somebody made; nothing was changed.
             FileNotFoundError: the source is gone.
         """
-        if not self._rename_noreplace(source, destination):
-            self.rename(source, destination)
+        if self._noreplace:
+            try:
+                return rename_noreplace(source, destination)
+            except OSError as error:
+                self._stop_noreplace(error)
+        self.rename(source, destination)
 
     def unlink(self, path: str) -> None:
         """Remove a file of ours; that it is gone already is no error."""
@@ -325,7 +333,10 @@ class Storage:
         Raises:
             FileExistsError: the destination exists; nothing was changed.
         """
-        if not self._rename_noreplace(source, destination):
+        try:
+            return rename_noreplace(source, destination)
+        except OSError as error:
+            self._stop_noreplace(error)
             if os.path.lexists(destination):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
             os.rename(source, destination)  # RACE: fails with ENOTEMPTY on any folder that is not empty
@@ -382,16 +393,23 @@ class Storage:
 # -- reading: nothing below changes anything -----------------------------------------------------------------
 
 
-def entries(folder: str, *, required: bool = False) -> Iterator[os.DirEntry[str]]:
-    """Yield what lies in a folder, in no order; one that is not there is empty, unless it is required."""
+def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+    """List what lies in a folder, in no order.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    return os.scandir(folder)
+
+
+def entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield what lies in a folder, in no order; one that is not there is empty."""
     try:
-        listing = os.scandir(folder)
+        found = listing(folder)
     except FileNotFoundError:
-        if required:
-            raise
         return
-    with listing:
-        yield from listing
+    with found:
+        yield from found  # type: ignore[misc]
 
 
 def is_message_file(entry: os.DirEntry[str]) -> bool:
@@ -408,13 +426,13 @@ def open_body(path: str) -> IO[bytes]:
     Raises:
         OSError: with ELOOP for a symbolic link.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(path, _READ)
     return open(fd, "rb")
 
 
 def read_body(path: str) -> bytes:
     """Read a message's body whole."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(path, _READ)
     try:
         chunks = []
         while chunk := os.read(fd, READ_SIZE):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from dropq import names, storage
 from dropq.consumers import Presence, generation
@@ -149,7 +149,8 @@ class Subscription:
 
     def _next(self) -> Message | None:
         with self._lock:
-            self._check_open()
+            if self._closed.is_set() or self._generation != generation():
+                self._refuse()
             if self._sweep.due:
                 self._sweep.run()
             if self.max_backlog is not None and len(self._held) >= self.max_backlog:
@@ -250,8 +251,7 @@ class Subscription:
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def _refuse(self) -> NoReturn:
         if self.inherited:
             raise DropqError(f"subscription {self.id} was opened before a fork, by the parent: open another here")
-        if self._closed.is_set():
-            raise DropqError(f"subscription {self.id} on queue {self._queue.name} is closed")
+        raise DropqError(f"subscription {self.id} on queue {self._queue.name} is closed")

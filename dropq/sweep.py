@@ -191,7 +191,7 @@ def _deliver_delayed(life: Lifecycle, report: SweepReport) -> list[int]:
     now = life.clock.now_ms()
     later = []
     for entry in storage.entries(life.layout.delayed):
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or not storage.is_message_file(entry):
             continue
         due = life.sidecars.parse(entry.name).not_before
         if due > now:
@@ -260,7 +260,7 @@ def surplus_history(
             yield file
 
 
-def _with_times(folder: str, ignored: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
+def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[tuple[int, str]]:
     for entry in storage.entries(folder):
         if not ignored(entry.name) and storage.is_message_file(entry):
             try:

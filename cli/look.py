@@ -1,0 +1,216 @@
+"""Looking: queues and their counts, messages in order, one message whole. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from shutil import copyfileobj
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dropq.errors import LeaseLost, NoSuchMessage
+
+from . import output
+from .options import Filter, Json, MessageId, QueueName, QueueNames, State, state
+from .output import Record
+from .shell import Shell, arguments
+
+if TYPE_CHECKING:
+    from dropq import Message, Queue
+
+#: The columns of messages: of any, and what more is told of those in a state.
+COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
+MORE = {"processing": ("owner", "deadline"), "error": ("reason",), "expired": ("reason",)}
+#: Bytes of a body that `show` shows on a terminal.
+PREVIEW = 2000
+#: Seconds between two looks of `tail -f`.
+PAUSE = 0.5
+
+
+def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
+    """List queues with how many messages lie in each state, and whether they are paused."""
+    shell = Shell(ctx, json)
+    records: list[dict[str, object]] = []
+
+    def look(name: str) -> None:
+        queue = shell.queue(name)
+        counts = queue.counts()
+        order = ("target", "delayed", "processing", "error", "expired", "processed", "working")
+        records.append({"queue": queue.name, **{key: counts[key] for key in order}, "paused": queue.paused})
+
+    code = shell.each(shell.queues(queues), look)
+    columns = tuple(records[0]) if records else ()
+    if sys.stdout.isatty() and not shell.json and len(records) > 1:
+        sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
+        records.append({"queue": "total", **sums})
+    shell.show(records, columns)
+    return code
+
+
+def browse(
+    ctx: typer.Context,
+    queue: QueueName,
+    state: Annotated[State, state("Where to look.")] = "target",
+    count: Annotated[int | None, typer.Option("-n", metavar="N", min=0, help="Only the first N.")] = None,
+    filter: Filter = None,
+    json: Json = False,
+) -> None:
+    """List the messages of a state in order of delivery, without touching any."""
+    shell = Shell(ctx, json)
+    messages = islice(shell.queue(queue).browse(state, filter=filter), count)
+    shell.show(_records(messages), (*COLUMNS, *MORE.get(state, ())))
+
+
+def _records(messages: Iterable[Message]) -> Iterator[Record]:
+    for message in messages:
+        try:
+            yield record_of(message)
+        except (NoSuchMessage, LeaseLost):
+            continue  # RACE: it moved on since the listing
+
+
+def record_of(message: Message) -> dict[str, object]:
+    """Return what is known of a message, by the names of its attributes.
+
+    Raises:
+        NoSuchMessage: it is not there any more.
+    """
+    return {
+        "id": message.id,
+        "queue": message.queue.name,
+        "state": message.state,
+        "priority": message.priority,
+        "message_class": message.message_class,
+        "type": message.type,
+        "correlation_id": message.correlation_id,
+        "reply_to": message.reply_to,
+        "timestamp": message.timestamp,
+        "expiration": message.expiration,
+        "properties": message.properties,
+        "delivery_count": message.delivery_count,
+        "redelivered": message.redelivered,
+        "cancels": message.cancels,
+        "owner": message.owner,
+        "deadline": message.deadline,
+        "receipt": message.file if message.owner else None,
+        "reason": message.reason,
+        "bytes": message.size(),
+        "path": message.path,
+    }
+
+
+def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False) -> None:
+    """Tell all that is known of one message, wherever in the queue it lies.
+
+    Among it are the counters that travel with it and, in error/ and expired/, the reason with its traceback or the
+    end of the command's stderr. On a terminal the beginning of the body follows.
+    """
+    shell = Shell(ctx, json)
+    (wanted,) = arguments([id])
+    message = shell.queue(queue).find(wanted)
+    record = record_of(message)
+    if shell.json:
+        return shell.line(record, ())
+    for key, value in _flat(record):
+        text = output.cell({key: value}, key)
+        if sys.stdout.isatty() and isinstance(value, str) and "\n" in value:
+            text = "\n  " + output.visible(value.rstrip()).replace("\n", "\n  ")
+        print(f"{key}\t{text}" if not sys.stdout.isatty() else f"{key + ':':20} {text}")
+    if sys.stdout.isatty():
+        with message.open() as body:
+            data = body.read(PREVIEW)
+        print(f"\n{output.visible(os.fsdecode(data))}{' ...' if len(data) == PREVIEW else ''}")
+
+
+def _flat(record: Record, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value
+
+
+def cat(
+    ctx: typer.Context,
+    queue: QueueName,
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Which; - reads ids from standard input.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are to a terminal, too.")] = False,
+    json: Json = False,
+) -> int:
+    """Write bodies to standard output, one after the other.
+
+    The bytes go as they are, except to a terminal, which gets no control characters. With --json the body is in
+    `body`, or in `body_base64` when it is no UTF-8.
+    """
+    shell = Shell(ctx, json)
+    found = shell.queue(queue)
+
+    def write(id: str) -> None:
+        message = found.find(id)
+        if shell.json:
+            shell.line({"id": message.id, **_body(message.body)}, ())
+        elif sys.stdout.isatty() and not raw:
+            print(output.visible(os.fsdecode(message.body)), flush=True)
+        else:
+            with message.open() as body:
+                copyfileobj(body, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+
+    return shell.each(arguments(ids), write)
+
+
+def _body(data: bytes) -> dict[str, object]:
+    try:
+        return {"body": data.decode()}
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        return {"body_base64": b64encode(data).decode()}
+
+
+def tail(
+    ctx: typer.Context,
+    queue: QueueName,
+    state: Annotated[State, state("Where to look.")] = "target",
+    count: Annotated[int, typer.Option("-n", metavar="N", min=0, help="How many.")] = 10,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes, until interrupted.")] = False,
+    json: Json = False,
+) -> None:
+    """List the messages that came last to a state, the newest last.
+
+    With -f it goes on: a message that a consumer takes within half a second of its arrival may go unseen.
+    """
+    shell = Shell(ctx, json)
+    found = shell.queue(queue)
+    columns = (*COLUMNS, *MORE.get(state, ()))
+    seen: set[str] = set()
+    arrived = _arrived(found, state, seen)
+    for message in arrived[max(len(arrived) - count, 0) :]:
+        _print(shell, message, columns)
+    while follow:
+        time.sleep(PAUSE)
+        for message in _arrived(found, state, seen):
+            _print(shell, message, columns)
+
+
+def _print(shell: Shell, message: Message, columns: tuple[str, ...]) -> None:
+    for record in _records([message]):
+        shell.line(record, columns)
+
+
+def _arrived(queue: Queue, state: State, seen: set[str]) -> list[Message]:
+    """Return the messages of a state that were not seen yet, by when they came there."""
+    there = {message.file: message for message in queue.browse(state)}
+    came = []
+    for file in there.keys() - seen:
+        try:
+            came.append((os.stat(there[file].path, follow_symlinks=False).st_ctime_ns, file))
+        except FileNotFoundError:
+            continue  # RACE: it moved on since the listing
+    seen.clear()
+    seen.update(there)
+    return [there[file] for _, file in sorted(came)]

@@ -1,0 +1,217 @@
+"""Sending, receiving and settling messages: what shell scripts build on.
+
+A claim that `receive` makes outlives the command, so it always has a lease; its receipt settles it from anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from shutil import copyfileobj
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from . import output
+from .look import record_of
+from .options import Filter, Json, QueueName, Receipts, duration
+from .output import NO_INPUT, OK
+from .shell import Shell, UsageError, arguments, stdin, whoever_reads
+
+if TYPE_CHECKING:
+    from dropq import Message, Queue, Sent, Typed
+
+#: Seconds that a claim is leased for when neither the command nor the queue says.
+LEASE = 60.0
+#: Bytes that are read at once of what is sent line by line: the complete lines among them go as one batch.
+LINES = 1 << 16
+
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="What is kept with it, for whoever reads error/.")]
+
+
+def send(
+    ctx: typer.Context,
+    queue: QueueName,
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="What to send; - for stdin.")] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--property", metavar="NAME[:TYPE]=VALUE", help="A property, a string (S) or B Y H I L F D."),
+    ] = None,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 4,
+    type: Annotated[str | None, typer.Option("--type", metavar="T", help="The JMS type.")] = None,
+    correlation_id: Annotated[str | None, typer.Option("--correlation-id", metavar="C", help="What it answers.")] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="Q", help="Where answers should go.")] = None,
+    expires_in: Annotated[float | None, duration("--expires-in", help="Expire it after this long.")] = None,
+    delay: Annotated[float | None, duration("--delay", help="Keep it from consumers for this long.")] = None,
+    id: Annotated[str | None, typer.Option("--id", help="An id of your own; else one is made.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Send each line as a message of its own.")] = False,
+    move: Annotated[bool, typer.Option("--move", help="Move the files instead of copying them.")] = False,
+    json: Json = False,
+) -> int:
+    """Send each FILE, or standard input, as a message; prints the ids.
+
+    Without FILE standard input is sent, when it is not a terminal. Once an id is printed, the message is in target/,
+    as durable as the queue's configuration asks.
+    """
+    shell = Shell(ctx, json)
+    if not files and sys.stdin.isatty():
+        raise UsageError("name a FILE, or give - to type a message on this terminal")
+    sources = files or ["-"]
+    _check_sources(sources, id=id, lines=lines, move=move)
+    fields = {
+        "priority": priority,
+        "type": type,
+        "correlation_id": correlation_id,
+        "reply_to": reply_to,
+        "expires_in": expires_in,
+        "delay": delay,
+        "properties": dict(_property(text) for text in properties or ()),
+        "message_id": id,
+    }
+    goal = shell.root.queue(output.unescape(queue))
+
+    def send_all(source: str) -> None:
+        sent = _send_lines(goal, source, fields) if lines else iter([_send_one(goal, source, move, fields)])
+        for one in shell.progress(sent, "sent") if lines else sent:
+            shell.line(one._asdict(), ("id",))
+
+    with whoever_reads():
+        return shell.each(sources if lines else shell.progress(sources, "sending", len(sources)), send_all)
+
+
+def _check_sources(sources: Sequence[str], *, id: str | None, lines: bool, move: bool) -> None:
+    if id is not None and (lines or len(sources) > 1):
+        raise UsageError("--id names one message: send one FILE with it, and no --lines")
+    if move and (lines or "-" in sources):
+        raise UsageError("--move takes whole files: no --lines, and nothing from standard input")
+
+
+def _property(text: str) -> tuple[str, Typed]:
+    from dropq import Typed
+
+    head, equals, value = text.partition("=")
+    name, _, kind = head.partition(":")
+    if not equals or not name:
+        raise UsageError(f"-p {text}: NAME=VALUE or NAME:TYPE=VALUE is allowed, with a TYPE of B Y H I L F D S")
+    return name, Typed.read(kind or "S", value)
+
+
+def _send_one(queue: Queue, source: str, move: bool, fields: Mapping[str, Any]) -> Sent:
+    if source != "-":
+        return queue.send_file(source, move=move, **fields)
+    from dropq import Sent
+
+    id = fields["message_id"] or queue.root.ids.next()
+    with queue.writer(**{**fields, "message_id": id}) as writing:
+        copyfileobj(stdin(), writing)
+    return Sent(id, True, queue.name)
+
+
+def _send_lines(queue: Queue, source: str, fields: Mapping[str, Any]) -> Iterator[Sent]:
+    with _reading(source) as file:
+        for lines in _batches(file):
+            yield from queue.send_many({**fields, "body": line} for line in lines)
+
+
+def _reading(source: str) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(stdin()) if source == "-" else open(source, "rb")
+
+
+def _batches(file: BinaryIO) -> Iterator[list[bytes]]:
+    """Yield lines, without their ends, as many at a time as are there: a slow writer's are not held back."""
+    rest = b""
+    while data := os.read(file.fileno(), LINES):
+        *lines, rest = (rest + data).split(b"\n")
+        yield lines
+    if rest:
+        yield [rest]
+
+
+def receive(
+    ctx: typer.Context,
+    queue: QueueName,
+    count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="At most so many.")] = 1,
+    wait: Annotated[float | None, duration("--wait", help="How long to wait for the first one.")] = None,
+    lease: Annotated[
+        float | None, duration("--lease", help="How long the claim holds; else the queue's lease_period, else 60s.")
+    ] = None,
+    filter: Filter = None,
+    json: Json = False,
+) -> int:
+    """Claim messages; prints id, receipt and path of each, or exits with 66 when there is none.
+
+    Settle each with its receipt, by ack, nack, fail or reject. When its lease runs out before that, it goes back.
+    """
+    shell = Shell(ctx, json)
+    found = shell.queue(queue)
+    period = lease if lease is not None else found.config.lease_period or LEASE
+    with found.subscribe(filter=filter, max_backlog=count, lease_period=period, detached=True) as subscription:
+        messages = subscription.receive_many(count, timeout=wait or 0)
+        for message in messages:
+            shell.line(record_of(message), ("id", "receipt", "path"))
+    return OK if messages else NO_INPUT
+
+
+# -- settling --------------------------------------------------------------------------------------------------
+
+
+def ack(ctx: typer.Context, queue: QueueName, receipts: Receipts, json: Json = False) -> int:
+    """Acknowledge messages: they are done."""
+    return _settle(Shell(ctx, json), queue, receipts, lambda message: message.ack())
+
+
+def nack(
+    ctx: typer.Context,
+    queue: QueueName,
+    receipts: Receipts,
+    delay: Annotated[float | None, duration("--delay", help="Keep it from everybody for this long.")] = None,
+    json: Json = False,
+) -> int:
+    """Give messages back: they are delivered again, and a cancel is counted."""
+    return _settle(Shell(ctx, json), queue, receipts, lambda message: message.nack(delay))
+
+
+def fail(
+    ctx: typer.Context, queue: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
+) -> int:
+    """Say that handling messages failed: they are tried again as often as redelivery_attempts says, then go to error/."""
+    return _settle(Shell(ctx, json), queue, receipts, lambda message: message.fail(reason))
+
+
+def reject(
+    ctx: typer.Context, queue: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
+) -> int:
+    """Refuse messages for good: they go to error/ at once."""
+    return _settle(Shell(ctx, json), queue, receipts, lambda message: message.reject(reason))
+
+
+def extend(
+    ctx: typer.Context,
+    queue: QueueName,
+    receipts: Receipts,
+    by: Annotated[
+        float | None, duration("--by", help="How long from now; else the queue's lease_period, else 60s.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Renew leases; prints the new receipts, which replace the old ones."""
+    shell = Shell(ctx, json)
+    period = by if by is not None else shell.queue(queue).config.lease_period or LEASE
+    return _settle(shell, queue, receipts, lambda message: message.extend(period), columns=("receipt",))
+
+
+def _settle(
+    shell: Shell, queue: str, receipts: Iterable[str], verb: Callable[[Message], object], columns: tuple[str, ...] = ()
+) -> int:
+    found = shell.queue(queue)
+
+    def settle(receipt: str) -> None:
+        message = found.claimed(receipt)
+        verb(message)
+        if columns or shell.json:
+            shell.line({"id": message.id, "state": message.state, "receipt": message.receipt}, columns)
+
+    with whoever_reads():
+        return shell.each(arguments(receipts, column=1), settle)

@@ -1,0 +1,55 @@
+"""What several commands take: their arguments and options, each spelt and explained in one place."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+
+#: The folders of a queue that messages lie in.
+State = Literal["target", "delayed", "processing", "processed", "expired", "error", "working"]
+
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
+QueueNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Which queues; all when none is named.")
+]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID]...", help="Message ids or file names; - reads them from standard input, one a line."),
+]
+Receipts = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RECEIPT...",
+        help="What `receive` printed, or message ids where leasing is sublet; - reads them from standard input.",
+        show_default=False,
+    ),
+]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="Its id, file name or receipt.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+All = Annotated[bool, typer.Option("--all", help="Take every message of the state.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal to ask on.")]
+Filter = Annotated[
+    str | None,
+    typer.Option("--filter", metavar="F", help="Only messages that match.", show_default=False),
+]
+
+
+def duration(*names: str, help: str) -> Any:
+    """Return an option that takes a duration, in seconds for the command."""
+    return typer.Option(*names, parser=_seconds, metavar="D", help=help, show_default=False)
+
+
+def _seconds(text: str) -> float:
+    from dropq.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def state(help: str) -> Any:
+    """Return the option that names a state."""
+    return typer.Option("--state", metavar="S", help=f"{help} One of {', '.join(get_args(State))}.")

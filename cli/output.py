@@ -1,0 +1,236 @@
+"""What users see: escaping, JSON, lines and tables, and the exit code of every error.
+
+stdout carries data, stderr talk. No name, id, property or reason reaches either with a control character in it, and
+what plain output escapes, `unescape` gives back byte for byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import chain, islice
+
+from dropq.errors import (
+    ConfigError,
+    InvalidFilter,
+    InvalidName,
+    LeaseLost,
+    NoSuchMessage,
+    NoSuchQueue,
+    QueueExists,
+    QueueFull,
+    StorageError,
+    Unavailable,
+)
+
+#: A record: what one line of output tells, by snake_case key.
+Record = Mapping[str, object]
+
+#: The exit codes, those of sysexits.h where it has one.
+OK, NEGATIVE, USAGE, BAD_DATA, NO_INPUT, UNAVAILABLE, BUG = 0, 1, 2, 65, 66, 69, 70
+CANNOT_CREATE, IO_ERROR, TRY_LATER, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 73, 74, 75, 77, 78, 130
+
+#: What the errors of the library exit with; the first kind that fits counts.
+_CODES: tuple[tuple[type[Exception], int], ...] = (
+    (LeaseLost, NEGATIVE),
+    (InvalidName, USAGE),
+    (InvalidFilter, USAGE),
+    (NoSuchQueue, NO_INPUT),
+    (NoSuchMessage, NO_INPUT),
+    (Unavailable, UNAVAILABLE),
+    (QueueExists, CANNOT_CREATE),
+    (QueueFull, TRY_LATER),
+    (ConfigError, CONFIGURATION),
+    (UnicodeError, BAD_DATA),
+    (ValueError, USAGE),
+)
+#: What a refusal of the file system exits with; any other is an I/O error.
+_BY_ERRNO = {
+    errno.EACCES: NO_PERMISSION,
+    errno.EPERM: NO_PERMISSION,
+    errno.EROFS: NO_PERMISSION,
+    errno.ENOENT: NO_INPUT,
+    errno.ENOTEMPTY: NEGATIVE,  # a queue with messages to work on is not deleted
+}
+
+#: How columns of plain output say no and yes.
+_WORDS = {"ok": ("failed", "ok"), "paused": ("", "paused"), "repaired": ("", "repaired")}
+#: Rows beyond which a table, which has to be measured whole, gives way to plain lines.
+TABLE_LIMIT = 2000
+
+
+def exit_code(error: BaseException) -> int:
+    """Return what the command exits with after an error; BUG for one that no command should meet."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    if isinstance(error, OSError | StorageError):
+        return _BY_ERRNO.get(error.errno or 0, IO_ERROR)
+    return BUG
+
+
+# -- escaping --------------------------------------------------------------------------------------------------
+
+
+def escape(text: str) -> str:
+    r"""Write what a terminal must not get as `\xNN`, byte by byte, and a backslash as two: `unescape` undoes it."""
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join("\\\\" if char == "\\" else _visible(char) for char in text)
+
+
+def unescape(text: str) -> str:
+    r"""Undo `escape`; a backslash that begins no escape stays as it is."""
+    if "\\" not in text:
+        return text
+    return os.fsdecode(re.sub(rb"\\(\\|x[0-9a-fA-F]{2})", _byte, os.fsencode(text)))
+
+
+def _byte(found: re.Match[bytes]) -> bytes:
+    return b"\\" if found[1] == b"\\" else bytes([int(found[1][1:], 16)])
+
+
+def visible(text: str) -> str:
+    """Make text safe to show to people: as `escape`, but lines and tabs stay, and so do backslashes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char in "\n\t" else _visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    if char.isprintable():
+        return char
+    try:
+        raw = char.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a pair, which stands for no byte
+        raw = char.encode("utf-8", "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+# -- values ----------------------------------------------------------------------------------------------------
+
+
+def time_text(time: datetime) -> str:
+    """Write a time as RFC 3339 has it, in UTC, to the millisecond."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def json_line(record: Record) -> str:
+    """Write a record as one line of JSON, in ASCII, so that undecodable names survive."""
+    return json.dumps(_jsonable(record), ensure_ascii=True, allow_nan=False)
+
+
+def _jsonable(value: object) -> object:
+    if isinstance(value, datetime):
+        return time_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"  # as in names
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    return value
+
+
+def reason_text(reason: object) -> str:
+    """Say in one line why a message lies in error/ or expired/."""
+    if not isinstance(reason, Mapping):
+        return ""
+    return ": ".join(str(reason[key]) for key in ("reason", "detail") if reason.get(key))
+
+
+def cell(record: Record, key: str) -> str:
+    """Write one value of a record as plain output has it, escaped; what is not there is empty."""
+    value = record.get(key)
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return time_text(value)
+    if isinstance(value, bool):
+        return _WORDS.get(key, ("false", "true"))[value]
+    if isinstance(value, Mapping):
+        pairs = (f"{name}={item}" for name, item in value.items())
+        return escape(reason_text(value) if key == "reason" else " ".join(pairs))
+    return escape(str(value))
+
+
+# -- lines and tables ------------------------------------------------------------------------------------------
+
+
+def line(record: Record, columns: Sequence[str], *, as_json: bool) -> str:
+    """Return a record as one line: JSON with all of it, or the columns with tabs between."""
+    return json_line(record) if as_json else "\t".join(cell(record, key) for key in columns)
+
+
+def put(text: str, *, flush: bool = False) -> None:
+    """Print a line of data."""
+    try:
+        print(text, flush=flush)
+    except BrokenPipeError:  # where SIGPIPE is ignored, and only there
+        _nobody_reads()
+
+
+def flush() -> None:
+    """Write out what was printed."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _nobody_reads()
+
+
+def _nobody_reads() -> None:
+    """Send stdout nowhere from now on, what is still in its buffer included."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show(records: Iterable[Record], columns: Sequence[str], *, as_json: bool) -> None:
+    """Print records: a table on a terminal, else a line each, as they come."""
+    if not as_json and sys.stdout.isatty():
+        first = list(islice(records, TABLE_LIMIT + 1))
+        if len(first) <= TABLE_LIMIT:
+            return _table(first, columns)
+        records = chain(first, records)
+    for record in records:
+        put(line(record, columns, as_json=as_json))
+
+
+def _table(records: Sequence[Record], columns: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not records:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for key in columns:
+        numbers = all(type(record.get(key)) in (int, float, type(None)) for record in records)
+        table.add_column(key.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
+    for record in records:
+        table.add_row(*(Text(cell(record, key)) for key in columns))
+    Console(highlight=False).print(table)
+
+
+def note(text: str) -> None:
+    """Say something to whoever sits there; it is no data."""
+    print(visible(text), file=sys.stderr)
+
+
+def complain(error: BaseException) -> None:
+    """Say what went wrong, and what became of the messages where the error tells."""
+    flush()  # what was done stands before what was not
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.strerror} at {os.fsdecode(error.filename)}"
+    for more in getattr(error, "__notes__", ()):
+        text += f"; {more}"
+    note(f"error: {text or type(error).__name__}")
+    if os.environ.get("DROPQ_DEBUG"):
+        import traceback
+
+        note("".join(traceback.format_exception(error)).rstrip())

@@ -1,0 +1,189 @@
+"""Bringing queues back in order, and what administrators do to messages in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from . import output
+from .options import All, DryRun, Filter, Ids, Json, QueueName, QueueNames, State, Yes, duration, state
+from .output import NEGATIVE, OK, Record, unescape
+from .shell import Shell, UsageError
+
+
+def requeue(
+    ctx: typer.Context,
+    queue: QueueName,
+    ids: Ids = None,
+    everything: All = False,
+    state: Annotated[State, state("Where they lie.")] = "error",
+    to: Annotated[str | None, typer.Option("--to", metavar="Q", help="Another queue to bring them to.")] = None,
+    keep_expiration: Annotated[bool, typer.Option("--keep-expiration", help="Keep the senders' expirations.")] = False,
+    filter: Filter = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> int:
+    """Bring messages back into target/ as if they were new: counters and expirations start again."""
+    from dropq import admin
+
+    shell = Shell(ctx, json)
+    wanted = shell.ids(ids, everything=everything)
+    found = shell.queue(queue)
+    goal = shell.queue(to) if to is not None else None
+    total = len(wanted) if wanted is not None else found.counts()[state]
+    if wanted is None and not dry_run:
+        shell.confirm(f"Requeue all {total} messages in {state}/ of {found.name}?", yes=yes)
+    outcomes = admin.requeue(
+        found, ids=wanted, state=state, filter=filter, to=goal, keep_expiration=keep_expiration, dry_run=dry_run
+    )
+    return shell.report(outcomes, "would_requeue" if dry_run else "requeued", total)
+
+
+def move(
+    ctx: typer.Context,
+    queue: QueueName,
+    to: Annotated[str, typer.Argument(metavar="TO", help="The queue they go to.", show_default=False)],
+    ids: Ids = None,
+    everything: All = False,
+    state: Annotated[State, state("Where they lie.")] = "target",
+    filter: Filter = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> int:
+    """Move messages to another queue's target/, with counters and expirations as they are."""
+    from dropq import admin
+
+    shell = Shell(ctx, json)
+    wanted = shell.ids(ids, everything=everything)
+    found, goal = shell.queue(queue), shell.queue(to)
+    total = len(wanted) if wanted is not None else found.counts()[state]
+    if wanted is None and not dry_run:
+        shell.confirm(f"Move all {total} messages in {state}/ of {found.name} to {goal.name}?", yes=yes)
+    outcomes = admin.move(found, goal, ids=wanted, state=state, filter=filter, dry_run=dry_run)
+    return shell.report(outcomes, "would_move" if dry_run else "moved", total)
+
+
+def purge(
+    ctx: typer.Context,
+    queue: QueueName,
+    state: Annotated[State, state("Where they lie.")],
+    ids: Ids = None,
+    everything: All = False,
+    older_than: Annotated[
+        float | None, duration("--older-than", help="All that came to the state so long ago.")
+    ] = None,
+    filter: Filter = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> int:
+    """Remove messages for good."""
+    from dropq import admin
+
+    shell = Shell(ctx, json)
+    wanted = shell.ids(ids, everything=everything or (older_than is not None and not ids))
+    found = shell.queue(queue)
+    total = len(wanted) if wanted is not None else found.counts()[state]
+    if not dry_run:
+        which = f"{total} messages" if older_than is None else f"those of {total} messages that are old enough"
+        shell.confirm(f"Remove {which} from {state}/ of {found.name} for good?", yes=yes)
+    outcomes = admin.purge(
+        found, ids=wanted, state=state, filter=filter, older_than=older_than, dry_run=dry_run
+    )
+    return shell.report(outcomes, "would_remove" if dry_run else "removed", total)
+
+
+def prune(
+    ctx: typer.Context,
+    queues: QueueNames = None,
+    state: Annotated[State, state("Where to prune.")] = "processed",
+    keep_age: Annotated[float | None, duration("--keep-age", help="Remove what is there for longer.")] = None,
+    keep_count: Annotated[
+        int | None, typer.Option("--keep-count", metavar="N", min=0, help="Remove the oldest beyond N.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> int:
+    """Remove the oldest messages of a state for good; of processed/ by the queue's own limits, when none is given."""
+    from dropq import admin
+
+    if state != "processed" and keep_age is None and keep_count is None:
+        raise UsageError(f"give --keep-age or --keep-count: queues have no limits of their own for {state}/")
+    shell = Shell(ctx, json)
+    found = [shell.queue(name) for name in shell.queues(queues)]
+    if not dry_run:
+        shell.confirm(f"Prune {state}/ of {', '.join(queue.name for queue in found)}?", yes=yes)
+    outcomes = (
+        outcome
+        for queue in found
+        for outcome in admin.prune(queue, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
+    )
+    return shell.report(outcomes, "would_remove" if dry_run else "removed")
+
+
+Root = Annotated[bool, typer.Option("--all", help="The whole root, queues to come included.")]
+
+
+def pause(ctx: typer.Context, queues: QueueNames = None, everything: Root = False, json: Json = False) -> int:
+    """Make consumers see an empty queue, until `resume`; senders go on, and what is held stays held."""
+    return _switch(Shell(ctx, json), queues, everything, paused=True)
+
+
+def resume(ctx: typer.Context, queues: QueueNames = None, everything: Root = False, json: Json = False) -> int:
+    """Let consumers see the queue again."""
+    return _switch(Shell(ctx, json), queues, everything, paused=False)
+
+
+def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused: bool) -> int:
+    if bool(queues) == everything:
+        raise UsageError("name a QUEUE, or give --all for the whole root")
+    if everything:
+        (shell.root.pause if paused else shell.root.resume)()
+        return OK
+
+    def switch(name: str) -> None:
+        queue = shell.queue(name)
+        (queue.pause if paused else queue.resume)()
+        if queue.paused and not paused:
+            output.note(f"queue {queue.name}: the whole root is still paused; `dropq resume --all` ends that")
+
+    return shell.each(queues or (), switch)
+
+
+def sweep(
+    ctx: typer.Context,
+    queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="The queue; all of the root without.")] = None,
+    foreign_older_than: Annotated[
+        float | None,
+        duration("--foreign-older-than", help="Also return claims of scripts and DropboxMQ clients that are so old."),
+    ] = None,
+    unleased_older_than: Annotated[
+        float | None,
+        duration("--unleased-older-than", help="Also return claims without a lease and a living owner that are so old."),
+    ] = None,
+    jobs_older_than: Annotated[
+        float | None, duration("--jobs-older-than", help="Also drop uncommitted jobs that are idle for so long.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Return what dead consumers and lapsed leases hold, deliver what is due, expire, finish jobs, prune."""
+    shell = Shell(ctx, json)
+    ages = {
+        "foreign_older_than": foreign_older_than,
+        "unleased_older_than": unleased_older_than,
+        "jobs_older_than": jobs_older_than,
+    }
+
+    def one(name: str) -> None:
+        report = shell.queue(name).sweep(**ages)
+        counts = report.counts()
+        record = {"queue": name, "total": report.total, "moved": {k: n for k, n in counts.items() if n}}
+        json_record = {"queue": name, "total": report.total, **counts, "next_due": report.next_due}
+        shell.line(json_record if shell.json else record, ("queue", "total", "moved"))
+
+    return shell.each(shell.queues([queue] if queue else None), one)

@@ -1,0 +1,149 @@
+"""Making roots and queues, removing queues, and what their configuration says."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Annotated, cast
+
+import typer
+
+from . import output
+from .options import DryRun, Json, QueueName, Yes
+from .output import CONFIGURATION, NEGATIVE, OK, Record
+from .shell import Given, Shell, UsageError
+
+_DROPBOXMQ = "Lay it out as DropboxMQ 1.2 needs it, to share the root with one."
+
+
+def init(
+    ctx: typer.Context,
+    directory: Annotated[str | None, typer.Argument(metavar="[DIR]", help="The directory; made when missing.")] = None,
+    dropboxmq: Annotated[bool, typer.Option("--dropboxmq", help=_DROPBOXMQ)] = False,
+    json: Json = False,
+) -> None:
+    """Make a directory a root of queues; safe to repeat.
+
+    Without DIR it is the one of --root or DROPQ_ROOT, else the working directory. Prints the root's path.
+    """
+    from dropq import Root
+
+    path = directory or cast(Given, ctx.obj).root or os.curdir
+    root = Root.create(path, dropboxmq=dropboxmq)
+    Shell(ctx, json).line({"root": str(root.path)}, ("root",))
+
+
+def create(
+    ctx: typer.Context,
+    queue: QueueName,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option for its queue.toml; may be repeated."),
+    ] = None,
+    dropboxmq: Annotated[bool, typer.Option("--dropboxmq", help=_DROPBOXMQ)] = False,
+    json: Json = False,
+) -> None:
+    """Make a queue; prints its path.
+
+    VALUE is read as TOML reads it, `10`, `true`, `["*.bak"]`, and else as text, so that `30s` needs no quotes.
+    """
+    shell = Shell(ctx, json)
+    made = shell.root.create_queue(queue, dropboxmq=dropboxmq, **_options(settings or ()))
+    shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
+
+
+def _options(settings: Sequence[str]) -> dict[str, object]:
+    options: dict[str, object] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {setting}: KEY=VALUE is allowed")
+        if key in ("name", "dropboxmq"):
+            raise UsageError(f"--set {setting}: {key} is no option of a queue that can be set")
+        options[key] = _toml(text)
+    return options
+
+
+def _toml(text: str) -> object:
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except ValueError:
+        return text
+    return table["value"] if len(table) == 1 else text
+
+
+def delete(
+    ctx: typer.Context,
+    queue: QueueName,
+    force: Annotated[bool, typer.Option("--force", help="Also with messages that wait or are worked on.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> int:
+    """Remove a queue with all its history; one with messages to work on is refused."""
+    from dropq.root import UNSETTLED
+
+    shell = Shell(ctx, json)
+    found = shell.queue(queue)
+    counts = found.counts()
+    listed = ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
+    if dry_run:
+        refused = not force and any(counts[state] for state in UNSETTLED)
+        shell.line({"queue": found.name, "refused": refused, **counts}, ("queue",))
+        output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
+        return NEGATIVE if refused else OK
+    shell.confirm(f"Delete queue {found.name} ({listed})?", yes=yes)
+    shell.root.delete_queue(found.name, force=force)
+    output.note(f"queue {found.name} is deleted: {listed}")
+    return OK
+
+
+def config_show(
+    ctx: typer.Context,
+    queue: QueueName,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Only this key.")] = None,
+    json: Json = False,
+) -> None:
+    """Print what is in force for a queue: key, value as TOML, and the file that it comes from."""
+    from dropq.config import explain_queue
+
+    shell = Shell(ctx, json)
+    found, root = shell.queue(queue), shell.root
+    settings = explain_queue(found.name, root.config, root.layout.config_file, found.layout.config_file)
+    if key is not None and key not in {setting.key for setting in settings}:
+        raise UsageError(f"{key} is no key of a queue: `dropq config show {found.name}` lists them")
+
+    def records() -> Iterator[Record]:
+        for setting in settings:
+            if key in (None, setting.key):
+                value = setting.value if shell.json else setting.text
+                yield {"key": setting.key, "value": value, "source": setting.source}
+
+    shell.show(records(), ("key", "value", "source"))
+
+
+def config_check(
+    ctx: typer.Context,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="Files to read; without any, those of the whole root."),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Check hand-written configuration and print every problem; 78 when there is one."""
+    from dropq.config import check_file
+
+    shell = Shell(ctx, json)
+    checked = files or list(_config_files(shell))
+    problems = [{"file": file, "problem": problem} for file in checked for problem in check_file(file)]
+    shell.show(problems, ("problem",))
+    if not problems:
+        output.note(f"{len(checked)} files checked, no problem found")
+    return CONFIGURATION if problems else OK
+
+
+def _config_files(shell: Shell) -> Iterator[str]:
+    homes = [f"{shell.root.path}/{queue.name}" for queue in shell.root.queues()]
+    places = [f"{home}{base}/queue.toml" for home in homes for base in ("", "/incoming")]
+    return (path for path in (shell.root.layout.config_file, *places) if os.path.exists(path))

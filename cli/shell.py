@@ -1,0 +1,238 @@
+"""One run of the command line: which root it is about, how it prints, and whom it may ask.
+
+Every command makes one `Shell` out of what was given before and after its name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+
+import typer
+
+from dropq.errors import DropqError, NoSuchQueue
+
+from . import output
+from .output import NEGATIVE, OK, Record, unescape
+
+if TYPE_CHECKING:
+    from dropq import Outcome, Queue, Root
+
+T = TypeVar("T")
+
+#: The file that makes a directory a root.
+ROOT_FILE = "dropq.toml"
+#: How many messages are worth a progress bar.
+BAR_FROM = 100
+
+
+class UsageError(typer.TyperException):
+    """Raised when a command was not called as it can be; it exits with 2."""
+
+    exit_code = output.USAGE
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was given before the command's name."""
+
+    root: str | None
+    json: bool
+
+
+class Shell:
+    """What a command needs of its surroundings.
+
+    Args:
+        context: typer's, which carries what was given before the command.
+        json: whether `--json` was given after it.
+    """
+
+    def __init__(self, context: typer.Context, json: bool) -> None:
+        given = cast(Given, context.obj)
+        self.json = given.json or json
+        self._root = given.root
+
+    # -- what it is about ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def root(self) -> Root:
+        """The root: the one that was named, else the nearest around the working directory.
+
+        Raises:
+            NoSuchQueue: there is none.
+        """
+        from dropq import Root
+
+        _log_to_stderr()
+        return Root(self._root or _nearest_root())
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue that is there.
+
+        Raises:
+            NoSuchQueue, ConfigError, StorageError: it is not there, or cannot be opened.
+        """
+        queue = self.root.queue(unescape(name))
+        _ = queue.layout  # opened here, so that what is wrong with it is said once
+        return queue
+
+    def queues(self, names: Sequence[str] | None) -> list[str]:
+        """Return the names that were given, else those of all queues."""
+        return [unescape(name) for name in names] if names else [queue.name for queue in self.root.queues()]
+
+    # -- what was asked for ----------------------------------------------------------------------------------------
+
+    def ids(self, given: Sequence[str] | None, *, everything: bool = False) -> list[str] | None:
+        """Return which messages were named, by arguments or, for `-`, on standard input; None for all of them.
+
+        Raises:
+            UsageError: none, or both some and all.
+        """
+        if bool(given) == everything:
+            raise UsageError("name messages by their ids, give - to read ids from standard input, or give --all")
+        return None if everything else list(arguments(given or ()))
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask before something is destroyed or moved in bulk.
+
+        Raises:
+            UsageError: there is nobody to ask, and `--yes` was not given.
+            typer.Exit: the answer was no.
+        """
+        if yes:
+            return
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(f"{question} There is no terminal to ask on: give --yes to do it, --dry-run to see it")
+        if not typer.confirm(output.visible(question), err=True):
+            output.note("nothing was done")
+            raise typer.Exit(NEGATIVE)
+
+    # -- what it prints ------------------------------------------------------------------------------------------
+
+    def show(self, records: Iterable[Record], columns: Sequence[str]) -> None:
+        """Print records: a table on a terminal, a line each elsewhere."""
+        output.show(records, columns, as_json=self.json)
+
+    def line(self, record: Record, columns: Sequence[str]) -> None:
+        """Print one record as a line, at once."""
+        output.put(output.line(record, columns, as_json=self.json), flush=True)
+
+    def progress(self, items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+        """Yield the items; where stderr is a terminal, show there how far it has got."""
+        if not sys.stderr.isatty() or (total is not None and total < BAR_FROM):
+            yield from items
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        # Lines for a terminal are printed above the bar; those for a pipe must not be caught.
+        with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+            task = bar.add_task(what, total=total)
+            for item in items:
+                yield item
+                bar.advance(task)
+
+    # -- what it does to several ---------------------------------------------------------------------------------
+
+    def each(self, items: Iterable[T], act: Callable[[T], object]) -> int:
+        """Do something to each item, whatever becomes of the others; return the exit code.
+
+        That of a single item that failed is the error's own; of several, 1 says that it was partial.
+        """
+        codes = []
+        for item in items:
+            try:
+                act(item)
+                codes.append(OK)
+            except (DropqError, OSError) as error:
+                output.complain(error)
+                codes.append(output.exit_code(error))
+        failed = [code for code in codes if code]
+        return OK if not failed else failed[0] if len(codes) == 1 else NEGATIVE
+
+    def report(self, outcomes: Iterable[Outcome], done: str, total: int | None = None) -> int:
+        """Print what became of each message and, on stderr, the sum; return the exit code.
+
+        Args:
+            outcomes: of a bulk verb; it acts while they are taken.
+            done: the verb's participle, for the sum: `moved=12 failed=0`.
+            total: how many are expected.
+        """
+        count = {True: 0, False: 0}
+
+        def records() -> Iterator[Record]:
+            for outcome in self.progress(outcomes, done, total):
+                count[outcome.ok] += 1
+                yield asdict(outcome)
+
+        with whoever_reads():
+            self.show(records(), ("id", "ok", "detail"))
+        output.note(f"{done}={count[True]} failed={count[False]}")
+        return NEGATIVE if count[False] else OK
+
+
+def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
+    """Yield ids or receipts as they were given, unescaped; a `-` stands for the lines of standard input.
+
+    Args:
+        given: the arguments.
+        column: which of a line's columns counts, where it has that many: so other commands' output can be piped in.
+    """
+    for text in given:
+        if text != "-":
+            yield unescape(text)
+            continue
+        for raw in stdin():
+            fields = os.fsdecode(raw).rstrip("\r\n").split("\t")
+            if fields[0]:
+                yield unescape(fields[min(column, len(fields) - 1)])
+
+
+@contextmanager
+def whoever_reads() -> Iterator[None]:
+    """Go on when nobody reads stdout any more: what changes messages does not stop half-way for that."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        output.flush()
+        signal.signal(signal.SIGPIPE, before)
+
+
+def stdin() -> BinaryIO:
+    """Return standard input, as bytes."""
+    return sys.stdin.buffer
+
+
+def _nearest_root() -> str:
+    folder = os.getcwd()
+    while not os.path.exists(f"{folder}/{ROOT_FILE}"):
+        folder, last = os.path.dirname(folder), folder
+        if folder == last:
+            raise NoSuchQueue(
+                f"no root: neither {os.getcwd()} nor a directory above it has a {ROOT_FILE}; "
+                "give --root DIR or set DROPQ_ROOT, or make one with `dropq init DIR`"
+            )
+    return folder
+
+
+def _log_to_stderr() -> None:
+    """Show the library's warnings as everything else that people read."""
+    import logging
+
+    class Talk(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            output.note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+    log = logging.getLogger("dropq")
+    if not log.handlers:
+        log.addHandler(Talk())

@@ -1,0 +1,79 @@
+"""What fsck can find: the kinds of findings, how bad each is, what it means, and what repair does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of finding: how bad it is, one sentence about it, and what repair does: "", "make" or "set aside"."""
+
+    level: str
+    says: str
+    repair: str = ""
+
+
+#: Every kind of finding. Levels: `error` keeps a queue from working, `warning` wants somebody's eye, `info` does not.
+KINDS: Mapping[str, Kind] = {
+    "configuration": Kind("error", "the configuration cannot be used: what it says is to be mended by hand"),
+    "missing-folder": Kind("error", "a folder of the queue is missing", "make"),
+    "not-a-folder": Kind("error", "something else lies where a folder of the queue should be"),
+    "unreadable-folder": Kind("error", "this user may not list or change a folder of the queue"),
+    "two-filesystems": Kind("error", "the folders lie on two file systems, between which no rename is atomic"),
+    "symlink": Kind("warning", "a symbolic link is never a message", "set aside"),
+    "directory": Kind("warning", "a directory is never a message", "set aside"),
+    "special-file": Kind("warning", "a fifo, socket or device is never a message", "set aside"),
+    "hidden": Kind("warning", "a name that begins with a dot is never a message", "set aside"),
+    "ignored": Kind("warning", "a name that the queue's `ignore` matches is never a message", "set aside"),
+    "placeholder": Kind("warning", "a name was reserved for a move that did not come to its end", "set aside"),
+    "under-way": Kind("info", "this changed lately and may be in the middle of something"),
+    "unreadable": Kind("warning", "this user may not read the message, and who takes it may not either"),
+    "undecodable-name": Kind("info", "the name is no UTF-8; the message is delivered, and its name comes back"),
+    "long-name": Kind("info", "the name is over the budget of a name; the next claim shortens it"),
+    "claim-prefix": Kind("info", "the name begins as a claim's does, outside processing/; the next claim drops that"),
+    "foreign-claim": Kind("info", "a script or a DropboxMQ client holds the message; nothing frees it by itself"),
+    "old-foreign-claim": Kind("warning", "a script's claim is over a day old: `sweep --foreign-older-than` frees it"),
+    "unknown-holder": Kind(
+        "warning", "a claim without lease has no known holder: `sweep --unleased-older-than` frees it"
+    ),
+    "dead-holder": Kind("warning", "the consumer that holds the message is dead; a sweep returns it"),
+    "several-links": Kind("warning", "one file lies under several names, and is delivered once for each"),
+    "undated-delay": Kind("info", "a delayed message does not say until when; a sweep delivers it at once"),
+    "missing-sidecar": Kind("warning", "metadata that the name refers to is missing; it is delivered without"),
+    "damaged-sidecar": Kind("warning", "metadata that names refer to cannot be read; it may be mended by hand"),
+    "unreferenced-sidecar": Kind("info", "no name refers to this metadata any more"),
+    "abandoned-send": Kind("warning", "this has lain in working/ for over a day and was never sent", "set aside"),
+    "abandoned-job": Kind("warning", "a job was idle for over a day: `sweep --jobs-older-than` drops it"),
+    "unfinished-job": Kind("warning", "a job was committed, or dropped, and not cleared away; a sweep finishes it"),
+    "orphan-reason": Kind("info", "a reason is about no file that is there; a sweep clears it after a day"),
+    "damaged-reason": Kind("warning", "a reason cannot be read; the message is as good without", "set aside"),
+    "leftover": Kind("info", "a consumer that died left this; a sweep clears it after a day"),
+    "temporary": Kind("warning", "writing a small file of dropq's own did not come to its end", "set aside"),
+    "world-writable": Kind("warning", "everybody on this host may change it"),
+    "half-made-queue": Kind("warning", "making a queue did not come to its end", "set aside"),
+    "half-deleted-queue": Kind("warning", "a queue was deleted and is not wholly gone: look into it, then remove it"),
+    "not-a-queue": Kind("info", "a folder that is no queue"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that does not belong: its kind, its path, what is to be said of it, and whether it was repaired."""
+
+    kind: str
+    path: str
+    detail: str
+    repaired: bool = False
+    inode: int = field(default=0, repr=False, compare=False)
+
+    @property
+    def level(self) -> str:
+        """How bad it is: `error`, `warning` or `info`."""
+        return KINDS[self.kind].level
+
+    @property
+    def open(self) -> bool:
+        """Whether it is above info, and not repaired."""
+        return self.level != "info" and not self.repaired

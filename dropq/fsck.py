@@ -1,0 +1,212 @@
+"""Find what does not belong into a root or a queue, and set it aside where asked; nothing is ever deleted.
+
+Checks only read; `_repaired` is the one function that changes something, and it does no more than make a missing
+folder or rename what is no message into `.dropq/set-aside/`, where it keeps its path. It works on queues that are too
+damaged to be opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dropq import names, storage, strays
+from dropq.config import QueueConfig, RootConfig, load_queue, load_root
+from dropq.errors import ConfigError, DropqError, InvalidName
+from dropq.findings import KINDS, Finding, Kind
+from dropq.layout import FOLDERS, PRIVATE, QueueLayout
+from dropq.queue import Queue
+from dropq.root import Root
+from dropq.sidecars import Sidecars
+from dropq.storage import Storage
+from dropq.strays import Case, look
+
+__all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
+
+#: Folders of a root that are no queues and belong there.
+_KNOWN = ("dropboxmq", "topic-root")
+_HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
+_HALF_DELETED = re.compile(r"\..+\.deleted-[0-9]+(-[0-9a-f]+)?", re.DOTALL)
+
+
+def fsck(queue: Queue, *, repair: bool = False) -> list[Finding]:
+    """Find what does not belong into a queue, however damaged it is.
+
+    Args:
+        queue: the queue; it need not be one that can be opened.
+        repair: make missing folders, and set aside what is certainly no message. Nothing is repaired in a root whose
+            dropq.toml cannot be read.
+
+    Raises:
+        NoSuchQueue: there is nothing that looks like a queue.
+    """
+    layout = _layout(queue) or queue.layout
+    found: list[Finding] = []
+    root_config, root_findings = _root_config(queue.root)
+    config = None
+    if root_config is not None:
+        config, found = _config(queue, layout, root_config)
+    store = Storage()
+    if config is not None:
+        store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
+    sidecars = Sidecars(queue.root.layout.meta, store)
+    found += strays.examine(Case(queue.name, layout, config, sidecars, queue.root.clock.now_ms()))
+    if repair and not root_findings:
+        found = [_repaired(finding, layout.base, store) for finding in found]
+    return root_findings + found
+
+
+def fsck_root(root: Root, *, repair: bool = False) -> list[Finding]:
+    """Find what does not belong into a root, beside its queues; `queues` tells which of these there are.
+
+    Args:
+        root: the root.
+        repair: set aside what making a queue or writing a small file left. Nothing is repaired in a root whose
+            dropq.toml cannot be read.
+    """
+    layout, now = root.layout, root.clock.now_ms()
+    config, found = _root_config(root)
+    found += strays.temporaries_in((layout.path, layout.private, layout.meta), now)
+    found += [*_halves(root, now), *_no_queues(root, now), *_sidecars(root, now)]
+    if repair and config is not None:
+        found = [_repaired(finding, layout.path, Storage()) for finding in found]
+    return found
+
+
+def queues(root: Root) -> list[Queue]:
+    """Return what looks like a queue, by name: also those too damaged to be opened."""
+    found = []
+    for entry in storage.entries(root.layout.path):
+        try:
+            queue = Queue(root, entry.name)
+        except InvalidName:
+            continue
+        if _layout(queue) is not None:
+            found.append(queue)
+    return sorted(found, key=lambda queue: queue.name)
+
+
+# -- opening what cannot be opened -----------------------------------------------------------------------------
+
+
+def _layout(queue: Queue) -> QueueLayout | None:
+    """Return where a queue's folders are, or should be; None where nothing looks like a queue."""
+    home = f"{queue.root.layout.path}/{queue.name}"
+    layouts = QueueLayout.flat(home), QueueLayout.incoming(home)
+    whole = [layout for layout in layouts if os.path.isdir(layout.target)]
+    damaged = [layout for layout in layouts if _folder_count(layout) > 1 or os.path.lexists(layout.config_file)]
+    return next(iter(whole + damaged), None)
+
+
+def _folder_count(layout: QueueLayout) -> int:
+    return sum(os.path.isdir(layout.folder(folder)) for folder in FOLDERS)
+
+
+def _root_config(root: Root) -> tuple[RootConfig | None, list[Finding]]:
+    try:
+        return load_root(root.layout.config_file), []
+    except ConfigError as error:
+        return None, [_broken(root.layout.config_file, error)]
+
+
+def _config(queue: Queue, layout: QueueLayout, root: RootConfig) -> tuple[QueueConfig | None, list[Finding]]:
+    try:
+        config = load_queue(queue.name, root, queue.root.layout.config_file, layout.config_file)
+    except ConfigError as error:
+        return None, [_broken(layout.config_file, error)]
+    try:
+        _ = queue.life
+    except ConfigError as error:
+        return config, [_broken(layout.config_file, error)]  # what only this host cannot do, such as an unknown group
+    except DropqError:
+        pass  # what is wrong with its folders is found one by one
+    return config, []
+
+
+def _broken(path: str, error: ConfigError) -> Finding:
+    return Finding("configuration", path, "; ".join(str(error).splitlines()))
+
+
+# -- the root ----------------------------------------------------------------------------------------------------
+
+
+def _halves(root: Root, now: int) -> Iterator[Finding]:
+    """Find queues that were half made or half deleted."""
+    for seen in look(root.layout.path, now):
+        if _HALF_MADE.fullmatch(seen.name):
+            yield seen.settled("half-made-queue")
+        elif _HALF_DELETED.fullmatch(seen.name):
+            files = sum(len(files) for _, _, files in os.walk(seen.path))
+            yield seen.settled("half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; it holds {files} files")
+
+
+def _no_queues(root: Root, now: int) -> Iterator[Finding]:
+    """Find folders that are no queues."""
+    known = {queue.name for queue in queues(root)}.union(_KNOWN)
+    for seen in look(root.layout.path, now):
+        if not seen.name.startswith(".") and seen.name not in known and os.path.isdir(seen.path):
+            yield seen.found("not-a-queue")
+
+
+def _sidecars(root: Root, now: int) -> Iterator[Finding]:
+    """Find metadata that cannot be read, and metadata over a day old that no name refers to."""
+    there = [seen for seen in look(root.layout.meta, now) if not seen.name.startswith(".")]
+    used = set(_references(root.layout.path)) if there else set()
+    for seen in there:
+        if strays.read_table(seen.path) is None:
+            yield seen.found("damaged-sidecar")
+        elif seen.name.removesuffix(".json") not in used and seen.age > strays.ABANDONED:
+            yield seen.found("unreferenced-sidecar")
+
+
+def _references(path: str) -> Iterator[str]:
+    """Yield which metadata the names below a folder refer to, wherever they lie."""
+    for _, _, files in os.walk(path):
+        for file in files:
+            if "JMS_dropq_meta" in file and (meta := names.parse(names.split_claim(file)[1]).meta):
+                yield meta
+
+
+# -- repair ------------------------------------------------------------------------------------------------------
+
+
+def _repaired(finding: Finding, base: str, store: Storage) -> Finding:
+    """Repair what can be; return the finding with what became of it."""
+    try:
+        match KINDS[finding.kind].repair:
+            case "make":
+                store.make_folder(finding.path)
+                done = "made"
+            case "set aside":
+                done = f"set aside: {_set_aside(finding, base, store)}"
+            case _:
+                return finding
+    except OSError as error:
+        return replace(finding, detail=f"{finding.detail}; not repaired: {error.strerror or error}")
+    return replace(finding, detail=f"{finding.detail}; {done}", repaired=True)
+
+
+def _set_aside(finding: Finding, base: str, store: Storage) -> str:
+    """Rename what was found into set-aside/, under the path that it has below `base`; return where it is."""
+    aside = f"{base}/{PRIVATE}/set-aside/{os.path.relpath(finding.path, base)}"
+    folder, name = os.path.split(aside)
+    try:
+        _move(finding.path, aside, store)
+    except FileExistsError:
+        aside = f"{folder}/{secrets.token_hex(6)}/{name}"
+        _move(finding.path, aside, store)
+    if storage.inode(aside) != finding.inode:
+        # RACE: somebody put another file in its place since it was looked at. That one goes back where it was.
+        _move(aside, finding.path, store)
+        raise OSError("another file lies there now")
+    store.sync(os.path.dirname(aside), os.path.dirname(finding.path))
+    return aside
+
+
+def _move(source: str, destination: str, store: Storage) -> None:
+    store.make_folder(os.path.dirname(destination))
+    is_folder = os.path.isdir(source) and not os.path.islink(source)
+    (store.move_folder if is_folder else store.move)(source, destination)

@@ -1,0 +1,170 @@
+"""What may be written and how: the writer's options and columns, checked in the driver before any task runs.
+
+Invariant: whatever passes here is written as it was asked for; an option or a column that would be ignored, or that
+cannot be written, is refused by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import types as t
+
+from dropq.errors import ConfigError
+
+#: The options of the format, in the spelling that errors use; Spark hands them over in lower case.
+OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")
+#: What a message is made of.
+MESSAGE_PER = ("row", "partition")
+#: How the rows of a partition are written; the first is the default.
+BODY_FORMATS = ("jsonl", "csv", "parquet", "arrow", "text")
+
+_INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+_TEXT = (t.StringType, t.CharType, t.VarcharType)
+_PERIOD = (*_TEXT, *_INTEGERS, t.FloatType, t.DoubleType)
+_FLAT = (*_PERIOD, t.BooleanType, t.DecimalType, t.DateType, t.TimestampType, t.TimestampNTZType)
+_RICH = (*_FLAT, t.BinaryType, t.NullType)
+#: Column types of a body format besides arrays, maps and structs, which csv and text have not.
+_LEAVES: dict[str, tuple[type[t.DataType], ...]] = {
+    "jsonl": _RICH,
+    "csv": _FLAT,
+    "parquet": (*_RICH, t.TimeType, t.DayTimeIntervalType),
+    "arrow": (*_RICH, t.TimeType, t.DayTimeIntervalType),
+    "text": _TEXT,
+}
+#: Columns of a row that is a message: their types, and how an error says them.
+_COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str]] = {
+    "value": ((*_TEXT, t.BinaryType), "string or binary"),
+    "priority": (_INTEGERS, "an integer"),
+    "type": (_TEXT, "string"),
+    "correlation_id": (_TEXT, "string"),
+    "reply_to": (_TEXT, "string"),
+    "expires_in": (_PERIOD, "string (a duration such as 30s) or a number of seconds"),
+    "delay": (_PERIOD, "string (a duration such as 30s) or a number of seconds"),
+    "properties": ((t.MapType,), "map<string,string>"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """The options of one write, as they were given or by default."""
+
+    root: str
+    queue: str
+    message_per: str
+    body_format: str
+    max_records: int | None
+    job_id: str | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Read the options of a write.
+
+        Raises:
+            ConfigError: one is unknown, missing or wrong; it is named, with what is allowed.
+        """
+        given = {key.lower(): value for key, value in options.items()}
+        _check_known(given)
+        message_per = _choice(given, "messagePer", MESSAGE_PER)
+        for option in ("bodyFormat", "maxRecordsPerMessage"):
+            if message_per == "row" and option.lower() in given:
+                raise ConfigError(f"option {option} says how partitions are written: it needs messagePer=partition")
+        root = _required(given, "root")
+        if not os.path.isabs(root):
+            raise ConfigError(f"option root = {root!r}: an absolute path is needed, one that every executor sees")
+        return cls(
+            root=root,
+            queue=_required(given, "queue"),
+            message_per=message_per,
+            body_format=_choice(given, "bodyFormat", BODY_FORMATS),
+            max_records=_count(given, "maxRecordsPerMessage"),
+            job_id=given.get("jobid"),
+        )
+
+    def check_columns(self, schema: t.StructType) -> None:
+        """Refuse columns that these options cannot write, all of them in one error.
+
+        Raises:
+            ConfigError: with the name of each such column and what is wrong with it.
+        """
+        names = schema.fieldNames()
+        problems = [f"column {name} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
+        problems += _row_problems(schema) if self.message_per == "row" else _body_problems(schema, self.body_format)
+        if problems:
+            raise ConfigError(f"these columns cannot be sent: {'; '.join(problems)}")
+
+
+def _check_known(given: Iterable[str]) -> None:
+    spelling = {option.lower(): option for option in OPTIONS}
+    for key in given:
+        if key == "path":
+            raise ConfigError("save() takes no path here: the options root and queue say where to write")
+        if key not in spelling:
+            near = difflib.get_close_matches(key, spelling, n=1)
+            hint = f"did you mean {spelling[near[0]]}? " if near else ""
+            raise ConfigError(f"option {key} is unknown: {hint}The options are {', '.join(OPTIONS)}")
+
+
+def _required(given: Mapping[str, str], option: str) -> str:
+    if not (value := given.get(option.lower())):
+        raise ConfigError(f"option {option} is missing: the options root and queue say where to write")
+    return value
+
+
+def _choice(given: Mapping[str, str], option: str, allowed: tuple[str, ...]) -> str:
+    value = given.get(option.lower(), allowed[0])
+    if value not in allowed:
+        raise ConfigError(f"option {option} = {value!r}: {', '.join(allowed[:-1])} or {allowed[-1]} is allowed")
+    return value
+
+
+def _count(given: Mapping[str, str], option: str) -> int | None:
+    text = given.get(option.lower())
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigError(f"option {option} = {text!r}: a whole number from 1 is allowed")
+    return int(text)
+
+
+def _row_problems(schema: t.StructType) -> Iterator[str]:
+    if "value" not in schema.fieldNames():
+        yield "the column value, the body of each message, is missing"
+    for field in schema.fields:
+        if field.name not in _COLUMNS:
+            near = difflib.get_close_matches(field.name.lower(), _COLUMNS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "messagePer=partition sends any columns"
+            yield f"column {field.name} is unknown where each row is a message ({hint})"
+            continue
+        kinds, allowed = _COLUMNS[field.name]
+        kind = field.dataType
+        pair = (kind.keyType, kind.valueType) if isinstance(kind, t.MapType) else ()
+        if not isinstance(kind, kinds) or not all(isinstance(part, _TEXT) for part in pair):
+            yield f"column {field.name} is {kind.simpleString()}, and must be {allowed}"
+
+
+def _body_problems(schema: t.StructType, body_format: str) -> Iterator[str]:
+    if body_format == "text" and len(schema.fields) != 1:
+        yield f"bodyFormat=text writes one string column, and there are {len(schema.fields)}"
+    for field in schema.fields:
+        for path, kind in _refused(field.name, field.dataType, body_format):
+            yield f"column {path} is {kind}, which bodyFormat={body_format} does not write"
+
+
+def _refused(path: str, kind: t.DataType, body_format: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a column that a format cannot write, with the names of their types."""
+    nested = body_format not in ("csv", "text")
+    if nested and isinstance(kind, t.StructType):
+        for field in kind.fields:
+            yield from _refused(f"{path}.{field.name}", field.dataType, body_format)
+    elif nested and isinstance(kind, t.ArrayType):
+        yield from _refused(f"{path}[]", kind.elementType, body_format)
+    elif nested and isinstance(kind, t.MapType):
+        if body_format == "jsonl" and not isinstance(kind.keyType, (*_TEXT, *_INTEGERS)):
+            yield f"the key of {path}", kind.keyType.simpleString()
+        yield from _refused(f"{path}{{}}", kind.valueType, body_format)
+    elif not isinstance(kind, _LEAVES[body_format]):
+        yield path, kind.simpleString()

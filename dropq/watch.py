@@ -1,0 +1,140 @@
+"""When to look again: what tells a worker that something may have come into a folder.
+
+An event is a hint and nothing more. A burst loses two of three without a sign, and a change made by another host of
+a network file system, or below a FUSE mount, gives none. So a wait always ends by its timeout, and whoever waits
+lists the folder then: messages are found by listings, events only make it soon.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from watchdog.observers.api import BaseObserver
+
+log = logging.getLogger("dropq")
+
+#: Seconds after which a folder is to be listed again although no event came.
+RESCAN = 1.0
+#: Seconds between two looks where there are no events.
+PAUSE = 0.1
+#: Where Linux tells which file system is mounted where; elsewhere there is no such file, and events are tried.
+MOUNTS = "/proc/self/mountinfo"
+
+#: File systems on which other hosts, or a folder behind the mount, change files without an event here.
+_SILENT = re.compile(
+    r"nfs|fuse|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|ocfs2|gfs2|vboxsf|prl_fs|drvfs"
+)
+
+
+class Watch:
+    """A context that waits for news of a folder.
+
+    Args:
+        folder: the folder.
+        poll: look every `PAUSE` seconds, as is done by itself where events do not work.
+    """
+
+    def __init__(self, folder: str, *, poll: bool = False) -> None:
+        self._folder = folder
+        self._poll = poll
+        self._observer: BaseObserver | None = None
+        # The only queue whose put may interrupt its own get: a signal handler may wake the thread that waits.
+        self._hints: SimpleQueue[None] = SimpleQueue()
+
+    def __enter__(self) -> Watch:
+        if not self._poll and events_reach(self._folder):
+            self._observer = _observer(self._folder, self.wake)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.join()
+            self._observer = None
+
+    @property
+    def events(self) -> bool:
+        """Whether events shorten the wait; else it is a pause."""
+        return self._observer is not None
+
+    def wake(self) -> None:
+        """End the present wait, or the next; any thread and any signal handler may call it."""
+        if self._hints.empty():
+            self._hints.put(None)
+
+    def wait(self, timeout: float = RESCAN) -> None:
+        """Return when something may have come into the folder, when woken, and at the latest after the timeout.
+
+        Args:
+            timeout: seconds; without events the wait is at most `PAUSE`.
+        """
+        with suppress(Empty):
+            self._hints.get(timeout=max(timeout if self.events else min(timeout, PAUSE), 0))
+            while True:
+                self._hints.get_nowait()
+
+
+def events_reach(folder: str, mounts: str = MOUNTS) -> bool:
+    """Tell whether changes of a folder by whomever give events here, by the type of its file system."""
+    kind = file_system(folder, mounts)
+    return kind is None or _SILENT.match(kind) is None
+
+
+def file_system(folder: str, mounts: str = MOUNTS) -> str | None:
+    """Return the type of the file system that a folder lies on; None where the system does not tell."""
+    path = os.path.realpath(folder)
+    number = os.stat(path).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    found, length = None, -1
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                mount, _, source = line.partition(" - ")
+                kind, point = source.split(" ", 1)[0], _unescaped(mount.split(" ")[4])
+                if mount.split(" ")[2] == device:
+                    return kind
+                # btrfs and overlays have device numbers that the table does not: there the mount point tells.
+                if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= length:
+                    found, length = kind, len(point)
+    except (OSError, IndexError):
+        return None
+    return found
+
+
+def _unescaped(point: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
+
+
+def _observer(folder: str, wake: Callable[[], None]) -> BaseObserver | None:
+    """Start to observe a folder; None where that fails, which the log says."""
+    try:
+        from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent, FileSystemEventHandler
+        from watchdog.observers import Observer
+        from watchdog.observers.polling import PollingObserver
+
+        if Observer is PollingObserver:
+            return None  # it would look at every file each time: a listing is less
+
+        class Handler(FileSystemEventHandler):
+            def dispatch(self, event: FileSystemEvent) -> None:
+                wake()
+
+        observer = Observer()
+        observer.schedule(Handler(), folder, event_filter=[FileCreatedEvent, FileMovedEvent])
+        observer.start()
+    except (ImportError, OSError, RuntimeError) as error:
+        # Too many watches or instances for this user, mostly. Polling finds the same messages.
+        log.warning("%s: no events (%s): looking every %s s instead", folder, error, PAUSE)
+        return None
+    return observer

@@ -1,0 +1,399 @@
+"""The run loop: claims messages, gives each to a handler, settles it by what the handler says.
+
+A worker claims a message only for a hand that is free, so that nothing it does not work on is kept from others, and
+while a handler runs the lease of its message is renewed. Whatever happens to a handler, its message is settled once,
+or given back; a message whose claim was lost is left to whoever has it now.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from traceback import format_exception
+from typing import TYPE_CHECKING
+
+from dropq.durations import parse_duration
+from dropq.errors import DropqError, LeaseLost
+from dropq.message import Duration, Message
+from dropq.watch import RESCAN, Watch
+
+if TYPE_CHECKING:
+    from dropq.queue import Queue
+    from dropq.subscription import Subscription
+
+log = logging.getLogger("dropq")
+
+#: What is called with each message. What it returns is not looked at: returning acknowledges.
+Handler = Callable[[Message], object]
+
+#: A lease is renewed when this part of it has gone by: two renewals may fail before it runs out.
+RENEWAL = 1 / 3
+#: Seconds that a handler which can be cancelled is waited for when its message is to be given back.
+CANCEL_LIMIT = 10.0
+
+#: How a message that its handler settled itself is counted, by the state that it went to.
+_SETTLED = {"processed": "acked", "removed": "acked", "target": "retried", "delayed": "retried"}
+
+
+class Retry(Exception):
+    """Raised by a handler to give its message back; it is delivered again, and a cancel is counted.
+
+    Args:
+        delay: how long it is kept from everybody; None takes the queue's redelivery_delay.
+    """
+
+    def __init__(self, delay: Duration | None = None) -> None:
+        super().__init__("to be tried again")
+        self.delay = None if delay is None else parse_duration(delay)
+
+
+class Reject(Exception):
+    """Raised by a handler to refuse its message for good: it goes to error/ at once.
+
+    Args:
+        reason: for whoever reads error/.
+        details: what else is kept with the reason.
+    """
+
+    def __init__(self, reason: str, **details: object) -> None:
+        super().__init__(reason)
+        self.details = details
+
+
+class Fail(Exception):
+    """Raised by a handler that knows why it failed: as any other exception, but without a traceback.
+
+    Args:
+        reason: for whoever reads error/.
+        details: what else is kept with the reason.
+    """
+
+    def __init__(self, reason: str, **details: object) -> None:
+        super().__init__(reason)
+        self.details = details
+
+
+class Halt(Exception):
+    """Raised by a handler that cannot work on any message: this one goes back uncounted, and the worker ends."""
+
+
+class Cancelled(Exception):
+    """Raised by a handler whose `cancel(message)` was called: its message is lost, or to be given back."""
+
+
+@dataclass
+class WorkReport:
+    """What became of the messages that a worker took.
+
+    Attributes:
+        acked, failed, retried, rejected: settled so, by the worker or by the handler itself.
+        lost: the claim was gone when the message was to be settled; nothing was changed.
+        returned: given back because the worker was to end.
+        halted: why the handler could not go on; None when it could.
+    """
+
+    acked: int = 0
+    failed: int = 0
+    retried: int = 0
+    rejected: int = 0
+    lost: int = 0
+    returned: int = 0
+    halted: str | None = None
+
+
+class Stop:
+    """Asks a worker to end: once, to finish what runs; twice, to end that too and give it back.
+
+    Args:
+        event: ask once as soon as this is set, too; it is looked at once a second.
+    """
+
+    def __init__(self, event: threading.Event | None = None) -> None:
+        self.times = 0
+        self._event = event
+        self._wakes: list[Callable[[], None]] = []
+
+    def ask(self) -> None:
+        """Ask; any thread and any signal handler may."""
+        self.times += 1  # no lock, and no logging: a signal handler may interrupt whoever holds one
+        for wake in tuple(self._wakes):
+            wake()
+
+    @property
+    def asked(self) -> bool:
+        """Whether anybody asked."""
+        return self.times > 0 or (self._event is not None and self._event.is_set())
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Call something, for as long as the block lasts, whenever somebody asks."""
+        self._wakes.append(wake)
+        try:
+            yield
+        finally:
+            self._wakes.remove(wake)
+
+
+@contextmanager
+def stop_on_signals(stop: Stop, *signals: signal.Signals) -> Iterator[Stop]:
+    """Take signals as requests to stop for as long as the block lasts; to be called in the main thread.
+
+    Args:
+        stop: what is asked.
+        signals: which; SIGTERM and SIGINT when none is given.
+    """
+    before = {}
+    for number in signals or (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, lambda *_: stop.ask())
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def work(
+    queue: Queue,
+    handler: Handler,
+    *,
+    concurrency: int = 1,
+    until_empty: bool = False,
+    lease: Duration | None = None,
+    poll: bool = False,
+    stop: Stop | threading.Event | None = None,
+) -> WorkReport:
+    """Handle a queue's messages until asked to stop.
+
+    A handler that returns acknowledges its message; one that raises `Retry` gives it back, `Reject` refuses it, any
+    other exception fails it, with the traceback kept. A handler may also settle its message itself. It may look at
+    `message.held`, which turns false when the claim is lost; a method `cancel(message)` of the handler is called then,
+    from another thread, and must return at once.
+
+    Ctrl-C, where Python's own handler would get it, is a request to stop: what runs is finished; a second one gives
+    back what runs, and leaves handlers that cannot be cancelled to the end of the process.
+
+    Args:
+        queue: the queue.
+        handler: called with each message, in another thread than the caller's.
+        concurrency: how many messages are handled at a time; the queue's max_per_subscription_backlog may be lower.
+        until_empty: end when nothing waits in target/ and nothing runs here; delayed messages, and what others hold,
+            are not waited for. A paused queue is empty.
+        lease: after which a claim runs out unless it is renewed; None takes the queue's, which may have none.
+        poll: look for messages ten times a second instead of waiting for events.
+        stop: asks the worker to end; a `threading.Event` asks once, and is seen within a second.
+
+    Raises:
+        NoSuchQueue, ConfigError: nothing was taken.
+        StorageError: a message could not be taken or settled; what ran was finished first.
+    """
+    if concurrency < 1:
+        raise ValueError(f"concurrency {concurrency}: at least 1")
+    asked = stop if isinstance(stop, Stop) else Stop(stop)
+    with ExitStack() as stack:
+        # Ctrl-C must not break a claim in two: between the rename and its being known to the subscription.
+        if _python_takes_interrupts():
+            stack.enter_context(stop_on_signals(asked, signal.SIGINT))
+        subscription = stack.enter_context(queue.subscribe(max_backlog=concurrency, lease_period=lease))
+        watch = stack.enter_context(Watch(queue.layout.target, poll=poll))
+        stack.enter_context(asked.waking(watch.wake))
+        return _Worker(subscription, handler, watch, asked, concurrency=concurrency, until_empty=until_empty).run()
+
+
+def _python_takes_interrupts() -> bool:
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class _Worker:
+    """One run of the loop: the calling thread claims, hands handle and settle, a keeper renews leases."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        handler: Handler,
+        watch: Watch,
+        stop: Stop,
+        *,
+        concurrency: int,
+        until_empty: bool,
+    ) -> None:
+        self._subscription = subscription
+        self._handler = handler
+        self._cancel: Callable[[Message], None] | None = getattr(handler, "cancel", None)
+        self._watch = watch
+        self._stop = stop
+        self._concurrency = concurrency
+        self._until_empty = until_empty
+        self._report = WorkReport()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._running: dict[int, Message] = {}
+        self._given: SimpleQueue[Message | None] = SimpleQueue()
+        self._ended = threading.Event()
+
+    def run(self) -> WorkReport:
+        for _ in range(self._concurrency):
+            threading.Thread(target=self._hand, name="dropq-hand", daemon=True).start()
+        if lease := self._subscription.lease:
+            threading.Thread(target=self._keep, args=(lease,), name="dropq-keeper", daemon=True).start()
+        try:
+            while not self._over():
+                self._watch.wait(self._pause())
+        finally:
+            self._give_back()  # nothing is left but after a second request, or an exception
+            self._ended.set()
+            for _ in range(self._concurrency):
+                self._given.put(None)
+        if self._error is not None:
+            raise self._error
+        return self._report
+
+    # -- the calling thread ----------------------------------------------------------------------------------
+
+    @property
+    def _stopping(self) -> bool:
+        return self._stop.asked or self._error is not None or self._report.halted is not None
+
+    def _over(self) -> bool:
+        """Take a message for each free hand; tell whether there is nothing more to do."""
+        idle = not self._running  # before the look: what is given back while we look makes for another round
+        taken = 0 if self._stopping else self._take()
+        return self._stop.times > 1 or (idle and not taken and (self._stopping or self._until_empty))
+
+    def _take(self) -> int:
+        taken = 0
+        try:
+            while len(self._running) < self._concurrency and not self._stopping:
+                message = self._subscription.receive()
+                if message is None:
+                    break
+                self._running[id(message)] = message
+                self._given.put(message)
+                taken += 1
+        except DropqError as error:
+            self._fail(error)
+        return taken
+
+    def _pause(self) -> float:
+        due = self._subscription.next_due
+        return RESCAN if due is None else max(min(due, RESCAN), 0.005)
+
+    def _give_back(self) -> None:
+        """End what runs, where that can be done, and give it back."""
+        for message in list(self._running.values()):
+            self._end(message)
+        until = time.monotonic() + CANCEL_LIMIT
+        while self._running and self._cancel is not None and time.monotonic() < until:
+            self._watch.wait(0.1)
+        for key, message in list(self._running.items()):
+            if self._running.pop(key, None) is None:
+                continue  # RACE: its hand was done with it just now
+            try:
+                message.release()
+            except LeaseLost:
+                continue  # its hand settled it just now, or it is somebody else's
+            self._count("returned")
+
+    # -- hands -----------------------------------------------------------------------------------------------
+
+    def _hand(self) -> None:
+        while (message := self._given.get()) is not None:
+            try:
+                if id(message) in self._running:
+                    self._work_on(message)
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                self._running.pop(id(message), None)
+                self._watch.wake()
+
+    def _work_on(self, message: Message) -> None:
+        settled_first = not message.held  # at most once: nothing can be changed any more
+        outcome, settle = self._handle(message)
+        try:
+            if settled_first:
+                outcome = outcome if outcome == "acked" else "failed"
+                message.ack()
+            elif message.held:
+                settle()
+            else:
+                outcome = "lost" if message.state == "processing" else _SETTLED.get(message.state, "failed")
+        except LeaseLost as error:
+            outcome = "lost"
+            log.warning("%s", error)
+        if id(message) in self._running:
+            self._count(outcome)
+
+    def _handle(self, message: Message) -> tuple[str, Callable[[], None]]:
+        """Call the handler; return how the message counts and what settles it so."""
+        try:
+            self._handler(message)
+        except Retry as error:
+            return "retried", partial(message.nack, error.delay)
+        except Reject as error:
+            log.warning("message %s rejected: %s", message.id, error)
+            return "rejected", partial(message.reject, str(error), **error.details)
+        except Fail as error:
+            log.warning("message %s failed: %s", message.id, error)
+            return "failed", partial(message.fail, str(error), **error.details)
+        except Cancelled:
+            return "returned", message.release
+        except Halt as error:
+            self._report.halted = str(error)
+            return "returned", partial(message.release, counted=False)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("message %s failed: %s", message.id, reason)
+            return "failed", partial(message.fail, reason, traceback=_traceback(error))
+        except BaseException as error:
+            self._fail(error)  # the program is to end: that is not the message's fault
+            return "returned", message.release
+        return "acked", message.ack
+
+    def _count(self, outcome: str) -> None:
+        with self._lock:
+            setattr(self._report, outcome, getattr(self._report, outcome) + 1)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the worker by an error, once what runs is finished."""
+        log.error("the worker ends: %s: %s", type(error).__name__, error)
+        self._error = self._error or error
+
+    # -- the keeper of leases --------------------------------------------------------------------------------
+
+    def _keep(self, lease: float) -> None:
+        while not self._ended.wait(lease * RENEWAL):
+            for message in list(self._running.values()):
+                self._renew(message, lease)
+
+    def _renew(self, message: Message, lease: float) -> None:
+        try:
+            if message.held:
+                message.extend(lease)
+        except LeaseLost as error:
+            if message.state == "processing":  # else its hand settled it just now
+                log.warning("%s", error)
+                self._end(message)
+        except Exception as error:  # the keeper goes on: there is time for another try, and there are other messages
+            log.warning("message %s: its lease was not renewed: %s", message.id, error)
+
+    def _end(self, message: Message) -> None:
+        if self._cancel is None:
+            return
+        try:
+            self._cancel(message)
+        except Exception:
+            log.exception("message %s: its handler could not be cancelled", message.id)
+
+
+def _traceback(error: BaseException) -> str:
+    """Return an error's traceback from the handler on."""
+    trace = error.__traceback__
+    return "".join(format_exception(type(error), error, trace.tb_next if trace is not None else None))

@@ -1,0 +1,147 @@
+"""What several test files share: a settable clock, what lies where as `os` alone sees it, waits with a deadline."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dropq import Queue, Root, ready, storage
+
+#: The folders of a queue in which a message can be, below the folder that holds its target/.
+FOLDERS = {
+    "working": "working",
+    "target": "target",
+    "processing": "processing",
+    "processed": "processed",
+    "expired": "expired",
+    "error": "error",
+    "delayed": ".dropq/delayed",
+}
+
+
+class Clock:
+    """A clock that stands still until it is moved; it begins with the real time, as files' times do."""
+
+    def __init__(self) -> None:
+        self.ms = int(time.time() * 1000)
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def advance(self, seconds: float) -> None:
+        self.ms += int(seconds * 1000)
+
+
+def make_queue(path: Path, *, clock: Clock | None = None, dropboxmq: bool = False, **options: Any) -> Queue:
+    """Make a queue `q` in a new root at `path`; durability is none where the test does not say."""
+    root = Root.create(path, clock=clock, dropboxmq=dropboxmq)
+    return root.create_queue("q", dropboxmq=dropboxmq, **{"durability": "none", **options})
+
+
+def base(queue: Queue) -> Path:
+    """The folder that holds the queue's target/."""
+    return Path(queue.layout.base)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The regular files of a folder by name, with their content; dot files and reservations are left out."""
+    found = {}
+    for entry in sorted(os.listdir(folder)) if folder.exists() else ():
+        path = folder / entry
+        if entry.startswith(".") or not path.is_file():
+            continue
+        if path.stat().st_mode & 0o7777 == 0 and path.stat().st_size == 0:
+            continue  # a name reserved by a mover that died
+        found[entry] = path.read_bytes()
+    return found
+
+
+def lying(folder: Path) -> dict[str, list[bytes]]:
+    """The bodies that lie in each state of the queue at `folder`, as plain system calls see them; no empty states."""
+    states = {state: sorted(files(folder / place).values()) for state, place in FOLDERS.items()}
+    return {state: bodies for state, bodies in states.items() if bodies}
+
+
+def where(queue: Queue) -> dict[str, list[bytes]]:
+    """The bodies that lie in each state of a queue."""
+    return lying(base(queue))
+
+
+def names_in(queue: Queue, state: str) -> list[str]:
+    """The file names in a state of a queue."""
+    return sorted(files(base(queue) / FOLDERS[state]))
+
+
+def drop(queue: Queue, name: str, body: bytes) -> None:
+    """Send a file as a script does: write it in working/, move it to target/."""
+    working = base(queue) / "working" / name
+    working.write_bytes(body)
+    os.rename(working, base(queue) / "target" / name)
+
+
+def until(condition: Callable[[], object], what: str, *, timeout: float = 15.0) -> None:
+    """Wait until something is so; fail with `what` was waited for when it is not within the timeout."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout} s for: {what}"
+        time.sleep(0.005)
+
+
+def always_fresh(monkeypatch: Any) -> None:
+    """Let consumers list target/ for every message, and sweep on the way each time."""
+    monkeypatch.setattr(ready, "MAX_AGE", 0.0)
+    monkeypatch.setattr(ready, "LISTING_SHARE", 0)
+    monkeypatch.setattr("dropq.sweep.QuickSweep.due", True)
+
+
+class RecordingOs:
+    """Stands for the module `os` in dropq.storage, and keeps what was called on which path, in order."""
+
+    WATCHED = ("open", "write", "fsync", "rename", "unlink", "link", "mkdir", "rmdir", "utime", "close")
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self._paths: dict[int, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in self.WATCHED:
+            return real
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = real(*args, **kwargs)
+            if name == "open":
+                self._paths[result] = args[0]
+            subject = self._paths.get(args[0], str(args[0])) if isinstance(args[0], int) else os.fspath(args[0])
+            self.calls.append((name, subject if name != "rename" else f"{subject} {os.fspath(args[1])}"))
+            return result
+
+        return call
+
+    def record(self, monkeypatch: Any) -> RecordingOs:
+        """Watch dropq.storage from now on, renameat2 included."""
+        real = storage.rename_noreplace
+
+        def rename_noreplace(source: str, destination: str) -> None:
+            real(source, destination)
+            self.calls.append(("rename", f"{source} {destination}"))
+
+        monkeypatch.setattr(storage, "os", self)
+        monkeypatch.setattr(storage, "rename_noreplace", rename_noreplace)
+        return self
+
+    def briefly(self, names: tuple[str, ...], folder: Path) -> list[str]:
+        """Return the calls of some names as `fsync target`: by the folder below `folder`, files by their folder."""
+        told = []
+        for name, subject in self.calls:
+            if name not in names:
+                continue
+            parts = []
+            for path in subject.split(" "):
+                relative = os.path.relpath(path, folder)
+                parts.append(relative if os.path.isdir(path) else f"{os.path.dirname(relative)}/*")
+            told.append(" ".join([name, *parts]))
+        return told

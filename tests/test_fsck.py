@@ -1,0 +1,539 @@
+"""fsck finds whatever does not belong, sets aside what is no message, and never deletes anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from children import unprivileged
+from helpers import Clock, base, drop, make_queue
+
+from dropq import NoSuchQueue, Queue, Root, staging, storage
+from dropq import fsck as fsck_module
+from dropq.findings import KINDS, Finding
+from dropq.fsck import fsck, fsck_root, queues
+
+DAY = 86_400
+HEX = "0123456789ab"
+
+Plant = Callable[[Queue], Path]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(tmp_path: Path, clock: Clock) -> Queue:
+    return make_queue(tmp_path / "root", clock=clock)
+
+
+def reopened(queue: Queue) -> Queue:
+    """The queue as another process sees it: nothing opened yet."""
+    return Root(queue.root.path, clock=queue.root.clock).queue(queue.name)
+
+
+def examined(queue: Queue, *, repair: bool = False) -> list[Finding]:
+    """What is found in a root and its queue."""
+    again = reopened(queue)
+    return [*fsck_root(again.root, repair=repair), *fsck(again, repair=repair)]
+
+
+def kinds(found: list[Finding]) -> list[str]:
+    return [finding.kind for finding in found]
+
+
+def contents(folder: Path) -> dict[int, str]:
+    """Everything below a folder by its inode: what it is, and its content; where it lies does not matter."""
+    found = {}
+    for path in folder.rglob("*"):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            said = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            said = os.readlink(path) if path.is_symlink() else str(stat.S_IFMT(status.st_mode))
+        found[status.st_ino] = said
+    return found
+
+
+# -- each kind, and how it comes about -------------------------------------------------------------------------
+
+
+def write(path: Path, body: bytes = b"", mode: int = 0o644) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+    path.chmod(mode)
+    return path
+
+
+def target(queue: Queue, name: str, body: bytes = b"body") -> Path:
+    return write(base(queue) / "target" / name, body)
+
+
+def processing(queue: Queue, name: str) -> Path:
+    return write(base(queue) / "processing" / name, b"held")
+
+
+def broken_toml(queue: Queue) -> Path:
+    return write(base(queue) / "queue.toml", b"lease_period = \n")
+
+
+def unknown_group(queue: Queue) -> Path:
+    return write(base(queue) / "queue.toml", b'group = "no-such-group-here"\n')
+
+
+def broken_root_toml(queue: Queue) -> Path:
+    return write(Path(queue.root.layout.config_file), b"format = 99\n")
+
+
+def no_folder(queue: Queue) -> Path:
+    path = base(queue) / "expired"
+    path.rmdir()
+    return path
+
+
+def no_target(queue: Queue) -> Path:
+    path = base(queue) / "target"
+    path.rmdir()
+    return path
+
+
+def file_for_folder(queue: Queue) -> Path:
+    return write(no_folder(queue))
+
+
+def dangling_folder(queue: Queue) -> Path:
+    path = no_folder(queue)
+    path.symlink_to("/no/such/volume")
+    return path
+
+
+def symlink(queue: Queue) -> Path:
+    path = base(queue) / "target" / "link"
+    path.symlink_to("/etc/hostname")
+    return path
+
+
+def directory(queue: Queue) -> Path:
+    write(base(queue) / "processed" / "folder" / "inside", b"kept")
+    return base(queue) / "processed" / "folder"
+
+
+def fifo(queue: Queue) -> Path:
+    path = base(queue) / "target" / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def unix_socket(queue: Queue) -> Path:
+    path = base(queue) / "error" / "socket"
+    here = os.getcwd()
+    os.chdir(path.parent)  # the path of a socket is short
+    try:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+    finally:
+        os.chdir(here)
+    return path
+
+
+def linked(queue: Queue) -> Path:
+    path = target(queue, "one")
+    os.link(path, base(queue) / "processed" / "two")
+    return path
+
+
+def unknown_holder(queue: Queue) -> Path:
+    return processing(queue, "host-1-aaaaaaaaaa-1,0,1~x")
+
+
+def dead_holder(queue: Queue) -> Path:
+    write(base(queue) / ".dropq" / "consumers" / "host-1-bbbbbbbbbb")
+    return processing(queue, "host-1-bbbbbbbbbb-1,0,1~x")
+
+
+def long_sidecar(queue: Queue) -> tuple[Path, Path]:
+    """Send a message whose properties do not fit its name; return its path and its sidecar's."""
+    queue.send(b"", properties={"long": "x" * 200})
+    [sidecar] = Path(queue.root.layout.meta).iterdir()
+    [message] = (base(queue) / "target").iterdir()
+    return message, sidecar
+
+
+def missing_sidecar(queue: Queue) -> Path:
+    message, sidecar = long_sidecar(queue)
+    sidecar.unlink()
+    return message
+
+
+def damaged_sidecar(queue: Queue) -> Path:
+    message, sidecar = long_sidecar(queue)
+    sidecar.write_bytes(b'{"format": 1, ')
+    return message
+
+
+def unreferenced_sidecar(queue: Queue) -> Path:
+    message, sidecar = long_sidecar(queue)
+    message.unlink()
+    return sidecar
+
+
+def job(queue: Queue) -> Path:
+    started = staging.Job(queue.life, "nightly")
+    attempt = started.attempt("0")
+    write(Path(attempt.folder) / "4.x.B", b"row")
+    return Path(started.folder)
+
+
+def committed_job(queue: Queue) -> Path:
+    path = job(queue)
+    write(path / staging.MANIFEST, b'{"format": 1, "files": []}')
+    return path
+
+
+def dropped_job(queue: Queue) -> Path:
+    return write(base(queue) / "working" / f".drop-nightly-{HEX}" / "0" / "4.x.B").parent.parent
+
+
+def failed(queue: Queue) -> tuple[Path, Path]:
+    """Let a message fail; return its path in error/ and that of its reason."""
+    queue.send(b"poison")
+    message = queue.receive()
+    assert message is not None
+    message.fail("bad")
+    queue.close()
+    [reason] = (base(queue) / ".dropq" / "reasons" / "error").iterdir()
+    return Path(message.path), reason
+
+
+def orphan_reason(queue: Queue) -> Path:
+    message, reason = failed(queue)
+    message.unlink()
+    return reason
+
+
+def damaged_reason(queue: Queue) -> Path:
+    _, reason = failed(queue)
+    reason.write_bytes(b"[]")
+    return reason
+
+
+def world_writable_folder(queue: Queue) -> Path:
+    path = base(queue) / "target"
+    path.chmod(0o777)
+    return path
+
+
+def world_writable_file(queue: Queue) -> Path:
+    path = target(queue, "open.csv")
+    path.chmod(0o666)
+    return path
+
+
+def half_made(queue: Queue) -> Path:
+    return write(Path(queue.root.path) / f".next.creating-{HEX}" / "queue.toml").parent
+
+
+def half_deleted(queue: Queue) -> Path:
+    return write(Path(queue.root.path) / ".old.deleted-1700000000000-abcdef" / "target" / "x").parent.parent
+
+
+def not_a_queue(queue: Queue) -> Path:
+    return write(Path(queue.root.path) / "papers" / "readme").parent
+
+
+#: Kind, how it comes about, and whether it has to be old to be found.
+PLANTED: list[tuple[str, Plant, bool]] = [
+    ("configuration", broken_toml, False),
+    ("configuration", unknown_group, False),
+    ("configuration", broken_root_toml, False),
+    ("missing-folder", no_folder, False),
+    ("missing-folder", no_target, False),
+    ("not-a-folder", file_for_folder, False),
+    ("not-a-folder", dangling_folder, False),
+    ("symlink", symlink, False),
+    ("directory", directory, False),
+    ("special-file", fifo, False),
+    ("special-file", unix_socket, False),
+    ("hidden", lambda queue: target(queue, ".hidden"), True),
+    ("ignored", lambda queue: target(queue, "upload.part"), True),
+    ("ignored", lambda queue: write(base(queue) / "target/_temporary/0/part").parents[1], True),
+    ("placeholder", lambda queue: write(base(queue) / "processed" / "a.csv", mode=0), True),
+    ("under-way", lambda queue: target(queue, "upload.part"), False),
+    ("under-way", lambda queue: write(base(queue) / "processed" / "a.csv", mode=0), False),
+    ("under-way", half_made, False),
+    ("unreadable", lambda queue: write(base(queue) / "target" / "a.csv", b"secret", mode=0o200), False),
+    ("undecodable-name", lambda queue: target(queue, os.fsdecode(b"\xffreport.csv")), False),
+    ("long-name", lambda queue: target(queue, "n" * 200), False),
+    ("claim-prefix", lambda queue: target(queue, "host-1-aaaaaaaaaa-1,0,1~x"), False),
+    ("claim-prefix", lambda queue: write(base(queue) / "error" / "client7~4.x.B", b""), False),
+    ("foreign-claim", lambda queue: processing(queue, "a.csv"), False),
+    ("foreign-claim", lambda queue: processing(queue, "client7~4.x.B"), False),
+    ("old-foreign-claim", lambda queue: processing(queue, "a.csv"), True),
+    ("unknown-holder", unknown_holder, False),
+    ("dead-holder", dead_holder, False),
+    ("several-links", linked, False),
+    ("undated-delay", lambda queue: write(base(queue) / ".dropq" / "delayed" / "4.x.B"), False),
+    ("missing-sidecar", missing_sidecar, False),
+    ("damaged-sidecar", damaged_sidecar, False),
+    ("unreferenced-sidecar", unreferenced_sidecar, True),
+    ("abandoned-send", lambda queue: write(base(queue) / "working" / "half.csv", b"1,2,"), True),
+    ("abandoned-job", job, True),
+    ("unfinished-job", committed_job, True),
+    ("unfinished-job", dropped_job, True),
+    ("orphan-reason", orphan_reason, False),
+    ("damaged-reason", damaged_reason, False),
+    ("leftover", lambda queue: write(base(queue) / ".dropq/held/host-1-aaaaaaaaaa-1/a.csv").parent, False),
+    ("leftover", lambda queue: write(base(queue) / ".dropq" / f".gone-{HEX}abcd"), True),
+    ("temporary", lambda queue: write(base(queue) / f".queue.toml.{HEX}.tmp"), True),
+    ("temporary", lambda queue: write(Path(queue.root.layout.meta) / f".token.json.{HEX}.tmp"), True),
+    ("world-writable", world_writable_folder, False),
+    ("world-writable", world_writable_file, False),
+    ("half-made-queue", half_made, True),
+    ("half-deleted-queue", half_deleted, True),
+    ("not-a-queue", not_a_queue, False),
+]
+#: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
+APART = {"two-filesystems", "unreadable-folder"}
+
+
+def test_every_kind_is_tested() -> None:
+    assert {kind for kind, _, _ in PLANTED} | APART == set(KINDS)
+
+
+@pytest.mark.parametrize(("kind", "plant", "old"), PLANTED)
+def test_each_kind_is_found_and_repaired_as_far_as_its_kind_says(
+    queue: Queue, clock: Clock, kind: str, plant: Plant, old: bool
+) -> None:
+    path = plant(queue)
+    clock.advance(2 * DAY if old else 0)
+    before = contents(Path(queue.root.path))
+
+    found = [finding for finding in examined(queue) if finding.kind == kind]
+    assert str(path) in [finding.path for finding in found]
+    assert not any(finding.open for finding in examined(queue) if finding.kind != kind)
+    assert contents(Path(queue.root.path)).items() == before.items()
+
+    repairable = bool(KINDS[kind].repair)
+    repaired = [finding for finding in examined(queue, repair=True) if finding.kind == kind]
+    assert {finding.repaired for finding in repaired} == {repairable}
+    assert before.items() <= contents(Path(queue.root.path)).items()
+    assert (kind in kinds(examined(queue))) is not repairable
+    if KINDS[kind].repair == "set aside":
+        inside = base(queue) if path.is_relative_to(base(queue)) else Path(queue.root.path)
+        assert not os.path.lexists(path)
+        assert os.path.lexists(inside / ".dropq" / "set-aside" / path.relative_to(inside))
+    else:
+        assert os.path.lexists(path)
+
+
+def test_a_level_and_one_sentence_belong_to_every_kind() -> None:
+    for kind in KINDS.values():
+        assert kind.level in ("error", "warning", "info") and kind.repair in ("", "make", "set aside")
+        assert kind.says and not kind.says.endswith(".")
+
+
+def test_folders_on_two_file_systems_are_found(queue: Queue) -> None:
+    elsewhere = Path("/dev/shm")
+    if not elsewhere.is_dir() or storage.device(str(elsewhere)) == storage.device(str(base(queue))):
+        pytest.skip("/dev/shm is no other file system here")
+    other = elsewhere / f"dropq-{secrets.token_hex(6)}"
+    other.mkdir()
+    try:
+        (base(queue) / "error").rmdir()
+        (base(queue) / "error").symlink_to(other)
+        write(other / ".old").chmod(0o600)
+        queue.root.clock.advance(DAY)  # type: ignore[attr-defined]
+        [spanning] = [finding for finding in examined(queue) if finding.kind == "two-filesystems"]
+        assert spanning.path == str(base(queue) / "error") and str(base(queue)) in spanning.detail
+        [stray] = [finding for finding in examined(queue, repair=True) if finding.kind == "hidden"]
+        assert not stray.repaired and "not repaired" in stray.detail  # no rename leads there
+        assert (other / ".old").exists()
+    finally:
+        (other / ".old").unlink(missing_ok=True)
+        other.rmdir()
+
+
+def test_a_folder_that_this_user_may_not_list_is_found(queue: Queue) -> None:
+    (base(queue) / "error").chmod(0)
+    try:
+        found = unprivileged(lambda: examined(queue))
+    finally:
+        (base(queue) / "error").chmod(0o755)
+    assert kinds(found) == ["unreadable-folder"]
+
+
+def test_a_message_that_this_user_may_not_read_is_found(queue: Queue) -> None:
+    target(queue, "theirs.csv").chmod(0o044)
+    assert kinds(unprivileged(lambda: examined(queue))) == ["unreadable"]
+
+
+# -- what repair may and may not do ----------------------------------------------------------------------------
+
+
+def test_repair_makes_a_queue_whole_that_cannot_be_opened(queue: Queue) -> None:
+    drop(queue, "a.csv", b"1")
+    for folder in ("working", "processing", "error"):
+        (base(queue) / folder).rmdir()
+    found = fsck(reopened(queue), repair=True)
+    assert kinds(found) == ["missing-folder"] * 3 and all(finding.repaired for finding in found)
+    with reopened(queue).subscribe() as subscription:
+        message = subscription.receive()
+        assert message is not None and message.body == b"1"
+
+
+def test_repair_gives_a_second_stray_of_the_same_name_a_place_of_its_own(queue: Queue) -> None:
+    for _ in range(3):
+        symlink(queue)
+        assert all(finding.repaired for finding in fsck(queue, repair=True))
+    aside = base(queue) / ".dropq" / "set-aside" / "target"
+    assert len([path for path in aside.rglob("link") if path.is_symlink()]) == 3
+
+
+@pytest.mark.parametrize("dropboxmq", [False, True])
+def test_repair_works_where_the_kernel_cannot_refuse_to_replace(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, dropboxmq: bool
+) -> None:
+    monkeypatch.setattr(storage, "_renameat2", None)
+    queue = make_queue(tmp_path / "root", clock=clock, dropboxmq=dropboxmq)
+    for _ in range(2):
+        for plant in (symlink, directory, fifo):
+            plant(queue)
+        before = contents(tmp_path)
+        assert all(finding.repaired for finding in fsck(queue, repair=True))
+        assert before.items() <= contents(tmp_path).items()
+    assert fsck(queue) == []
+
+
+def test_repair_puts_back_a_message_that_took_a_strays_place(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fifo(queue)
+    move = fsck_module._move
+
+    def late(source: str, destination: str, store: storage.Storage) -> None:
+        if source == str(path) and stat.S_ISFIFO(path.lstat().st_mode):
+            path.rename(path.parent.parent / "working" / "was-here")
+            path.write_bytes(b"a message")
+        move(source, destination, store)
+
+    monkeypatch.setattr(fsck_module, "_move", late)
+    [finding] = fsck(queue, repair=True)
+    assert not finding.repaired and "another file" in finding.detail
+    assert path.read_bytes() == b"a message"
+
+
+def test_repair_leaves_everything_where_the_root_is_of_a_newer_format(queue: Queue) -> None:
+    symlink(queue)
+    no_folder(queue)
+    half_made(queue)
+    broken_root_toml(queue)
+    queue.root.clock.advance(2 * DAY)  # type: ignore[attr-defined]
+    found = examined(queue, repair=True)
+    assert not any(finding.repaired for finding in found)
+    assert "reads format 1" in found[0].detail and "is of 99" in found[0].detail
+    assert {"symlink", "missing-folder", "half-made-queue"} <= set(kinds(found))
+
+
+def test_what_a_lost_configuration_may_not_ignore_is_left_alone(queue: Queue, clock: Clock) -> None:
+    target(queue, "_SUCCESS")  # queue.toml may say that this is a message
+    broken_toml(queue)
+    clock.advance(2 * DAY)
+    assert kinds(fsck(reopened(queue), repair=True)) == ["configuration"]
+    assert (base(queue) / "target" / "_SUCCESS").exists()
+
+
+def test_nothing_is_ever_deleted(queue: Queue, clock: Clock) -> None:
+    spoilers = {broken_root_toml, broken_toml, unknown_group, no_target, no_folder, file_for_folder, dangling_folder}
+    for number, (_, plant, _) in enumerate(PLANTED):
+        if plant not in spoilers and "sidecar" not in plant.__name__ and "reason" not in plant.__name__:
+            try:
+                plant(queue)
+            except FileExistsError:
+                assert number  # planted already, by another entry
+    orphan_reason(queue)
+    (base(queue) / "working" / "tree").mkdir(exist_ok=True)
+    clock.advance(2 * DAY)
+    before = contents(Path(queue.root.path))
+    first = examined(queue, repair=True)
+    assert sum(finding.repaired for finding in first) >= 8
+    assert before.items() <= contents(Path(queue.root.path)).items()
+    second = examined(queue, repair=True)
+    assert not any(finding.repaired for finding in second)
+    assert {kind for kind in kinds(second) if KINDS[kind].repair} == set()
+    assert before.items() <= contents(Path(queue.root.path)).items()
+
+
+# -- what is in order --------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_busy_queue_has_nothing_above_info(queue: Queue) -> None:
+    drop(queue, "first.csv", b"first")
+    drop(queue, "second.csv", b"second")
+    drop(queue, os.fsdecode(b"\xff.csv"), b"third")
+    queue.send(b"later", delay="1h")
+    queue.send(b"much", properties={"long": "x" * 300})
+    failed(queue)
+    target(queue, "upload.part")
+    write(base(queue) / "working" / "half.csv", b"1,")
+    processing(queue, "a-script-has-this.csv")
+    job(queue)
+    queue.pause()
+    queue.resume()
+    with queue.subscribe() as plain, queue.subscribe(lease_period="1h") as leased, queue.subscribe() as idle:
+        assert plain.receive() and leased.receive() and idle.held == ()
+        before = {str(path) for path in Path(queue.root.path).rglob("*")}
+        found = examined(queue, repair=True)
+        assert [finding for finding in found if finding.level != "info"] == []
+        assert {str(path) for path in Path(queue.root.path).rglob("*")} == before
+
+
+def test_a_new_root_has_nothing_to_tell(tmp_path: Path) -> None:
+    root = Root.create(tmp_path / "root", dropboxmq=True)
+    root.create_queue("flat")
+    root.create_queue("theirs", dropboxmq=True)
+    assert fsck_root(root) == []
+    assert [finding for queue in queues(root) for finding in fsck(queue)] == []
+
+
+def test_queues_too_damaged_to_be_opened_are_listed_too(queue: Queue) -> None:
+    not_a_queue(queue)
+    no_target(queue)
+    assert queue.root.queues() == []
+    assert [found.name for found in queues(queue.root)] == ["q"]
+
+
+def test_what_is_no_queue_is_not_made_one(queue: Queue) -> None:
+    not_a_queue(queue)
+    with pytest.raises(NoSuchQueue):
+        fsck(queue.root.queue("papers"), repair=True)
+    assert os.listdir(queue.root.path / "papers") == ["readme"]
+
+
+def test_checking_changes_nothing_about_who_is_alive(queue: Queue) -> None:
+    dead_holder(queue)
+    with queue.subscribe() as subscription:
+        for _ in range(2):
+            assert "dead-holder" in kinds(fsck(queue))
+        queue.sweep()
+        assert "dead-holder" not in kinds(fsck(queue))
+        assert subscription.receive() is not None
+
+
+def test_a_lost_link_race_is_no_finding(queue: Queue, tmp_path: Path) -> None:
+    path = target(queue, "a.csv")
+    os.link(path, tmp_path / "held-by-a-worker")  # `dropq work` hands out such a second name
+    assert examined(queue) == []
+
+
+def test_findings_are_plain_values(queue: Queue) -> None:
+    symlink(queue)
+    [finding] = queue.fsck()
+    assert json.dumps([finding.kind, finding.path, finding.detail, finding.repaired, finding.level])
+    assert finding == Finding("symlink", finding.path, finding.detail)
