@@ -1,1 +1,1 @@
-"""The command line: each command parses, makes one call of the library, and renders; queue logic is none of its business."""
+"""The command line: a command parses, makes one call of the library, and renders; it knows nothing of queues."""

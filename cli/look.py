@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The columns of messages: of any, and what more is told of those in a state.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
-MORE = {"processing": ("owner", "deadline"), "error": ("reason",), "expired": ("reason",)}
+MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), "error": ("reason",), "expired": ("reason",)}
 #: Bytes of a body that `show` shows on a terminal.
 PREVIEW = 2000
 #: Seconds between two looks of `tail -f`.
@@ -32,7 +32,7 @@ PAUSE = 0.5
 
 
 def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
-    """List queues with how many messages lie in each state, and whether they are paused."""
+    """List queues: how many messages lie in each state."""
     shell = Shell(ctx, json)
     records: list[dict[str, object]] = []
 
@@ -59,7 +59,7 @@ def browse(
     filter: Filter = None,
     json: Json = False,
 ) -> None:
-    """List the messages of a state in order of delivery, without touching any."""
+    """List the messages of a state, in order of delivery."""
     shell = Shell(ctx, json)
     messages = islice(shell.queue(queue).browse(state, filter=filter), count)
     shell.show(_records(messages), (*COLUMNS, *MORE.get(state, ())))
@@ -90,6 +90,8 @@ def record_of(message: Message) -> dict[str, object]:
         "reply_to": message.reply_to,
         "timestamp": message.timestamp,
         "expiration": message.expiration,
+        "not_before": message.not_before,
+        "since": message.since,
         "properties": message.properties,
         "delivery_count": message.delivery_count,
         "redelivered": message.redelivered,
@@ -104,7 +106,7 @@ def record_of(message: Message) -> dict[str, object]:
 
 
 def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False) -> None:
-    """Tell all that is known of one message, wherever in the queue it lies.
+    """Tell all that is known of one message, wherever it lies.
 
     Among it are the counters that travel with it and, in error/ and expired/, the reason with its traceback or the
     end of the command's stderr. On a terminal the beginning of the body follows.
@@ -137,7 +139,7 @@ def _flat(record: Record, prefix: str = "") -> Iterator[tuple[str, object]]:
 def cat(
     ctx: typer.Context,
     queue: QueueName,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Which; - reads ids from standard input.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Which; - reads ids from standard input.")],
     raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are to a terminal, too.")] = False,
     json: Json = False,
 ) -> int:

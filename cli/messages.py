@@ -5,12 +5,11 @@ A claim that `receive` makes outlives the command, so it always has a lease; its
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from shutil import copyfileobj
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from io import BufferedReader
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,20 +27,24 @@ LEASE = 60.0
 #: Bytes that are read at once of what is sent line by line: the complete lines among them go as one batch.
 LINES = 1 << 16
 
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="What is kept with it, for whoever reads error/.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept with it, for whoever reads error/.")]
 
 
 def send(
     ctx: typer.Context,
     queue: QueueName,
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="What to send; - for stdin.")] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="What to send; - for stdin.")] = None,
     properties: Annotated[
         list[str] | None,
-        typer.Option("-p", "--property", metavar="NAME[:TYPE]=VALUE", help="A property, a string (S) or B Y H I L F D."),
+        typer.Option(
+            "-p", "--property", metavar="NAME[:TYPE]=VALUE", help="A property: S, a string, or B Y H I L F D."
+        ),
     ] = None,
     priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 4,
     type: Annotated[str | None, typer.Option("--type", metavar="T", help="The JMS type.")] = None,
-    correlation_id: Annotated[str | None, typer.Option("--correlation-id", metavar="C", help="What it answers.")] = None,
+    correlation_id: Annotated[
+        str | None, typer.Option("--correlation-id", metavar="C", help="What it is about.")
+    ] = None,
     reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="Q", help="Where answers should go.")] = None,
     expires_in: Annotated[float | None, duration("--expires-in", help="Expire it after this long.")] = None,
     delay: Annotated[float | None, duration("--delay", help="Keep it from consumers for this long.")] = None,
@@ -99,14 +102,7 @@ def _property(text: str) -> tuple[str, Typed]:
 
 
 def _send_one(queue: Queue, source: str, move: bool, fields: Mapping[str, Any]) -> Sent:
-    if source != "-":
-        return queue.send_file(source, move=move, **fields)
-    from dropq import Sent
-
-    id = fields["message_id"] or queue.root.ids.next()
-    with queue.writer(**{**fields, "message_id": id}) as writing:
-        copyfileobj(stdin(), writing)
-    return Sent(id, True, queue.name)
+    return queue.send_file(stdin() if source == "-" else source, move=move, **fields)
 
 
 def _send_lines(queue: Queue, source: str, fields: Mapping[str, Any]) -> Iterator[Sent]:
@@ -115,18 +111,21 @@ def _send_lines(queue: Queue, source: str, fields: Mapping[str, Any]) -> Iterato
             yield from queue.send_many({**fields, "body": line} for line in lines)
 
 
-def _reading(source: str) -> AbstractContextManager[BinaryIO]:
+def _reading(source: str) -> AbstractContextManager[BufferedReader]:
     return nullcontext(stdin()) if source == "-" else open(source, "rb")
 
 
-def _batches(file: BinaryIO) -> Iterator[list[bytes]]:
+def _batches(file: BufferedReader) -> Iterator[list[bytes]]:
     """Yield lines, without their ends, as many at a time as are there: a slow writer's are not held back."""
-    rest = b""
-    while data := os.read(file.fileno(), LINES):
-        *lines, rest = (rest + data).split(b"\n")
-        yield lines
-    if rest:
-        yield [rest]
+    begun: list[bytes] = []
+    while data := file.read1(LINES):
+        first, *others = data.split(b"\n")
+        begun.append(first)
+        if others:
+            yield [b"".join(begun), *others[:-1]]
+            begun = others[-1:]
+    if any(begun):
+        yield [b"".join(begun)]
 
 
 def receive(
@@ -140,9 +139,10 @@ def receive(
     filter: Filter = None,
     json: Json = False,
 ) -> int:
-    """Claim messages; prints id, receipt and path of each, or exits with 66 when there is none.
+    """Claim messages; prints id, receipt and path of each.
 
-    Settle each with its receipt, by ack, nack, fail or reject. When its lease runs out before that, it goes back.
+    Settle each with its receipt, by ack, nack, fail or reject; when its lease runs out before that, it goes back. Exits
+    with 66 when there is none. From a queue that delivers at most once a message comes settled, without a receipt.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
@@ -169,14 +169,17 @@ def nack(
     delay: Annotated[float | None, duration("--delay", help="Keep it from everybody for this long.")] = None,
     json: Json = False,
 ) -> int:
-    """Give messages back: they are delivered again, and a cancel is counted."""
+    """Give messages back, to be delivered again; a cancel is counted."""
     return _settle(Shell(ctx, json), queue, receipts, lambda message: message.nack(delay))
 
 
 def fail(
     ctx: typer.Context, queue: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
 ) -> int:
-    """Say that handling messages failed: they are tried again as often as redelivery_attempts says, then go to error/."""
+    """Say that handling messages failed.
+
+    They are tried again as often as the queue's redelivery_attempts says, then go to error/.
+    """
     return _settle(Shell(ctx, json), queue, receipts, lambda message: message.fail(reason))
 
 
@@ -196,7 +199,7 @@ def extend(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Renew leases; prints the new receipts, which replace the old ones."""
+    """Renew leases; prints the new receipts."""
     shell = Shell(ctx, json)
     period = by if by is not None else shell.queue(queue).config.lease_period or LEASE
     return _settle(shell, queue, receipts, lambda message: message.extend(period), columns=("receipt",))

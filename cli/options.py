@@ -10,17 +10,15 @@ import typer
 State = Literal["target", "delayed", "processing", "processed", "expired", "error", "working"]
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
-QueueNames = Annotated[
-    list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Which queues; all when none is named.")
-]
+QueueNames = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Which queues; all when none is named.")]
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID]...", help="Message ids or file names; - reads them from standard input, one a line."),
+    typer.Argument(metavar="ID", help="Message ids or file names; - reads them from standard input, one a line."),
 ]
 Receipts = Annotated[
     list[str],
     typer.Argument(
-        metavar="RECEIPT...",
+        metavar="RECEIPT",
         help="What `receive` printed, or message ids where leasing is sublet; - reads them from standard input.",
         show_default=False,
     ),

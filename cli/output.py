@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain, islice
 
@@ -173,7 +174,7 @@ def put(text: str, *, flush: bool = False) -> None:
     try:
         print(text, flush=flush)
     except BrokenPipeError:  # where SIGPIPE is ignored, and only there
-        _nobody_reads()
+        discard()
 
 
 def flush() -> None:
@@ -181,10 +182,10 @@ def flush() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _nobody_reads()
+        discard()
 
 
-def _nobody_reads() -> None:
+def discard() -> None:
     """Send stdout nowhere from now on, what is still in its buffer included."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -218,12 +219,16 @@ def _table(records: Sequence[Record], columns: Sequence[str]) -> None:
 
 def note(text: str) -> None:
     """Say something to whoever sits there; it is no data."""
-    print(visible(text), file=sys.stderr)
+    with suppress(OSError):  # nobody hears it: that is no reason to stop
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 def complain(error: BaseException) -> None:
     """Say what went wrong, and what became of the messages where the error tells."""
-    flush()  # what was done stands before what was not
+    try:
+        flush()  # what was done stands before what was not
+    except OSError:
+        discard()  # what cannot be written now is not tried again when Python ends
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.strerror} at {os.fsdecode(error.filename)}"

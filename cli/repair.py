@@ -26,7 +26,10 @@ def requeue(
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Bring messages back into target/ as if they were new: counters and expirations start again."""
+    """Bring messages back into target/, as if they were new.
+
+    Their counters start again, and their senders' expirations are dropped.
+    """
     from dropq import admin
 
     shell = Shell(ctx, json)
@@ -54,7 +57,7 @@ def move(
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Move messages to another queue's target/, with counters and expirations as they are."""
+    """Move messages to another queue, counters and all."""
     from dropq import admin
 
     shell = Shell(ctx, json)
@@ -91,9 +94,7 @@ def purge(
     if not dry_run:
         which = f"{total} messages" if older_than is None else f"those of {total} messages that are old enough"
         shell.confirm(f"Remove {which} from {state}/ of {found.name} for good?", yes=yes)
-    outcomes = admin.purge(
-        found, ids=wanted, state=state, filter=filter, older_than=older_than, dry_run=dry_run
-    )
+    outcomes = admin.purge(found, ids=wanted, state=state, filter=filter, older_than=older_than, dry_run=dry_run)
     return shell.report(outcomes, "would_remove" if dry_run else "removed", total)
 
 
@@ -109,7 +110,10 @@ def prune(
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Remove the oldest messages of a state for good; of processed/ by the queue's own limits, when none is given."""
+    """Remove the oldest messages of a state for good.
+
+    Without a limit processed/ is pruned by the queue's own, max_history and history_age.
+    """
     from dropq import admin
 
     if state != "processed" and keep_age is None and keep_count is None:
@@ -130,12 +134,15 @@ Root = Annotated[bool, typer.Option("--all", help="The whole root, queues to com
 
 
 def pause(ctx: typer.Context, queues: QueueNames = None, everything: Root = False, json: Json = False) -> int:
-    """Make consumers see an empty queue, until `resume`; senders go on, and what is held stays held."""
+    """Make consumers see an empty queue, until it is resumed.
+
+    Senders go on, and what is held stays held.
+    """
     return _switch(Shell(ctx, json), queues, everything, paused=True)
 
 
 def resume(ctx: typer.Context, queues: QueueNames = None, everything: Root = False, json: Json = False) -> int:
-    """Let consumers see the queue again."""
+    """Let consumers see a queue again."""
     return _switch(Shell(ctx, json), queues, everything, paused=False)
 
 
@@ -157,33 +164,77 @@ def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused:
 
 def sweep(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="The queue; all of the root without.")] = None,
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="The queue; all of the root without.")] = None,
     foreign_older_than: Annotated[
         float | None,
         duration("--foreign-older-than", help="Also return claims of scripts and DropboxMQ clients that are so old."),
     ] = None,
     unleased_older_than: Annotated[
         float | None,
-        duration("--unleased-older-than", help="Also return claims without a lease and a living owner that are so old."),
+        duration("--unleased-older-than", help="Also return claims without lease and living owner that are so old."),
     ] = None,
     jobs_older_than: Annotated[
         float | None, duration("--jobs-older-than", help="Also drop uncommitted jobs that are idle for so long.")
     ] = None,
     json: Json = False,
-) -> int:
-    """Return what dead consumers and lapsed leases hold, deliver what is due, expire, finish jobs, prune."""
+) -> None:
+    """Return what the dead hold, deliver what is due, expire, prune.
+
+    Prints how many messages, or private files, each step moved. No daemon is needed: consumers sweep on their way, this
+    sweeps all.
+    """
     shell = Shell(ctx, json)
-    ages = {
-        "foreign_older_than": foreign_older_than,
-        "unleased_older_than": unleased_older_than,
-        "jobs_older_than": jobs_older_than,
-    }
+    swept = shell.queue(queue) if queue is not None else shell.root
+    report = swept.sweep(
+        foreign_older_than=foreign_older_than,
+        unleased_older_than=unleased_older_than,
+        jobs_older_than=jobs_older_than,
+    )
+    counts = report.counts()
+    if shell.json:
+        shell.line({"queue": queue and unescape(queue), **counts, "next_due": report.next_due}, ())
+    else:
+        shell.show([{"step": step, "count": count} for step, count in counts.items() if count], ("step", "count"))
+    output.note(f"swept={report.total}")
 
-    def one(name: str) -> None:
-        report = shell.queue(name).sweep(**ages)
-        counts = report.counts()
-        record = {"queue": name, "total": report.total, "moved": {k: n for k, n in counts.items() if n}}
-        json_record = {"queue": name, "total": report.total, **counts, "next_due": report.next_due}
-        shell.line(json_record if shell.json else record, ("queue", "total", "moved"))
 
-    return shell.each(shell.queues([queue] if queue else None), one)
+def fsck(
+    ctx: typer.Context,
+    queues: QueueNames = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Make missing folders, set strays aside.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> int:
+    """Find what does not belong into a root or its queues.
+
+    Exits with 1 when something wants attention: a warning or an error that was not repaired. --repair never deletes:
+    what it sets aside lies in .dropq/set-aside/, under the path it had.
+    """
+    from dropq import fsck as checks
+
+    shell = Shell(ctx, json)
+    repair = repair and not dry_run
+    if repair:
+        shell.confirm(f"Repair {', '.join(queues) if queues else 'the whole root'}?", yes=yes)
+    open_ones = 0
+
+    def records() -> Iterator[Record]:
+        nonlocal open_ones
+        names = [unescape(name) for name in queues] if queues else [queue.name for queue in checks.queues(shell.root)]
+        found = [] if queues else checks.fsck_root(shell.root, repair=repair)
+        for name in shell.progress(names, "checking", len(names)):
+            found += shell.root.queue(name).fsck(repair)
+        for finding in found:
+            open_ones += finding.open
+            yield {
+                "level": finding.level,
+                "kind": finding.kind,
+                "path": finding.path,
+                "detail": finding.detail,
+                "repaired": finding.repaired,
+            }
+
+    shell.show(records(), ("level", "kind", "path", "detail", "repaired"))
+    output.note(f"open={open_ones}" if open_ones else "nothing wants attention")
+    return NEGATIVE if open_ones else OK

@@ -19,7 +19,7 @@ _DROPBOXMQ = "Lay it out as DropboxMQ 1.2 needs it, to share the root with one."
 
 def init(
     ctx: typer.Context,
-    directory: Annotated[str | None, typer.Argument(metavar="[DIR]", help="The directory; made when missing.")] = None,
+    directory: Annotated[str | None, typer.Argument(metavar="DIR", help="The directory; made when missing.")] = None,
     dropboxmq: Annotated[bool, typer.Option("--dropboxmq", help=_DROPBOXMQ)] = False,
     json: Json = False,
 ) -> None:
@@ -59,7 +59,7 @@ def _options(settings: Sequence[str]) -> dict[str, object]:
         key, equals, text = setting.partition("=")
         if not equals or not key:
             raise UsageError(f"--set {setting}: KEY=VALUE is allowed")
-        if key in ("name", "dropboxmq"):
+        if key in ("name", "self", "dropboxmq"):
             raise UsageError(f"--set {setting}: {key} is no option of a queue that can be set")
         options[key] = _toml(text)
     return options
@@ -81,7 +81,10 @@ def delete(
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Remove a queue with all its history; one with messages to work on is refused."""
+    """Remove a queue with all its history.
+
+    One that has messages to work on is refused, unless it is forced.
+    """
     from dropq.root import UNSETTLED
 
     shell = Shell(ctx, json)
@@ -102,7 +105,7 @@ def delete(
 def config_show(
     ctx: typer.Context,
     queue: QueueName,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Only this key.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.")] = None,
     json: Json = False,
 ) -> None:
     """Print what is in force for a queue: key, value as TOML, and the file that it comes from."""
@@ -127,7 +130,7 @@ def config_check(
     ctx: typer.Context,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Files to read; without any, those of the whole root."),
+        typer.Argument(metavar="FILE", help="Files to read; without any, those of the whole root."),
     ] = None,
     json: Json = False,
 ) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from io import BufferedReader
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
 
@@ -174,9 +175,11 @@ class Shell:
                 count[outcome.ok] += 1
                 yield asdict(outcome)
 
-        with whoever_reads():
-            self.show(records(), ("id", "ok", "detail"))
-        output.note(f"{done}={count[True]} failed={count[False]}")
+        try:
+            with whoever_reads():
+                self.show(records(), ("id", "ok", "detail"))
+        finally:  # also when it is interrupted: so much is done
+            output.note(f"{done}={count[True]} failed={count[False]}")
         return NEGATIVE if count[False] else OK
 
 
@@ -208,9 +211,9 @@ def whoever_reads() -> Iterator[None]:
         signal.signal(signal.SIGPIPE, before)
 
 
-def stdin() -> BinaryIO:
+def stdin() -> BufferedReader:
     """Return standard input, as bytes."""
-    return sys.stdin.buffer
+    return cast(BufferedReader, sys.stdin.buffer)
 
 
 def _nearest_root() -> str:

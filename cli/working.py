@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +12,10 @@ import typer
 from dropq.errors import NoSuchMessage
 
 from . import output
+from .messages import LEASE
 from .options import Json, QueueName, duration
-from .output import NEGATIVE, OK, TRY_LATER
-from .shell import Shell, UsageError
+from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
+from .shell import Shell, UsageError, whoever_reads
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -23,6 +25,50 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 #: States of messages that are yet to be worked on.
 UNSETTLED = ("target", "delayed", "processing")
+
+
+def work(
+    ctx: typer.Context,
+    queue: QueueName,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD", help="What to run for each message.", show_default=False)
+    ],
+    jobs: Annotated[int, typer.Option("-j", "--jobs", metavar="N", min=1, help="How many messages at a time.")] = 1,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when nothing waits any more.")] = False,
+    lease: Annotated[
+        float | None,
+        duration("--lease", help="The lease, kept renewed; else the queue's lease_period, else 60s."),
+    ] = None,
+    timeout: Annotated[float | None, duration("--timeout", help="End a command that takes longer; it failed.")] = None,
+    poll: Annotated[bool, typer.Option("--poll", help="Look instead of waiting for file system events.")] = False,
+    json: Json = False,
+) -> int:
+    """Run a command for each message: its body on stdin, {} its path.
+
+    The environment has DROPQ_ID, DROPQ_QUEUE, DROPQ_RECEIPT, DROPQ_PROP_NAME for each property, and others.
+
+    Exit status 0 acknowledges the message, 75 gives it back, 65 rejects it, anything else fails it; 126 and 127 stop
+    the worker. The first SIGTERM or Ctrl-C finishes what runs, a second one gives it back.
+
+    With --until-empty it exits with 1 when a message failed or was rejected.
+    """
+    from dropq.command import Command
+    from dropq.worker import Stop, stop_on_signals
+    from dropq.worker import work as work_off
+
+    shell = Shell(ctx, json)
+    found = shell.queue(queue)
+    period = lease if lease is not None else found.config.lease_period or LEASE
+    with whoever_reads(), Command(command, timeout=timeout) as handler, stop_on_signals(Stop()) as stop:
+        report = work_off(found, handler, concurrency=jobs, until_empty=until_empty, lease=period, poll=poll, stop=stop)
+    counts = {key: count for key, count in asdict(report).items() if key != "halted"}
+    if shell.json:
+        shell.line(asdict(report), ())
+    output.note(" ".join(f"{key}={count}" for key, count in counts.items()))
+    if report.halted is not None:
+        output.note(f"error: {report.halted}")
+        return UNAVAILABLE
+    return NEGATIVE if until_empty and report.failed + report.rejected else OK
 
 
 def wait(
@@ -36,7 +82,7 @@ def wait(
     timeout: Annotated[float | None, duration("--timeout", help="How long at most; exits with 75 then.")] = None,
     json: Json = False,
 ) -> int:
-    """Wait until a queue is empty, has so many messages, or a message is settled.
+    """Wait for a queue to be empty or filled, or for one message.
 
     With --id it exits with 0 when the message was acknowledged, and with 1 when it ended in error/ or expired/;
     prints the state that it ended in.

@@ -422,14 +422,19 @@ def load_queue(name: str, root: RootConfig, root_file: str, queue_file: str) -> 
     return _checked(given, problems, name=name)
 
 
-def validate_options(options: Mapping[str, object], where: str) -> QueueConfig:
+def validate_options(
+    options: Mapping[str, object], where: str, *, root: RootConfig | None = None, root_file: str = ""
+) -> QueueConfig:
     """Check options of a queue that are yet to be written; `where` is what errors call their place.
+
+    With the root's configuration, what it says in [defaults] is in what is returned.
 
     Raises:
         ConfigError: with every problem.
     """
-    given, problems = _collect(options, where, name="")
-    return _checked(given, problems)
+    defaults, problems = _collect(root.defaults if root is not None else {}, root_file, name="")
+    given, more = _collect(options, where, name="")
+    return _checked(defaults | given, problems + more)
 
 
 def explain_queue(name: str, root: RootConfig, root_file: str, queue_file: str) -> list[Setting]:

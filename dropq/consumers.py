@@ -63,6 +63,10 @@ class Presence:
             self._storage.unlink(self._path)  # before the lock goes: afterwards it would be somebody else's to take
             self._lock.release()
 
+    def abandon(self) -> None:
+        """Let go of the sign of life, but leave it: the next sweep finds a dead subscription, and returns what it held."""
+        self._lock.release()
+
 
 def _lock(path: str) -> FileLock:
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.005)

@@ -49,14 +49,18 @@ class Place(NamedTuple):
 
 
 class Held:
-    """A claim in processing/: whose it is, the message's own file name, and the two together, the claim's receipt."""
+    """A claim in processing/: whose it is, the message's own file name, and the two together, the claim's receipt.
 
-    __slots__ = ("arrival", "claim", "file", "filename")
+    With `as_seen` it counts only while its deadline is the one that was seen.
+    """
+
+    __slots__ = ("arrival", "as_seen", "claim", "file", "filename")
 
     def __init__(self, claim: Claim, file: str, arrival: int = 0) -> None:
         self.claim = claim
         self.file = file
         self.arrival = arrival
+        self.as_seen = False
         self.filename = claim.prefix + file
 
     def follow(self, renewed: Held) -> None:
@@ -92,18 +96,28 @@ class Lifecycle:
         try:
             self.storage.write_new(f"{self.layout.working}/{file}", data)
         except OSError as error:
-            raise self._not_sent(error) from error
+            raise self.not_sent(error) from error
 
-    def send(self, file: str, *, not_before: int = 0) -> None:
-        """Send a staged file: the rename is the send."""
+    def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> None:
+        """Send a staged file: the rename is the send.
+
+        Args:
+            file: its name in working/.
+            not_before: when it may be delivered, in ms; 0 for at once.
+            back_to: where it goes when it cannot be sent; None removes it.
+        """
         staged = f"{self.layout.working}/{file}"
         try:
             self.storage.rename(staged, f"{self.sent_to(not_before)}/{file}")
         except OSError as error:
-            self.storage.unlink(staged)
-            raise self._not_sent(error) from error
+            if back_to is None:
+                self.storage.unlink(staged)
+            else:
+                self.storage.move(staged, back_to)
+            raise self.not_sent(error) from error
 
-    def _not_sent(self, error: OSError) -> DropqError:
+    def not_sent(self, error: OSError) -> DropqError:
+        """Return the error for a send that was refused before its rename."""
         if isinstance(error, FileNotFoundError) and not storage.exists(self.layout.target):
             return NoSuchQueue(f"queue {self.layout.home} is not there any more; the message was not sent")
         return storage_error(error, "the message was not sent")
@@ -137,7 +151,9 @@ class Lifecycle:
         try:
             # RACE: every consumer of the queue, and any script; whose rename succeeds has the message.
             self.storage.rename(f"{self.layout.target}/{waiting.file}", f"{self.layout.processing}/{held.filename}")
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if not storage.exists(self.layout.processing):
+                raise storage_error(error, "processing/ is missing; the message stays in target/") from error
             return None
         except OSError as error:
             raise storage_error(error, "the message stays in target/") from error
@@ -203,7 +219,7 @@ class Lifecycle:
     def withhold(self, held: Held) -> str:
         """Move a held message to a private place of its owner's, for at-most-once without a history; return the path."""
         folder = f"{self.layout.held}/{held.claim.owner}"
-        self.storage.make_folder(folder)
+        self._made(folder)
         path = f"{folder}/{held.file}"
         self._leave(held, self.storage.rename, path)
         return path
@@ -223,7 +239,7 @@ class Lifecycle:
         """
         name = self._counted(held, cancel=cancel, counted=counted)
         if reason := self._exhausted(name, cancel=cancel, counted=counted):
-            return self.set_aside(held, self.config.exhausted, reason)
+            return self.set_aside(held, self.config.exhausted, reason, cancel=cancel)
         wait = self._redelivery_delay(name) if delay is None else delay
         name = replace(name, not_before=self.clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
         file = self._leave(held, self._placed, name, held.arrival)
@@ -231,11 +247,17 @@ class Lifecycle:
         return Place("delayed" if name.not_before else "target", file)
 
     def set_aside(
-        self, held: Held, state: str, reason: str, details: Mapping[str, object] | None = None
+        self,
+        held: Held,
+        state: str,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        *,
+        cancel: bool = False,
     ) -> Place:
-        """Move a held message to error/ or expired/ with a reason."""
+        """Move a held message to error/ or expired/ with a reason; `cancel` as for give_back."""
         fields = {"owner": held.claim.owner, "delivery": held.claim.number, **(details or {})}
-        for file in self._kept_names(self._counted(held)):
+        for file in self._kept_names(self._counted(held, cancel=cancel)):
             try:
                 self._leave(held, self._explained, state, file, reason, fields)
             except FileExistsError:
@@ -253,7 +275,9 @@ class Lifecycle:
                 self._explained(source, "expired", kept, reason, {})
             except FileExistsError:
                 continue
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if storage.exists(source):
+                    raise storage_error(error, "expired/ is missing; the message stays in target/") from error
                 return False  # RACE: a consumer claimed it, and delivers what has just run out
             except OSError as error:
                 raise storage_error(error, "the message stays in target/") from error
@@ -307,6 +331,8 @@ class Lifecycle:
         return self._carried(source, file, to, replace(name, delivery_count=count + delivered, not_before=0))
 
     def _carried(self, source: str, file: str, to: Lifecycle, name: Name) -> str | None:
+        if to.sidecars.folder != self.sidecars.folder:
+            name = self.sidecars.full(name)  # another root has sidecars of its own
         placed = to.into_target(f"{source}/{file}", name)
         if placed is not None:
             self._settled(source)
@@ -348,9 +374,14 @@ class Lifecycle:
         except OverflowError:
             return LONGEST
 
-    def unique(self, name: Name) -> Name:
-        """Code a name so that no other file has it: a generated id sees to that, any other takes a random mark."""
-        return name if name.generated else replace(name, foreign=False, copy=secrets.token_hex(5))
+    def unique(self, name: Name, *, chosen: bool = False) -> Name:
+        """Code a name so that no other file has it: a generated id sees to that, any other takes a random mark.
+
+        Args:
+            name: the name.
+            chosen: its id was given by a sender, who may give it twice, of whatever form it is.
+        """
+        return name if name.generated and not chosen else replace(name, foreign=False, copy=secrets.token_hex(5))
 
     def _archived_names(self, held: Held) -> Iterator[str]:
         """Yield the names to try in processed/: the message's own, then one that is unique."""
@@ -380,7 +411,7 @@ class Lifecycle:
             try:
                 return move(f"{self.layout.processing}/{held.filename}", *args, **kwargs)
             except FileNotFoundError:
-                renewed = self.find_claim(held.claim.owner)
+                renewed = None if held.as_seen else self.find_claim(held.claim.owner)
                 if renewed is None:
                     raise
                 held.follow(renewed)
@@ -388,6 +419,9 @@ class Lifecycle:
         except FileNotFoundError as error:
             # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
             # cannot touch the claim of whoever has the message now.
+            if storage.exists(f"{self.layout.processing}/{held.filename}"):
+                fate = f"the folder that it should go to is missing; the message stays in processing/ as {held.filename}"
+                raise storage_error(error, fate) from error
             raise LeaseLost(self._lost(held)) from error
         except FileExistsError:
             raise
@@ -460,5 +494,11 @@ class Lifecycle:
             raise storage_error(error, fate) from error
 
     def _private(self) -> str:
-        self.storage.make_folder(self.layout.private)
-        return self.layout.private
+        return self._made(self.layout.private)
+
+    def _made(self, folder: str) -> str:
+        try:
+            self.storage.make_folder(folder)
+        except OSError as error:
+            raise storage_error(error, "the message stays where it was") from error
+        return folder

@@ -108,6 +108,8 @@ class Message:
         """Where its file lies now; a renewed lease changes it."""
         if self._withheld is not None:
             return self._withheld
+        if self._state == "removed":
+            raise NoSuchMessage(f"message {self.id} was settled; queue {self._queue.name} keeps no history")
         return f"{self._life.layout.folder(self._state)}/{self.file}"
 
     @property
@@ -166,6 +168,16 @@ class Message:
     def expiration(self) -> datetime | None:
         """When it expires by its own expiration; None for never."""
         return _utc(self._name.expiration) if self._name.expiration else None
+
+    @property
+    def not_before(self) -> datetime | None:
+        """Until when it is delayed; None when it is not."""
+        return _utc(self._name.not_before) if self._name.not_before else None
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when the queue's expiration counts where its id does not tell, as after a requeue; else None."""
+        return _utc(self._name.since) if self._name.since else None
 
     @property
     def delivery_count(self) -> int:
@@ -260,7 +272,7 @@ class Message:
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
         """
-        if self._held is None and self._state == "processed":
+        if self._held is None and self._claim is None and self._delivery:
             return self._done(None)  # at-most-once: it was settled before it was delivered
         self._settle(self._life.archive)
 

@@ -11,7 +11,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -110,15 +110,15 @@ class Queue:
         """Tell whether the queue is there."""
         return self._find() is not None
 
-    def _find(self) -> QueueLayout | None:
+    def _find(self, by: str = "target") -> QueueLayout | None:
         home = f"{self.root.layout.path}/{self.name}"
         for layout in (QueueLayout.flat(home), QueueLayout.incoming(home)):
-            if os.path.isdir(layout.target):
+            if os.path.isdir(layout.folder(by)):
                 return layout
         return None
 
     def _open(self) -> Lifecycle:
-        layout = self._find()
+        layout = self._find() or self._find("processing")  # that target/ alone is missing is told below
         if layout is None:
             raise NoSuchQueue(
                 f"no queue {self.name!r} in {self.root.layout.path}: `dropq create {self.name}` makes one, "
@@ -128,7 +128,11 @@ class Queue:
         root = self.root
         config = load_queue(self.name, root.config, root.layout.config_file, layout.config_file)
         store = Storage(
-            config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=_group(config.group)
+            config.durability,
+            file_mode=config.file_mode,
+            dir_mode=config.dir_mode,
+            group=group_number(config.group),
+            base=layout.base,
         )
         typed = root.config.reply_to_style == "typed"
         sidecars = Sidecars(root.layout.meta, store, typed_replies=typed)
@@ -220,24 +224,26 @@ class Queue:
             for not_before in delayed:
                 life.sent(not_before=not_before)
 
-    def send_file(self, path: str | os.PathLike[str], *, move: bool = False, **fields: Any) -> Sent:
+    def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
         """Send a file's content as a message.
 
         Args:
-            path: the file; it is copied, so it stays as it is.
-            move: move it instead; where it lies on another file system it is copied, then removed.
+            path: the file; it is copied, so it stays as it is. One that is open for reading is sent to its end.
+            move: move it instead, if it is a path; where it lies on another file system it is copied, then removed.
             fields: the other arguments of `send`.
 
         Raises:
             StorageError: the file cannot be read; nothing was sent.
         """
+        if not isinstance(path, str | os.PathLike):
+            return self._send_open(path, **fields)
         source = os.fspath(path)
         file, message_id, not_before = self._address(b"", **fields)
         staged = f"{self.life.layout.working}/{file}"
         adopted = move and self._adopted(source, staged)
         if not adopted:
             self._copied(source, file)
-        self.life.send(file, not_before=not_before)
+        self.life.send(file, not_before=not_before, back_to=source if adopted else None)
         self.life.sent(not_before=not_before)
         if move and not adopted:
             try:
@@ -264,6 +270,17 @@ class Queue:
         except OSError as error:
             raise storage_error(error, "nothing was sent") from error
 
+    def _send_open(self, reading: IO[bytes], **fields: Any) -> Sent:
+        file, message_id, not_before = self._address(b"", **fields)
+        try:
+            with self._staged(file) as writing:
+                shutil.copyfileobj(reading, writing, storage.READ_SIZE)
+        except OSError as error:
+            raise storage_error(error, "nothing was sent") from error
+        self.life.send(file, not_before=not_before)
+        self.life.sent(not_before=not_before)
+        return Sent(message_id, True, self.name)
+
     @contextmanager
     def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
         """Write a message piece by piece: it is sent when the block ends, and discarded when it raises.
@@ -283,13 +300,19 @@ class Queue:
         try:
             fd = store.create(path)
         except OSError as error:
-            raise storage_error(error, "the message was not sent") from error
+            raise self.life.not_sent(error) from error
+        writing = open(fd, "wb")  # noqa: SIM115 - closing says again what flushing said, and only that is told
         try:
-            with open(fd, "wb") as writing:
-                yield writing
+            yield writing
+            try:
                 writing.flush()
                 store.sync_file(fd)
+                writing.close()
+            except OSError as error:
+                raise self.life.not_sent(error) from error
         except BaseException:
+            with suppress(OSError):
+                writing.close()
             store.unlink(path)
             raise
 
@@ -307,6 +330,7 @@ class Queue:
         message_id: str | None = None,
     ) -> tuple[str, str, int]:
         """Return the file name of a message to send, its id, and the time before which it may not be delivered."""
+        life = self.life  # a queue that is refused is refused before the clock writes its probe
         if message_class is None:
             message_class = "T" if isinstance(body, str) else "B"
         elif message_class not in names.CLASSES or len(message_class) != 1:
@@ -314,6 +338,7 @@ class Queue:
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
         headers = (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to))
+        chosen = message_id is not None
         if message_id is None:
             message_id = self.root.ids.next()
             if expires_in is None and delay is None and not properties and not (type or correlation_id or reply_to):
@@ -333,8 +358,7 @@ class Queue:
             type=type,
             not_before=0 if delay is None else self._in(delay),
         )
-        life = self.life
-        return life.sidecars.fit(life.unique(name)), message_id, name.not_before
+        return life.sidecars.fit(life.unique(name, chosen=chosen)), message_id, name.not_before
 
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
@@ -629,7 +653,8 @@ def _client_id() -> str:
     return f"{socket.gethostname().split('.')[0][:9]}-{os.getpid()}"
 
 
-def _group(group: int | str | None) -> int | None:
+def group_number(group: int | str | None) -> int | None:
+    """Return a group's number on this host."""
     if group is None or isinstance(group, int):
         return group
     import grp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -11,8 +12,11 @@ from dropq import names, storage
 from dropq.config import RootConfig, load_root, toml_text, validate_options
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError
 from dropq.layout import FOLDERS, QueueLayout, RootLayout
-from dropq.queue import Queue
+from dropq.message import Duration
+from dropq.queue import Queue, group_number
+from dropq.sidecars import collect
 from dropq.storage import Clock, ServerClock, Storage, storage_error
+from dropq.sweep import SweepReport
 
 #: States whose messages keep a queue from being deleted.
 UNSETTLED = ("working", "target", "processing", "delayed")
@@ -36,7 +40,7 @@ class Root:
             raise NoSuchQueue(f"no root at {self.layout.path}: `dropq init {self.layout.path}` makes one")
         self.clock: Clock = clock or ServerClock(self.layout.clock)
         self.ids = names.IdSource(self.clock.now_ms)
-        self._config: RootConfig | None = None
+        self.config: RootConfig = load_root(self.layout.config_file)
 
     def __repr__(self) -> str:
         return f"<Root {self.layout.path}>"
@@ -76,13 +80,6 @@ class Root:
         """The directory."""
         return Path(self.layout.path)
 
-    @property
-    def config(self) -> RootConfig:
-        """What dropq.toml says, as it was when it was first asked for."""
-        if self._config is None:
-            self._config = load_root(self.layout.config_file)
-        return self._config
-
     def queue(self, name: str) -> Queue:
         """Return a queue by its name, whether it is there or not: its first use tells."""
         return Queue(self, name)
@@ -115,9 +112,11 @@ class Root:
         """
         queue = Queue(self, name)
         home = f"{self.layout.path}/{name}"
-        config = validate_options(options, f"options of queue {name}")
-        store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
-        hidden = f"{self.layout.path}/.{name[:100]}.creating-{secrets.token_hex(6)}"
+        where, root_file = f"options of queue {name}", self.layout.config_file
+        config = validate_options(options, where, root=self.config, root_file=root_file)
+        group = group_number(config.group)
+        store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
+        hidden = f"{self.layout.path}/.{_cut(name)}.creating-{secrets.token_hex(6)}"
         layout = (QueueLayout.incoming if dropboxmq else QueueLayout.flat)(hidden)
         try:
             for folder in (*FOLDERS, "routing"):
@@ -151,7 +150,7 @@ class Root:
         queue = self.queue(name)
         layout = queue.layout
         self._refuse_unsettled(name, {} if force else queue.counts())
-        away = f"{self.layout.path}/.{name}.deleted-{self.clock.now_ms()}-{secrets.token_hex(3)}"
+        away = f"{self.layout.path}/.{_cut(name)}.deleted-{self.clock.now_ms()}-{secrets.token_hex(3)}"
         store = queue.life.storage
         try:
             store.rename_folder(layout.home, away)
@@ -159,7 +158,8 @@ class Root:
             gone = QueueLayout(away, base)
             if not force:
                 self._restore_if_unsettled(name, gone, layout.home, store)
-            store.drain(gone.target)
+            for folder in (gone.target, gone.delayed):
+                store.drain(folder)
             store.remove_tree(away)
         except OSError as error:
             raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
@@ -171,18 +171,48 @@ class Root:
             raise StorageError(
                 f"queue {name!r} has messages to work on ({listed}): drain it, or force it; nothing was removed",
                 path=f"{self.layout.path}/{name}",
+                errno=errno.ENOTEMPTY,
             )
 
     def _restore_if_unsettled(self, name: str, gone: QueueLayout, home: str, store: Storage) -> None:
         """RACE: a send that returned before the rename is not lost: the queue comes back."""
         try:
-            store.remove_folder(gone.target)  # from here on whatever was half-way into it fails
-            store.remove_folder(gone.processing)
+            for folder in (gone.target, gone.delayed, gone.processing):
+                store.remove_folder(folder)  # from here on whatever was half-way into it fails
         except OSError:
             store.make_folder(gone.target)
             store.move_folder(gone.home, home)
             self._refuse_unsettled(name, self.queue(name).counts())
-            raise
+            raise StorageError(
+                f"queue {name!r} holds what is no message in target/ or processing/: `dropq fsck {name} --repair` sets "
+                "it aside, or force it; nothing was removed",
+                path=home,
+                errno=errno.ENOTEMPTY,
+            ) from None
+
+    def sweep(
+        self,
+        *,
+        foreign_older_than: Duration | None = None,
+        unleased_older_than: Duration | None = None,
+        jobs_older_than: Duration | None = None,
+    ) -> SweepReport:
+        """Sweep every queue, then collect the metadata files that no name refers to any more.
+
+        Args:
+            foreign_older_than, unleased_older_than, jobs_older_than: as for `Queue.sweep`.
+        """
+        report = SweepReport()
+        for queue in self.queues():
+            report.add(
+                queue.sweep(
+                    foreign_older_than=foreign_older_than,
+                    unleased_older_than=unleased_older_than,
+                    jobs_older_than=jobs_older_than,
+                )
+            )
+        report.sidecars += collect(self.layout.path, self.layout.meta, Storage(), self.clock)
+        return report
 
     def pause(self) -> None:
         """Make the consumers of every queue see an empty queue, until `resume`."""
@@ -191,3 +221,8 @@ class Root:
     def resume(self) -> None:
         """Let the consumers of every queue see their queues again."""
         Storage().unlink(self.layout.read_lock)
+
+
+def _cut(name: str) -> str:
+    """Cut a queue's name to what leaves room in a file name for what is put around it."""
+    return os.fsencode(name)[:200].decode(errors="ignore")

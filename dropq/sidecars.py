@@ -8,16 +8,24 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
+from collections.abc import Iterator
 
 from dropq import names
 from dropq.names import Name
-from dropq.storage import Storage, read_small
+from dropq.storage import Clock, Storage, changed_ms, entries, read_small, storage_error, storage_error
 
 log = logging.getLogger("dropq")
 
 #: Bytes that a name may have that refers to a sidecar: what a claim's prefix leaves of NAME_MAX.
 SPILLED = 255 - names.PREFIX_LIMIT
+
+#: Milliseconds that a sidecar is old before it may be collected, and between the two passes that miss it: a day, an hour.
+COLLECTED_AGE = 86_400_000
+PASSES_APART = 3_600_000
+
+_REFERENCE = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)")
 
 
 class Sidecars:
@@ -47,8 +55,11 @@ class Sidecars:
             return text
         token = secrets.token_hex(8)
         short, content = names.shorten(self.full(name), token)
-        self._storage.make_folder(self.folder)
-        self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
+        try:
+            self._storage.make_folder(self.folder)
+            self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
+        except OSError as error:
+            raise storage_error(error, "what does not fit the name was not written, and nothing was moved") from error
         return names.file_name(short, typed_replies=self._typed_replies)
 
     def full(self, name: Name) -> Name:
@@ -65,3 +76,36 @@ class Sidecars:
             log.warning("sidecar %s of message %s is missing: delivered without it", path, name.id)
             return name
         return names.restore(name, content)
+
+
+def collect(root: str, folder: str, storage: Storage, clock: Clock) -> int:
+    """Remove the sidecars that no name refers to any more; return how many.
+
+    RACE: a name may move from a folder not yet looked at to one already passed. So a sidecar goes only when it is a
+    day old and two passes, an hour apart, found no name that refers to it.
+    """
+    now = clock.now_ms()
+    old = {entry.name[:-5] for entry in _sidecar_files(folder) if now - changed_ms(entry.path) > COLLECTED_AGE}
+    if not old:
+        return 0
+    for _, _, files in os.walk(root):
+        old -= {found[1] for file in files if (found := _REFERENCE.search(file))}
+    notes = f"{folder}/.unreferenced"
+    missed = _missed_before(notes)
+    gone = {token for token in old if token in missed and now - missed[token] > PASSES_APART}
+    for token in gone:
+        storage.unlink(f"{folder}/{token}.json")
+    storage.write_small(notes, json.dumps({token: missed.get(token, now) for token in old - gone}).encode())
+    return len(gone)
+
+
+def _sidecar_files(folder: str) -> Iterator[os.DirEntry[str]]:
+    return (entry for entry in entries(folder) if entry.name.endswith(".json") and not entry.name.startswith("."))
+
+
+def _missed_before(notes: str) -> dict[str, int]:
+    try:
+        found = json.loads(read_small(notes) or b"{}")
+        return {str(token): int(first) for token, first in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}  # damaged: the passes are counted anew

@@ -124,6 +124,7 @@ class Storage:
         durability: `none`, `file` (bodies are synced before they are sent) or `full` (folders too).
         file_mode, dir_mode: permission bits of what is created; None leaves them to the umask.
         group: the numeric group of what is created; None leaves it to the system.
+        base: a folder that is never made, nor any above it: what is put in a queue that was deleted fails.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Storage:
         file_mode: int | None = None,
         dir_mode: int | None = None,
         group: int | None = None,
+        base: str | None = None,
     ) -> None:
         self.durability = durability
         self.syncs_files = durability != "none"
@@ -140,6 +142,7 @@ class Storage:
         self._file_mode = file_mode
         self._dir_mode = dir_mode
         self._group = group
+        self._base = base
         self._owns = file_mode is not None or group is not None
         self._noreplace = True
 
@@ -180,7 +183,11 @@ class Storage:
         temporary = f"{folder}/.{name[:100]}.{secrets.token_hex(6)}.tmp"
         self.write_new(temporary, data)
         try:
-            os.rename(temporary, path)
+            try:
+                self.rename(temporary, path)
+            except FileExistsError:
+                self.unlink(path)  # HDFS and the like never replace
+                self.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -194,13 +201,20 @@ class Storage:
             self.sync(os.path.dirname(path))
 
     def adopt(self, source: str, destination: str) -> None:
-        """Move a file from outside into working/, with the modes of what is created here.
+        """Move a file from outside into working/, with the modes of what is created here; a failure moves it back.
 
         Raises:
             OSError: with EXDEV when it lies on another file system.
         """
         os.rename(source, destination)
-        fd = os.open(destination, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self._take_over(destination)
+        except BaseException:
+            self.move(destination, source)
+            raise
+
+    def _take_over(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self._own(fd, self._file_mode)
             self.sync_file(fd)
@@ -261,17 +275,17 @@ class Storage:
         os.close(fd)
         try:
             os.rename(source, destination)
-        except FileNotFoundError:
-            # RACE: a lost reply of NFS again: if the reservation is gone, it was our rename that replaced it.
-            if os.lstat(destination).st_ino == reserved:
-                os.unlink(destination)
-                raise
         except FileExistsError:
             os.unlink(destination)  # HDFS and the like never replace: there a plain rename is the safe one
             os.rename(source, destination)
-        except BaseException:
-            os.unlink(destination)
-            raise
+        except BaseException as error:
+            # RACE: a lost reply of NFS again, or a signal on the way back: if the reservation is gone, it was our
+            # rename that replaced it, and what lies there is the file itself.
+            if os.lstat(destination).st_ino == reserved:
+                os.unlink(destination)
+                raise
+            if not isinstance(error, FileNotFoundError):
+                raise
 
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: take it out by a rename to a private name, then unlink it.
@@ -313,6 +327,8 @@ class Storage:
                 raise
             return
         except FileNotFoundError:
+            if os.path.dirname(path) == self._base:
+                raise  # RACE: the queue was deleted; nothing brings its folder back
             self.make_folder(os.path.dirname(path))
             return self.make_folder(path)
         if self._dir_mode is not None or self._group is not None:
@@ -345,7 +361,7 @@ class Storage:
         """Empty and remove a folder, until nothing comes into it any more."""
         while True:
             for entry in list(entries(folder)):
-                self.unlink(entry.path)
+                (self.remove_tree if entry.is_dir(follow_symlinks=False) else self.unlink)(entry.path)
             try:
                 return os.rmdir(folder)
             except FileNotFoundError:
@@ -360,12 +376,13 @@ class Storage:
             shutil.rmtree(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove an empty folder.
+        """Remove an empty folder; that it is gone already is no error.
 
         Raises:
             OSError: with ENOTEMPTY when something lies in it.
         """
-        os.rmdir(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
 
     def sync(self, *folders: str) -> None:
         """Make the entries of folders durable, in this order; does nothing below durability `full`."""

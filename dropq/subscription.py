@@ -23,7 +23,7 @@ from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message
-from dropq.ready import Ready, ignoring
+from dropq.ready import MAX_AGE, Ready, ignoring
 from dropq.storage import storage_error
 from dropq.sweep import QuickSweep
 
@@ -76,6 +76,7 @@ class Subscription:
         self._held: dict[str, Message] = {}
         self._claims = itertools.count(1)
         self._lock = threading.RLock()
+        self._locks_due = 0.0
         self._generation = generation()
         self._closed = threading.Event()
         self._presence: Presence | None = None
@@ -83,6 +84,8 @@ class Subscription:
             return
         try:
             self._presence = Presence(life.layout.consumers, self.id, life.storage)
+        except FileNotFoundError as error:
+            raise NoSuchQueue(f"queue {queue.name} is not there any more: {life.layout.home}") from error
         except OSError as error:
             raise storage_error(error, "no message was touched") from error
 
@@ -104,9 +107,12 @@ class Subscription:
         pause = FIRST_PAUSE
         while until is None or time.monotonic() < until:
             left = pause if until is None else min(pause, until - time.monotonic())
-            if self._closed.wait(max(left, 0)):
-                break
-            if (message := self._next()) is not None:
+            self._closed.wait(max(left, 0))
+            with self._lock:
+                if self._closed.is_set():
+                    break  # another thread closed it: that is no error of who waits
+                message = self._next()
+            if message is not None:
                 return message
             pause = min(pause * 2, LONGEST_PAUSE)
         return None
@@ -152,18 +158,27 @@ class Subscription:
             if self._closed.is_set() or self._generation != generation():
                 self._refuse()
             if self._sweep.due:
-                self._sweep.run()
+                self._sweep_on_the_way()
             if self.max_backlog is not None and len(self._held) >= self.max_backlog:
                 self._forget_lost()
                 if len(self._held) >= self.max_backlog:
                     return None
             return self._take()
 
+    def _sweep_on_the_way(self) -> None:
+        try:
+            self._sweep.run()
+        except (OSError, DropqError) as error:
+            # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
+            log.warning("queue %s was not swept: %s", self._queue.name, error)
+
     def _take(self) -> Message | None:
         ready = self._ready
         refreshed = ready.stale
         if refreshed:
             self._refresh()
+        elif time.monotonic() >= self._locks_due and self._paused():
+            ready.clear()
         while True:
             waiting = ready.take()
             if waiting is None:
@@ -174,8 +189,12 @@ class Subscription:
             elif (message := self._claim(waiting)) is not None:
                 return message
 
+    def _paused(self) -> bool:
+        self._locks_due = time.monotonic() + MAX_AGE  # a view of many messages is older before it is refreshed
+        return any(storage.exists(path) for path in self._read_locks)
+
     def _refresh(self) -> None:
-        if any(storage.exists(path) for path in self._read_locks):
+        if self._paused():
             self._ready.clear()
             return
         try:
@@ -236,12 +255,24 @@ class Subscription:
             self._closed.set()  # under the lock: nothing is handed out after this
         if self._presence is None:
             return
+        try:
+            self._return_held()
+        except BaseException:
+            self._presence.abandon()  # what is still held goes back with the next sweep
+            raise
+        self._presence.end()
+
+    def _return_held(self) -> None:
+        refused: DropqError | None = None
         for message in self.held:
             try:
                 message.release()
             except LeaseLost:
                 continue  # settled by another thread, or somebody else's already
-        self._presence.end()
+            except DropqError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def __enter__(self) -> Subscription:
         return self

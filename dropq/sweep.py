@@ -78,6 +78,7 @@ class QuickSweep:
             idle: clear away the dead that held nothing, too.
         """
         report = SweepReport()
+        self._again = time.monotonic() + INTERVAL
         dues = [*_return_claims(self._life, report, idle=idle), *_deliver_delayed(self._life, report)]
         self.next_due = max(min(dues) - self._life.clock.now_ms(), 0) / 1000 if dues else None
         pause = INTERVAL if self.next_due is None else min(self.next_due, INTERVAL)
@@ -174,6 +175,7 @@ def _age(life: Lifecycle, path: str) -> float:
 def _returned(life: Lifecycle, held: Held) -> bool:
     """Return a claim to target/; False when its holder, or another sweep, was first."""
     try:
+        held.as_seen = True  # RACE: whoever renewed it since the listing keeps it
         life.give_back(held)
     except LeaseLost:
         return False
@@ -190,8 +192,9 @@ def _deliver_delayed(life: Lifecycle, report: SweepReport) -> list[int]:
     """Move what is due into target/; return when the others are due, in ms."""
     now = life.clock.now_ms()
     later = []
+    ignored = ignoring(life.config.ignore)
     for entry in storage.entries(life.layout.delayed):
-        if entry.name.startswith(".") or not storage.is_message_file(entry):
+        if ignored(entry.name) or not storage.is_message_file(entry):
             continue
         due = life.sidecars.parse(entry.name).not_before
         if due > now:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-from contextlib import suppress
+import sys
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from watchdog.observers.api import BaseObserver
 
@@ -59,8 +60,9 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._observer is not None:
-            self._observer.stop()
-            self._observer.join()
+            with _hushed():
+                self._observer.stop()
+                self._observer.join()
             self._observer = None
 
     @property
@@ -120,21 +122,53 @@ def _observer(folder: str, wake: Callable[[], None]) -> BaseObserver | None:
     """Start to observe a folder; None where that fails, which the log says."""
     try:
         from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent, FileSystemEventHandler
-        from watchdog.observers import Observer
-        from watchdog.observers.polling import PollingObserver
-
-        if Observer is PollingObserver:
-            return None  # it would look at every file each time: a listing is less
 
         class Handler(FileSystemEventHandler):
             def dispatch(self, event: FileSystemEvent) -> None:
                 wake()
 
-        observer = Observer()
-        observer.schedule(Handler(), folder, event_filter=[FileCreatedEvent, FileMovedEvent])
-        observer.start()
+        observer = _new_observer()
+        if observer is not None:
+            observer.schedule(Handler(), folder, event_filter=[FileCreatedEvent, FileMovedEvent])
+            observer.start()
     except (ImportError, OSError, RuntimeError) as error:
         # Too many watches or instances for this user, mostly. Polling finds the same messages.
         log.warning("%s: no events (%s): looking every %s s instead", folder, error, PAUSE)
         return None
     return observer
+
+
+def _new_observer() -> BaseObserver | None:
+    """Return what this system observes folders with; None where that is no better than our own polling."""
+    if not sys.platform.startswith("linux"):
+        from watchdog.observers import Observer
+        from watchdog.observers.polling import PollingObserver
+
+        observer = Observer()
+        return None if isinstance(observer, PollingObserver) else observer  # it looks at every file each time
+    from watchdog.observers.api import BaseObserver
+    from watchdog.observers.inotify import InotifyEmitter
+    from watchdog.observers.inotify_c import InotifyConstants
+
+    class Arrivals(InotifyEmitter):
+        """Asks the kernel for arrivals alone: each claim would be an event too, searched through for half a second."""
+
+        def get_event_mask_from_filter(self) -> Any:
+            return InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
+
+    return BaseObserver(Arrivals)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep an observer that stops from logging, as an error, that an event came just then."""
+    logger = logging.getLogger("watchdog.observers.inotify")
+
+    def not_the_last_event(record: logging.LogRecord) -> bool:
+        return "when the thread is inactive" not in record.getMessage()
+
+    logger.addFilter(not_the_last_event)
+    try:
+        yield
+    finally:
+        logger.removeFilter(not_the_last_event)

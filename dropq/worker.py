@@ -20,7 +20,7 @@ from traceback import format_exception
 from typing import TYPE_CHECKING
 
 from dropq.durations import parse_duration
-from dropq.errors import DropqError, LeaseLost
+from dropq.errors import LeaseLost
 from dropq.message import Duration, Message
 from dropq.watch import RESCAN, Watch
 
@@ -212,7 +212,10 @@ def _python_takes_interrupts() -> bool:
 
 
 class _Worker:
-    """One run of the loop: the calling thread claims, hands handle and settle, a keeper renews leases."""
+    """One run of the loop: hands handle and settle, and take the next message themselves while there is one.
+
+    The calling thread wakes hands when something may have come, and a keeper renews leases.
+    """
 
     def __init__(
         self,
@@ -234,6 +237,7 @@ class _Worker:
         self._report = WorkReport()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self._busy = 0  # hands that have, or look for, a message
         self._running: dict[int, Message] = {}
         self._given: SimpleQueue[Message | None] = SimpleQueue()
         self._ended = threading.Event()
@@ -247,8 +251,8 @@ class _Worker:
             while not self._over():
                 self._watch.wait(self._pause())
         finally:
-            self._give_back()  # nothing is left but after a second request, or an exception
             self._ended.set()
+            self._give_back()  # nothing is left but after a second request, or an exception
             for _ in range(self._concurrency):
                 self._given.put(None)
         if self._error is not None:
@@ -259,27 +263,35 @@ class _Worker:
 
     @property
     def _stopping(self) -> bool:
-        return self._stop.asked or self._error is not None or self._report.halted is not None
+        return self._stop.asked or self._error is not None or self._report.halted is not None or self._ended.is_set()
 
     def _over(self) -> bool:
         """Take a message for each free hand; tell whether there is nothing more to do."""
-        idle = not self._running  # before the look: what is given back while we look makes for another round
-        taken = 0 if self._stopping else self._take()
+        idle = self._busy == 0  # before the look: what is given back while we look makes for another round
+        taken = 0
+        while self._busy < self._concurrency and (message := self._next()) is not None:
+            taken += 1
+            self._count_busy(1)
+            self._given.put(message)
         return self._stop.times > 1 or (idle and not taken and (self._stopping or self._until_empty))
 
-    def _take(self) -> int:
-        taken = 0
+    def _next(self) -> Message | None:
+        """Claim a message, unless the worker is to end."""
+        if self._stopping:
+            return None
         try:
-            while len(self._running) < self._concurrency and not self._stopping:
-                message = self._subscription.receive()
-                if message is None:
-                    break
-                self._running[id(message)] = message
-                self._given.put(message)
-                taken += 1
-        except DropqError as error:
+            message = self._subscription.receive()
+            if message is None:
+                return None
+            self._running[id(message)] = message
+            # RACE: what was claimed while the calling thread looks for what to give back is seen by it, or by us.
+            if self._ended.is_set() and self._running.pop(id(message), None) is not None:
+                message.release(counted=False)
+                return None
+        except Exception as error:
             self._fail(error)
-        return taken
+            return None
+        return message
 
     def _pause(self) -> float:
         due = self._subscription.next_due
@@ -287,10 +299,10 @@ class _Worker:
 
     def _give_back(self) -> None:
         """End what runs, where that can be done, and give it back."""
-        for message in list(self._running.values()):
-            self._end(message)
         until = time.monotonic() + CANCEL_LIMIT
-        while self._running and self._cancel is not None and time.monotonic() < until:
+        while self._busy and self._cancel is not None and time.monotonic() < until:
+            for message in list(self._running.values()):
+                self._end(message)  # again and again: its handler may only just begin
             self._watch.wait(0.1)
         for key, message in list(self._running.items()):
             if self._running.pop(key, None) is None:
@@ -304,15 +316,18 @@ class _Worker:
     # -- hands -----------------------------------------------------------------------------------------------
 
     def _hand(self) -> None:
-        while (message := self._given.get()) is not None:
-            try:
-                if id(message) in self._running:
-                    self._work_on(message)
-            except BaseException as error:
-                self._fail(error)
-            finally:
+        while (given := self._given.get()) is not None:
+            message: Message | None = given
+            while message is not None:
+                try:
+                    if id(message) in self._running:
+                        self._work_on(message)
+                except BaseException as error:
+                    self._fail(error)
                 self._running.pop(id(message), None)
-                self._watch.wake()
+                message = self._next()
+            self._count_busy(-1)
+            self._watch.wake()
 
     def _work_on(self, message: Message) -> None:
         settled_first = not message.held  # at most once: nothing can be changed any more
@@ -325,9 +340,10 @@ class _Worker:
                 settle()
             else:
                 outcome = "lost" if message.state == "processing" else _SETTLED.get(message.state, "failed")
-        except LeaseLost as error:
+        except LeaseLost:
             outcome = "lost"
-            log.warning("%s", error)
+        if outcome == "lost":
+            log.warning("message %s: its claim was lost while it was handled; nothing was changed", message.id)
         if id(message) in self._running:
             self._count(outcome)
 
@@ -357,6 +373,10 @@ class _Worker:
             return "returned", message.release
         return "acked", message.ack
 
+    def _count_busy(self, change: int) -> None:
+        with self._lock:
+            self._busy += change
+
     def _count(self, outcome: str) -> None:
         with self._lock:
             setattr(self._report, outcome, getattr(self._report, outcome) + 1)
@@ -378,11 +398,11 @@ class _Worker:
             if message.held:
                 message.extend(lease)
         except LeaseLost as error:
-            if message.state == "processing":  # else its hand settled it just now
-                log.warning("%s", error)
-                self._end(message)
+            log.debug("%s", error)  # or its hand settled it just now
         except Exception as error:  # the keeper goes on: there is time for another try, and there are other messages
             log.warning("message %s: its lease was not renewed: %s", message.id, error)
+        if not message.held and message.state == "processing":
+            self._end(message)  # lost; again at the next round, as its handler may only just begin
 
     def _end(self, message: Message) -> None:
         if self._cancel is None:

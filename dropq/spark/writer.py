@@ -112,12 +112,12 @@ def _stage_rows(queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch
     number = 0
     for batch in batches:
         value = batch.schema.get_field_index("value")
-        kind = "B" if pa.types.is_binary(batch.schema.types[value]) else "T"
+        text = pa.types.is_string(batch.column(value).type) or pa.types.is_large_string(batch.column(value).type)
         columns = [column if i != value else column.cast(pa.large_binary()) for i, column in enumerate(batch.columns)]
         for row in zip(*(column.to_pylist() for column in columns), strict=True):
             given = {name: cell for name, cell in zip(batch.schema.names, row, strict=True) if cell is not None}
             try:
-                file, _, _ = queue._address(b"", message_class=kind, **_fields(given))
+                file, _, _ = queue._address(b"", message_class="T" if text else "B", **_fields(given))
                 attempt.write(file, row[value])
             except ValueError as error:
                 raise ValueError(f"row {number} of partition {partition} (from 0): {error}") from error

@@ -1,0 +1,74 @@
+"""The papers are true: their examples run, their links lead somewhere, what they list exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dropq
+
+TOP = Path(__file__).parent.parent
+PAPERS = [TOP / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted((TOP / "docs").glob("*.md"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(paper: Path, *kinds: str) -> list[tuple[str, str]]:
+    return [(kind, text) for kind, text in BLOCK.findall(paper.read_text()) if kind in kinds]
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_every_link_leads_somewhere(paper: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", paper.read_text()):
+        assert (paper.parent / target).exists(), f"{paper.name} links to {target}"
+
+
+def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
+    bin_folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    environment.pop("DROPQ_ROOT", None)
+    script = ["set -e"]
+    ran = 0
+    for kind, text in blocks(TOP / "README.md", "console", "python"):
+        if kind == "console":
+            script += [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+        elif "needs dropq[spark]" not in text:
+            (tmp_path / f"example{ran}.py").write_text(text)
+            script.append(f"(cd {tmp_path} && {sys.executable} example{ran}.py)")
+        ran += 1
+    done = subprocess.run(
+        ["sh", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    counts = dropq.Root(tmp_path / "work").queue("orders").counts()
+    assert counts["processed"] == 3
+    assert sum(counts.values()) == 3
+    assert "no item in it" in done.stdout  # `dropq show` tells why the message failed
+    assert "hello" in done.stdout
+
+
+@pytest.mark.spark
+def test_the_spark_example_of_the_readme_runs(tmp_path: Path) -> None:
+    (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs dropq[spark]" in text)
+    queue = dropq.Root.create(tmp_path / "work").create_queue("orders")
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(message.text for message in queue.browse()) == [str(number) for number in range(10)]
+
+
+def test_the_picture_is_the_one_that_its_script_draws() -> None:
+    drawn = subprocess.run([sys.executable, TOP / "docs/draw_lifecycle.py"], capture_output=True, text=True, check=True)
+    assert drawn.stdout == (TOP / "docs/lifecycle.svg").read_text()
+
+
+def test_the_house_in_the_design_paper_names_every_module() -> None:
+    paper = (TOP / "docs/design.md").read_text()
+    for path in (TOP / "dropq").glob("*.py"):
+        if not path.stem.startswith("__"):
+            assert f"`{path.stem}`" in paper, path.stem

@@ -1,0 +1,612 @@
+"""A job is sent whole or not at all, whoever stops, fails or interferes at whichever step; each message once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from helpers import Clock, files, make_queue, until
+
+from dropq import DropqError, Queue, StorageError, staging, storage
+from dropq.staging import Job, Staged
+
+#: The calls by which dropq changes a root.
+CALLS = ("open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir")
+#: The bodies of a job, as `stage` stages them; the last one is delayed.
+ALL = [b"0", b"1", b"2", b"3", b"later"]
+#: More steps than any commit of such a job takes.
+MANY = 400
+
+Hook = Callable[[int], None]
+
+
+@pytest.fixture(params=["renameat2", "no renameat2"])
+def either_rename(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test on a file system that renames without replacing, then as on one that cannot, such as NFS."""
+    if request.param == "no renameat2":
+        monkeypatch.setattr(storage, "rename_noreplace", refuse)
+
+
+def refuse(source: str, destination: str) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
+
+
+@contextmanager
+def steps(before: Hook, after: Hook = lambda step: None) -> Iterator[None]:
+    """Call hooks around each call that changes a root, with its number; what they do themselves is not counted."""
+    numbers, inside = count(1), False
+
+    def stepping(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            nonlocal inside
+            if inside:
+                return real(*args, **kwargs)
+            inside = True
+            try:
+                step = next(numbers)
+                before(step)
+                result = real(*args, **kwargs)
+                after(step)
+                return result
+            finally:
+                inside = False
+
+        return call
+
+    with ExitStack() as patches:
+        for name in CALLS:
+            patches.enter_context(mock.patch.object(os, name, stepping(getattr(os, name))))
+        noreplace = stepping(storage.rename_noreplace)
+        patches.enter_context(mock.patch.object(storage, "rename_noreplace", noreplace))
+        yield
+
+
+def stage(queue: Queue, job: Job, bodies: list[bytes] = ALL) -> list[Staged]:
+    """Stage a job in two attempts, the last body delayed; a third attempt is a loser that nobody lists."""
+    attempts = [job.attempt(label) for label in ("p00000-a0", "p00001-a0", "p00001-a1")]
+    for number, body in enumerate(bodies):
+        delay = "1ms" if body == b"later" else None
+        attempts[number % 2].write(queue._address(b"", delay=delay)[0], body)
+    attempts[2].write(queue._address(b"")[0], b"loser")
+    return [staged for attempt in attempts[:2] for staged in attempt.finish()]
+
+
+def sent(queue: Queue) -> list[bytes]:
+    """The bodies in target/ and delayed/, doubles and all."""
+    return sorted([*files(Path(queue.layout.target)).values(), *files(Path(queue.layout.delayed)).values()])
+
+
+def working(queue: Queue) -> list[str]:
+    return os.listdir(queue.layout.working)
+
+
+def committed(queue: Queue) -> bool:
+    """Whether a manifest, or the ledger, says that the job counts."""
+    manifests = [*Path(queue.layout.working).glob(".*/manifest.json"), *Path(queue.layout.ledger).glob("[!.]*")]
+    return any(path.stat().st_size for path in manifests)
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Run something in a forked child; return its exit code: 0, or what it died with."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def dying_at(step: int) -> Hook:
+    def hook(now: int) -> None:
+        if now == step:
+            os._exit(9)
+
+    return hook
+
+
+def failing_at(step: int) -> Hook:
+    def hook(now: int) -> None:
+        if now == step:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    return hook
+
+
+def acting_at(step: int, action: Callable[[], object], acted: list[int]) -> Hook:
+    def hook(now: int) -> None:
+        if now == step:
+            acted.append(now)
+            action()
+
+    return hook
+
+
+def fate_of(commit: Callable[[], object]) -> str:
+    """Return what a commit says became of the job; whatever it raises must say it."""
+    try:
+        commit()
+    except StorageError as error:
+        return next(fate for fate in ("nothing was sent", "is committed", "drops job") if fate in str(error))
+    return "sent"
+
+
+# -- crashes and errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(tmp_path: Path) -> None:
+    outcomes = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full" if step % 8 == 0 else "none")
+        job = Job(queue.life, "job")
+        listed = stage(queue, job)
+
+        def commit(job: Job = job, listed: list[Staged] = listed, step: int = step) -> None:
+            with steps(dying_at(step)):
+                job.commit(listed)
+
+        code = in_child(commit)
+        all_of_it = committed(queue)
+        queue.sweep(jobs_older_than=0)
+        assert sent(queue) == (ALL if all_of_it else []), f"died before step {step}"
+        assert working(queue) == []
+        outcomes.add((code, all_of_it))
+        if code == 0:
+            break
+    assert outcomes == {(9, False), (9, True), (0, True)}
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_a_sweep_that_dies_before_any_step_is_taken_up_by_the_next(tmp_path: Path) -> None:
+    """The job was committed, and half of it was renamed when its driver died."""
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step))
+        leave_half(queue)
+
+        def sweep(queue: Queue = queue, step: int = step) -> None:
+            with steps(dying_at(step)):
+                staging.sweep(queue.life)
+
+        code = in_child(sweep)
+        queue.sweep(jobs_older_than=0)
+        assert (sent(queue), working(queue)) == (ALL, []), f"died before step {step}"
+        if code == 0:
+            return
+    pytest.fail("the sweep never came to its end")
+
+
+def leave_half(queue: Queue, job_id: str = "job") -> Job:
+    """Leave a job as a driver does that dies after two of its renames."""
+    job = Job(queue.life, job_id)
+    listed = stage(queue, job)
+    assert job._write_manifest(listed)
+    for staged in listed[:2]:
+        os.rename(f"{job.folder}/{staged.path}", f"{queue.layout.target}/{os.path.basename(staged.path)}")
+    return job
+
+
+@pytest.mark.usefixtures("either_rename")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(tmp_path: Path, when: str) -> None:
+    """Spark aborts after a failed commit; an error may also come after the call was done, as over NFS."""
+    told = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full" if step % 8 == 0 else "none")
+        job = Job(queue.life, "job")
+        listed = stage(queue, job)
+        fault = failing_at(step)
+        with steps(fault) if when == "before" else steps(lambda step: None, fault):
+            fate = fate_of(partial(job.commit, listed))
+        assert fate == "sent" or committed(queue) == (fate == "is committed"), f"an error {when} step {step}"
+        if fate != "sent":
+            job.abort()
+        assert sent(queue) == ([] if fate == "nothing was sent" else ALL), f"an error {when} step {step}"
+        queue.sweep(jobs_older_than=0)
+        assert working(queue) == []
+        told.add(fate)
+        if fate == "sent" and step > 100:
+            break
+    assert told == {"nothing was sent", "is committed", "sent"}
+
+
+# -- meetings ----------------------------------------------------------------------------------------------------
+
+
+def sweep_all(queue: Queue) -> None:
+    staging.sweep(queue.life, older_than=0)
+
+
+def sweep_then_late_task(queue: Queue) -> None:
+    """Drop the job; then a task that ran twice comes late, and makes the folder anew."""
+    staging.sweep(queue.life, older_than=0)
+    Job(queue.life, "job").attempt("p00001-a2").write(queue._address(b"")[0], b"loser")
+
+
+@pytest.mark.usefixtures("either_rename")
+@pytest.mark.parametrize("meeting", [sweep_all, sweep_then_late_task])
+def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meeting: Callable[[Queue], None]) -> None:
+    told = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full" if step % 8 == 0 else "none")
+        job = Job(queue.life, "job")
+        listed = stage(queue, job)
+        acted: list[int] = []
+        with steps(acting_at(step, partial(meeting, queue), acted)):
+            fate = fate_of(partial(job.commit, listed))
+        assert fate in ("sent", "nothing was sent")
+        expected = ALL if fate == "sent" else []
+        assert sent(queue) == expected, f"swept at step {step}"
+        queue.sweep(jobs_older_than=0)
+        assert (sent(queue), working(queue)) == (expected, [])
+        told.add(bool(expected))
+        if not acted:
+            break
+    assert told == {True, False}
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_a_commit_at_any_step_of_a_sweep_that_drops_the_job(tmp_path: Path) -> None:
+    told = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step))
+        job = Job(queue.life, "job")
+        listed = stage(queue, job)
+        acted: list[int] = []
+        fates: list[str] = []
+
+        def commit(job: Job = job, listed: list[Staged] = listed, fates: list[str] = fates) -> None:
+            fates.append(fate_of(lambda: job.commit(listed)))
+
+        with steps(acting_at(step, commit, acted)):
+            staging.sweep(queue.life, older_than=0)
+        assert sent(queue) == (ALL if fates == ["sent"] else []), f"committed at step {step}"
+        queue.sweep(jobs_older_than=0)
+        assert working(queue) == []
+        told.update(fates)
+        if not acted:
+            break
+    assert told == {"sent", "nothing was sent"}
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_two_drivers_of_one_job_id_send_one_of_the_two(tmp_path: Path) -> None:
+    """The other one stages, commits and is through at any step of this one's commit."""
+    other = [b"5", b"6"]
+    seen = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step))
+        job = Job(queue.life, "job")
+        listed, others = stage(queue, job), stage(queue, job, other)
+        acted: list[int] = []
+
+        def commit(queue: Queue = queue, others: list[Staged] = others) -> None:
+            assert fate_of(lambda: Job(queue.life, "job").commit(others)) in ("sent", "nothing was sent")
+
+        with steps(acting_at(step, commit, acted)):
+            count_sent = job.commit(listed)
+        assert sent(queue) == (ALL if count_sent else other), f"met at step {step}"
+        assert working(queue) == []
+        seen.add(count_sent)
+        if not acted:
+            break
+    assert seen == {0, len(ALL)}
+
+
+@pytest.mark.parametrize("durability", ["none", "full"])
+def test_processes_that_roll_one_job_forward_at_once_send_each_message_once(tmp_path: Path, durability: str) -> None:
+    queue = make_queue(tmp_path, durability=durability)
+    job = Job(queue.life, "job")
+    bodies = [str(number).encode() for number in range(300)]
+    assert job._write_manifest(stage(queue, job, bodies))
+    reading, writing = os.pipe()
+
+    def roll(number: int) -> None:
+        os.close(writing)
+        os.read(reading, 1)  # until the parent lets go: all at once
+        if number % 2:
+            staging.sweep(queue.life, older_than=0)
+        else:
+            assert Job(queue.life, "job").abort() in (True, False)
+
+    pids = []
+    for number in range(4):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                roll(number)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    os.close(writing)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    os.close(reading)
+    assert codes == [0] * 4
+    queue.sweep(jobs_older_than=0)
+    assert sent(queue) == sorted(bodies)
+    assert working(queue) == []
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_two_messages_staged_under_one_name_are_both_sent(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    file = queue._address(b"", priority=7)[0]
+    listed = []
+    for body in (b"one", b"two"):
+        attempt = job.attempt("p")
+        attempt.write(file, body)
+        listed += attempt.finish()
+    assert job.commit(listed) == 2
+    assert sent(queue) == [b"one", b"two"]
+    assert {message.priority for message in queue.browse()} == {7}
+
+
+def test_a_message_of_the_same_name_in_target_is_not_replaced(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    listed = stage(queue, job)
+    Path(queue.layout.target, os.path.basename(listed[0].path)).write_bytes(b"other")
+    assert job.commit(listed) == len(ALL)
+    assert sent(queue) == sorted([*ALL, b"other"])
+
+
+# -- what a commit refuses --------------------------------------------------------------------------------------
+
+
+def spoil_missing(path: Path) -> None:
+    path.unlink()
+
+
+def spoil_short(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def spoil_link(path: Path) -> None:
+    path.rename(f"{path}-aside")
+    path.symlink_to(f"{path}-aside")
+
+
+@pytest.mark.parametrize("spoil", [spoil_missing, spoil_short, spoil_link])
+def test_a_job_whose_files_are_not_as_staged_is_not_committed(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    listed = stage(queue, job)
+    spoil(Path(job.folder, listed[-1].path))
+    with pytest.raises(StorageError, match="nothing was sent"):
+        job.commit(listed)
+    assert job.abort() is False
+    assert (sent(queue), working(queue), job.sent) == ([], [], False)
+
+
+def test_an_attempt_that_raises_while_a_body_is_written_does_not_list_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    attempt = Job(queue.life, "job").attempt("p")
+    with attempt.open(queue._address(b"")[0]) as body:
+        body.write(b"whole")
+    with pytest.raises(TypeError), attempt.open(queue._address(b"")[0]) as body:
+        body.writelines([b"half", "no bytes"])  # type: ignore[list-item]
+    assert [staged.size for staged in attempt.finish()] == [5]
+
+
+@pytest.mark.parametrize("job_id", ["", "x" * 101, "\N{EURO SIGN}" * 12])
+def test_a_job_id_that_no_folder_can_be_named_by_is_refused(tmp_path: Path, job_id: str) -> None:
+    with pytest.raises(ValueError, match="job id"):
+        Job(make_queue(tmp_path).life, job_id)
+
+
+@pytest.mark.parametrize("job_id", ["../../x", "a/b", ".", "a b~c", "\N{EURO SIGN}", "manifest.json"])
+def test_any_other_job_id_is_one_folder_in_working(tmp_path: Path, job_id: str) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, job_id)
+    listed = stage(queue, job)
+    assert working(queue) == [os.path.basename(job.folder)]
+    assert job.commit(listed) == len(ALL)
+    assert Job(queue.life, job_id).sent
+
+
+def test_a_job_whose_target_is_gone_keeps_its_files(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = leave_half(queue)
+    os.rename(queue.layout.target, f"{queue.layout.base}/aside")
+    with pytest.raises(DropqError):
+        job.abort()
+    staging.sweep(queue.life, older_than=0)
+    os.rename(f"{queue.layout.base}/aside", queue.layout.target)
+    queue.sweep()
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+# -- the ledger -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_under_the_same_id_sends_nothing(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    assert Job(queue.life, "daily").commit(stage(queue, Job(queue.life, "daily"))) == len(ALL)
+    again = Job(queue.life, "daily")
+    assert again.sent
+    assert again.commit(stage(queue, again)) == 0
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+def test_a_second_run_finishes_the_first_where_that_was_cut_off(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    leave_half(queue, "daily")
+    again = Job(queue.life, "daily")
+    assert again.sent
+    assert again.commit(stage(queue, again)) == 0
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+def test_a_second_run_knows_of_a_first_that_was_dropped_as_it_was_committed(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    first = leave_half(queue, "daily")
+    os.rename(first.folder, staging._away(first.folder))  # a sweep, which died at this moment
+    again = Job(queue.life, "daily")
+    assert again.sent
+    assert again.commit(stage(queue, again)) == 0
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+def test_a_job_does_not_count_as_sent_for_another_whose_id_is_alike(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    other = leave_half(queue, "daily-2")
+    os.rename(other.folder, staging._away(other.folder))
+    assert not Job(queue.life, "daily").sent
+    assert Job(queue.life, "daily-2").sent
+
+
+def test_a_job_that_was_dropped_may_run_again(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "daily")
+    stage(queue, job)
+    assert job.abort() is False
+    assert Job(queue.life, "daily").commit(stage(queue, job)) == len(ALL)
+
+
+def test_the_ledger_forgets_after_seven_days(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    Job(queue.life, "daily").commit(stage(queue, Job(queue.life, "daily")))
+    clock.advance(7 * 86400 - 60)
+    queue.sweep()
+    assert Job(queue.life, "daily").sent
+    clock.advance(120)
+    queue.sweep()
+    assert not Job(queue.life, "daily").sent
+
+
+def test_a_job_without_messages_leaves_nothing_behind(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    job.attempt("p00000-a0")
+    assert job.commit([]) == 0
+    assert (sent(queue), working(queue), job.sent) == ([], [], False)
+
+
+# -- sweeping ---------------------------------------------------------------------------------------------------
+
+
+def test_delayed_messages_of_a_job_wait_out_of_target(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    job = Job(queue.life, "job")
+    attempt = job.attempt("p")
+    attempt.write(queue._address(b"", delay="1h")[0], b"later")
+    attempt.write(queue._address(b"")[0], b"now")
+    job.commit(attempt.finish())
+    assert queue.counts()["target"] == queue.counts()["delayed"] == 1
+    clock.advance(3601)
+    queue.sweep()
+    assert queue.counts()["target"] == 2
+
+
+def test_a_job_is_dropped_by_the_age_of_its_newest_activity(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    job = Job(queue.life, "job")
+    attempt = job.attempt("p")
+    file = queue._address(b"")[0]
+    with attempt.open(file) as body:
+
+        def written_after_50_ms() -> bool:
+            body.write(b"x")
+            body.flush()
+            changed = storage.changed_ms(f"{attempt.folder}/{file}")
+            return changed >= max(storage.changed_ms(job.folder), storage.changed_ms(attempt.folder)) + 50
+
+        until(written_after_50_ms, "a body that is newer than its folders")
+    clock.ms = storage.changed_ms(f"{attempt.folder}/{file}") + 10
+    assert queue.sweep(jobs_older_than=0.03).jobs_dropped == 0
+    clock.ms += 30
+    assert queue.sweep().jobs_dropped == 0
+    assert queue.sweep(jobs_older_than=0.03).jobs_dropped == 1
+    assert working(queue) == []
+
+
+def test_age_zero_drops_a_job_even_where_clocks_differ_a_little(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    stage(queue, Job(queue.life, "job"))
+    clock.advance(-1)
+    assert queue.sweep(jobs_older_than=0).jobs_dropped == 1
+
+
+def test_a_sweep_leaves_other_files_in_working_alone(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    Path(queue.layout.working, "half-written").touch()
+    Path(queue.layout.working, ".job-file").touch()
+    Path(queue.layout.working, "folder").mkdir()
+    queue.sweep(jobs_older_than=0)
+    assert sorted(working(queue)) == [".job-file", "folder", "half-written"]
+
+
+def put_manifest(queue: Queue, content: object) -> Path:
+    job = Job(queue.life, "job")
+    stage(queue, job)
+    manifest = Path(job.folder, staging.MANIFEST)
+    manifest.write_text(content if isinstance(content, str) else json.dumps(content))
+    return manifest
+
+
+def test_a_manifest_with_hostile_paths_moves_nothing_but_staged_files(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    (tmp_path / "secret").write_bytes(b"secret")
+    folder = Path(Job(queue.life, "job").folder)
+    listed = stage(queue, Job(queue.life, "job"))
+    hostile = [
+        f"{tmp_path}/secret", "../../../secret", "/etc/passwd", "..", "", "/", "a/", "/a", "a//b", "./manifest.json",
+        "p/../manifest.json", "p/..", "p/.", "a\0b/c", "a/b\0c", "p/.hidden", 7, None, ["a/b"], {"a": 1},
+        "nowhere/4.x.B",
+    ]  # fmt: skip
+    (folder / staging.MANIFEST).write_text(
+        json.dumps({"job": {}, "files": [*hostile, *(file.path for file in listed)]})
+    )
+    queue.sweep()
+    assert (sent(queue), working(queue)) == (ALL, [])
+    assert (tmp_path / "secret").read_bytes() == b"secret"
+    assert Job(queue.life, "job").sent
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", "7", {}, {"files": None}, {"files": "p/x"}, "\udce9"])
+def test_a_damaged_manifest_is_left_for_a_person_with_all_its_files(
+    tmp_path: Path, content: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(tmp_path)
+    manifest = put_manifest(queue, content) if content != "\udce9" else put_manifest(queue, "x")
+    if content == "\udce9":
+        manifest.write_bytes(b'{"files": ["\xe9"]}')
+    before = sorted(manifest.parent.rglob("*"))
+    queue.sweep(jobs_older_than=0)
+    assert sorted(manifest.parent.rglob("*")) == before
+    assert "set it aside by hand" in caplog.text
+    with pytest.raises(DropqError, match="set it aside by hand"):
+        Job(queue.life, "job").commit([Staged("a/b", 1)])
+
+
+def test_a_name_that_was_reserved_for_a_manifest_is_none(tmp_path: Path) -> None:
+    """A driver died between reserving the name and renaming over it, where renameat2 is not to be had."""
+    queue = make_queue(tmp_path)
+    manifest = put_manifest(queue, "")
+    manifest.chmod(0)
+    job = Job(queue.life, "job")
+    assert not job.sent
+    with pytest.raises(StorageError, match="nothing was sent"):
+        job.commit(stage(queue, job))
+    assert queue.sweep(jobs_older_than=0).jobs_dropped == 1
+    assert (sent(queue), working(queue)) == ([], [])
