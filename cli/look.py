@@ -210,9 +210,9 @@ def _arrived(queue: Queue, state: State, seen: set[str]) -> list[Message]:
     came = []
     for file in there.keys() - seen:
         try:
-            came.append((os.stat(there[file].path, follow_symlinks=False).st_ctime_ns, file))
+            came.append((os.stat(there[file].path, follow_symlinks=False).st_ctime_ns, there[file].id, file))
         except FileNotFoundError:
             continue  # RACE: it moved on since the listing
     seen.clear()
     seen.update(there)
-    return [there[file] for _, file in sorted(came)]
+    return [there[file] for *_, file in sorted(came)]

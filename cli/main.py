@@ -96,9 +96,7 @@ def build() -> typer.Typer:
     """Return the application with all of its commands."""
     app = typer.Typer(name="dropq", cls=_Grouped, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(_dropq)
-    config = typer.Typer(
-        help="What configuration says: `config show QUEUE`, `config check [FILE]...`.", no_args_is_help=True
-    )
+    config = typer.Typer(help="Tell what configuration says, and check it.", no_args_is_help=True)
     config.command("show")(setup.config_show)
     config.command("check")(setup.config_check)
     for heading, commands in COMMANDS.items():

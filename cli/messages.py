@@ -6,7 +6,7 @@ A claim that `receive` makes outlives the command, so it always has a lease; its
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from io import BufferedReader
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,10 +59,7 @@ def send(
     as durable as the queue's configuration asks.
     """
     shell = Shell(ctx, json)
-    if not files and sys.stdin.isatty():
-        raise UsageError("name a FILE, or give - to type a message on this terminal")
-    sources = files or ["-"]
-    _check_sources(sources, id=id, lines=lines, move=move)
+    sources = _sources(files, id=id, lines=lines, move=move)
     fields = {
         "priority": priority,
         "type": type,
@@ -84,11 +81,15 @@ def send(
         return shell.each(sources if lines else shell.progress(sources, "sending", len(sources)), send_all)
 
 
-def _check_sources(sources: Sequence[str], *, id: str | None, lines: bool, move: bool) -> None:
+def _sources(files: list[str] | None, *, id: str | None, lines: bool, move: bool) -> list[str]:
+    if not files and sys.stdin.isatty():
+        raise UsageError("name a FILE, or give - to type a message on this terminal")
+    sources = files or ["-"]
     if id is not None and (lines or len(sources) > 1):
         raise UsageError("--id names one message: send one FILE with it, and no --lines")
     if move and (lines or "-" in sources):
         raise UsageError("--move takes whole files: no --lines, and nothing from standard input")
+    return sources
 
 
 def _property(text: str) -> tuple[str, Typed]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain, islice
+from typing import Literal
 
 from dropq.errors import (
     ConfigError,
@@ -143,7 +144,8 @@ def reason_text(reason: object) -> str:
     """Say in one line why a message lies in error/ or expired/."""
     if not isinstance(reason, Mapping):
         return ""
-    return ": ".join(str(reason[key]) for key in ("reason", "detail") if reason.get(key))
+    last_words = str(reason.get("stderr") or "").strip().splitlines()[-1:]
+    return ": ".join([str(reason[key]) for key in ("reason", "detail") if reason.get(key)] + last_words)
 
 
 def cell(record: Record, key: str) -> str:
@@ -211,7 +213,9 @@ def _table(records: Sequence[Record], columns: Sequence[str]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for key in columns:
         numbers = all(type(record.get(key)) in (int, float, type(None)) for record in records)
-        table.add_column(key.replace("_", " "), justify="right" if numbers else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if numbers else "left"
+        # An id is to be copied, so it stays whole, and what is said at length gives way.
+        table.add_column(key.replace("_", " "), justify=justify, overflow="fold", no_wrap=key == "id")
     for record in records:
         table.add_row(*(Text(cell(record, key)) for key in columns))
     Console(highlight=False).print(table)

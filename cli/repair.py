@@ -33,7 +33,7 @@ def requeue(
     from dropq import admin
 
     shell = Shell(ctx, json)
-    wanted = shell.ids(ids, everything=everything)
+    wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     found = shell.queue(queue)
     goal = shell.queue(to) if to is not None else None
     total = len(wanted) if wanted is not None else found.counts()[state]
@@ -61,8 +61,10 @@ def move(
     from dropq import admin
 
     shell = Shell(ctx, json)
-    wanted = shell.ids(ids, everything=everything)
+    wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     found, goal = shell.queue(queue), shell.queue(to)
+    if found.name == goal.name:
+        raise UsageError(f"{goal.name} is where they are: name another queue to move them to")
     total = len(wanted) if wanted is not None else found.counts()[state]
     if wanted is None and not dry_run:
         shell.confirm(f"Move all {total} messages in {state}/ of {found.name} to {goal.name}?", yes=yes)
@@ -88,7 +90,7 @@ def purge(
     from dropq import admin
 
     shell = Shell(ctx, json)
-    wanted = shell.ids(ids, everything=everything or (older_than is not None and not ids))
+    wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
     found = shell.queue(queue)
     total = len(wanted) if wanted is not None else found.counts()[state]
     if not dry_run:

@@ -108,7 +108,7 @@ def config_show(
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.")] = None,
     json: Json = False,
 ) -> None:
-    """Print what is in force for a queue: key, value as TOML, and the file that it comes from."""
+    """Print what is in force for a queue, and which file says so."""
     from dropq.config import explain_queue
 
     shell = Shell(ctx, json)
@@ -134,7 +134,10 @@ def config_check(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check hand-written configuration and print every problem; 78 when there is one."""
+    """Check configuration files and print every problem.
+
+    Exits with 78 when there is one.
+    """
     from dropq.config import check_file
 
     shell = Shell(ctx, json)

@@ -90,15 +90,22 @@ class Shell:
 
     # -- what was asked for ----------------------------------------------------------------------------------------
 
-    def ids(self, given: Sequence[str] | None, *, everything: bool = False) -> list[str] | None:
+    def ids(self, given: Sequence[str] | None, *, everything: bool, chosen: bool = False) -> list[str] | None:
         """Return which messages were named, by arguments or, for `-`, on standard input; None for all of them.
+
+        Args:
+            given: the arguments.
+            everything: `--all` was given.
+            chosen: another option chooses among the messages; it may stand for itself.
 
         Raises:
             UsageError: none, or both some and all.
         """
-        if bool(given) == everything:
+        if given and everything:
+            raise UsageError("name messages by their ids, or give --all, but not both")
+        if not (given or everything or chosen):
             raise UsageError("name messages by their ids, give - to read ids from standard input, or give --all")
-        return None if everything else list(arguments(given or ()))
+        return list(arguments(given)) if given else None
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask before something is destroyed or moved in bulk.

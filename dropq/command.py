@@ -64,7 +64,7 @@ class Command:
         timeout: after which the command is ended and its message fails; None for never.
 
     Raises:
-        Unavailable: there is no such command; no message was touched.
+        Unavailable: there is no such command, or its end could not be told; no message was touched.
     """
 
     def __init__(self, argv: Sequence[str], *, timeout: Duration | None = None) -> None:
@@ -75,6 +75,8 @@ class Command:
         program = shutil.which(self.argv[0])
         if program is None:
             raise Unavailable(f"{self.argv[0]}: no such command, or it may not be executed; no message was touched")
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # left so by whoever started us
+            raise Unavailable("SIGCHLD is ignored here, so no exit status can be had: start the worker without that")
         self._program = os.path.abspath(program)
         self._guard = Guard()
         self._runs: dict[int, Run] = {}

@@ -13,14 +13,14 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dropq import names, storage, strays
-from dropq.config import QueueConfig, RootConfig, load_queue, load_root
+from dropq import storage, strays
+from dropq.config import QueueConfig, load_queue
 from dropq.errors import ConfigError, DropqError, InvalidName
 from dropq.findings import KINDS, Finding, Kind
 from dropq.layout import FOLDERS, PRIVATE, QueueLayout
 from dropq.queue import Queue
 from dropq.root import Root
-from dropq.sidecars import Sidecars
+from dropq.sidecars import references
 from dropq.storage import Storage
 from dropq.strays import Case, look
 
@@ -37,26 +37,18 @@ def fsck(queue: Queue, *, repair: bool = False) -> list[Finding]:
 
     Args:
         queue: the queue; it need not be one that can be opened.
-        repair: make missing folders, and set aside what is certainly no message. Nothing is repaired in a root whose
-            dropq.toml cannot be read.
+        repair: make missing folders, and set aside what is certainly no message.
 
     Raises:
         NoSuchQueue: there is nothing that looks like a queue.
     """
     layout = _layout(queue) or queue.layout
-    found: list[Finding] = []
-    root_config, root_findings = _root_config(queue.root)
-    config = None
-    if root_config is not None:
-        config, found = _config(queue, layout, root_config)
+    config, found = _config(queue, layout)
     store = Storage()
     if config is not None:
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
-    sidecars = Sidecars(queue.root.layout.meta, store)
-    found += strays.examine(Case(queue.name, layout, config, sidecars, queue.root.clock.now_ms()))
-    if repair and not root_findings:
-        found = [_repaired(finding, layout.base, store) for finding in found]
-    return root_findings + found
+    found += strays.examine(Case(layout, config, queue.root.layout.meta, queue.root.clock.now_ms()))
+    return [_repaired(finding, layout.base, store) for finding in found] if repair else found
 
 
 def fsck_root(root: Root, *, repair: bool = False) -> list[Finding]:
@@ -64,16 +56,12 @@ def fsck_root(root: Root, *, repair: bool = False) -> list[Finding]:
 
     Args:
         root: the root.
-        repair: set aside what making a queue or writing a small file left. Nothing is repaired in a root whose
-            dropq.toml cannot be read.
+        repair: set aside what making a queue or writing a small file left.
     """
     layout, now = root.layout, root.clock.now_ms()
-    config, found = _root_config(root)
-    found += strays.temporaries_in((layout.path, layout.private, layout.meta), now)
+    found = list(strays.temporaries_in((layout.path, layout.private, layout.meta), now))
     found += [*_halves(root, now), *_no_queues(root, now), *_sidecars(root, now)]
-    if repair and config is not None:
-        found = [_repaired(finding, layout.path, Storage()) for finding in found]
-    return found
+    return [_repaired(finding, layout.path, Storage()) for finding in found] if repair else found
 
 
 def queues(root: Root) -> list[Queue]:
@@ -105,16 +93,10 @@ def _folder_count(layout: QueueLayout) -> int:
     return sum(os.path.isdir(layout.folder(folder)) for folder in FOLDERS)
 
 
-def _root_config(root: Root) -> tuple[RootConfig | None, list[Finding]]:
+def _config(queue: Queue, layout: QueueLayout) -> tuple[QueueConfig | None, list[Finding]]:
+    root = queue.root
     try:
-        return load_root(root.layout.config_file), []
-    except ConfigError as error:
-        return None, [_broken(root.layout.config_file, error)]
-
-
-def _config(queue: Queue, layout: QueueLayout, root: RootConfig) -> tuple[QueueConfig | None, list[Finding]]:
-    try:
-        config = load_queue(queue.name, root, queue.root.layout.config_file, layout.config_file)
+        config = load_queue(queue.name, root.config, root.layout.config_file, layout.config_file)
     except ConfigError as error:
         return None, [_broken(layout.config_file, error)]
     try:
@@ -154,20 +136,12 @@ def _no_queues(root: Root, now: int) -> Iterator[Finding]:
 def _sidecars(root: Root, now: int) -> Iterator[Finding]:
     """Find metadata that cannot be read, and metadata over a day old that no name refers to."""
     there = [seen for seen in look(root.layout.meta, now) if not seen.name.startswith(".")]
-    used = set(_references(root.layout.path)) if there else set()
+    used = set(references(root.layout.path)) if there else set()
     for seen in there:
         if strays.read_table(seen.path) is None:
             yield seen.found("damaged-sidecar")
         elif seen.name.removesuffix(".json") not in used and seen.age > strays.ABANDONED:
             yield seen.found("unreferenced-sidecar")
-
-
-def _references(path: str) -> Iterator[str]:
-    """Yield which metadata the names below a folder refer to, wherever they lie."""
-    for _, _, files in os.walk(path):
-        for file in files:
-            if "JMS_dropq_meta" in file and (meta := names.parse(names.split_claim(file)[1]).meta):
-                yield meta
 
 
 # -- repair ------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ DROPBOXMQ_TRANSACTIONS = (
 INCOMING = "incoming"
 #: The private folder of a root or a queue.
 PRIVATE = ".dropq"
+#: The file that keeps a folder in git, which knows no empty ones; it may lie in any folder of a queue.
+KEEPER = ".keep"
 #: A job that writes many messages stages them in working/ under this prefix.
 JOB_PREFIX = ".job-"
 

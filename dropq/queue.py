@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from dropq import admin, names, storage
 from dropq.config import QueueConfig, load_queue
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, DropqError, InvalidFilter, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError
+from dropq.errors import ConfigError, InvalidFilter, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError
 from dropq.layout import FOLDERS, QueueLayout
 from dropq.lifecycle import Lifecycle, Waiting
 from dropq.message import Duration, Message
@@ -511,7 +511,12 @@ class Queue:
 
     def _waiting(self, state: str = "target") -> Iterator[Waiting]:
         life = self.life
-        return Ready(life.layout.folder(state), life.sidecars, ignoring(life.config.ignore)).waiting()
+        try:
+            return Ready(life.layout.folder(state), life.sidecars, ignoring(life.config.ignore)).waiting()
+        except FileNotFoundError:
+            if state != "delayed":
+                raise
+            return iter(())  # that folder is made when a message is first delayed
 
     def counts(self) -> dict[str, int]:
         """Return how many messages lie in each state, by their names alone."""
@@ -621,6 +626,8 @@ def _check_folders(layout: QueueLayout, name: str) -> None:
         try:
             devices.setdefault(storage.device(path), path)
         except FileNotFoundError as error:
+            if not storage.exists(layout.home):  # RACE: it was deleted since it was found
+                raise NoSuchQueue(f"queue {name} is not there any more: {layout.home}") from error
             way_out = f"`dropq fsck {name} --repair` makes it"
             raise storage_error(error, f"queue {name} lacks its folder {folder}/: {way_out}") from error
         except OSError as error:

@@ -1,7 +1,8 @@
 """Why a message lies in error/ or expired/: a small file beside the state folders, never in the message.
 
 A reason is written before the message moves and holds the name and inode it is about, so that a crash between the
-two leaves a reason that matches nothing and is ignored.
+two leaves a reason that matches nothing and is ignored. An inode of null, in the reasons of a root that is kept as a
+copy (in git, say), fits any file of the name: copies get inodes of their own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Reasons:
         self.folder = folder
         self._storage = storage
 
-    def path(self, state: str, name: str, inode: int) -> str:
-        """Return where the reason of a file would lie."""
-        digest = hashlib.sha256(f"{inode}/".encode() + os.fsencode(name)).hexdigest()[:32]
+    def path(self, state: str, name: str, inode: int | None) -> str:
+        """Return where the reason of a file would lie; with None, one for any file of the name."""
+        digest = hashlib.sha256(f"{'' if inode is None else inode}/".encode() + os.fsencode(name)).hexdigest()[:32]
         return f"{self.folder}/{state}/{digest}.json"
 
     def record(self, state: str, name: str, inode: int, fields: Mapping[str, object]) -> None:
@@ -38,13 +39,14 @@ class Reasons:
 
     def find(self, state: str, name: str, inode: int) -> dict[str, object] | None:
         """Return why a file lies in a state; None when nothing, or nothing readable, is known of it."""
-        try:
-            content = json.loads(read_small(self.path(state, name, inode)) or b"null")
-        except (OSError, ValueError):
-            return None  # damaged by hand: fsck reports it, the message is as good without
-        if not isinstance(content, dict) or (content.get("name"), content.get("inode")) != (name, inode):
-            return None
-        return content
+        for wanted in (inode, None):
+            try:
+                content = json.loads(read_small(self.path(state, name, wanted)) or b"null")
+            except (OSError, ValueError):
+                continue  # damaged by hand: fsck reports it, the message is as good without
+            if isinstance(content, dict) and (content.get("name"), content.get("inode")) == (name, wanted):
+                return content
+        return None
 
     def drop(self, state: str, name: str, inode: int) -> None:
         """Forget why a file lay in a state."""

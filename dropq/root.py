@@ -11,7 +11,7 @@ from typing import Any
 from dropq import names, storage
 from dropq.config import RootConfig, load_root, toml_text, validate_options
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError
-from dropq.layout import FOLDERS, QueueLayout, RootLayout
+from dropq.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
 from dropq.message import Duration
 from dropq.queue import Queue, group_number
 from dropq.sidecars import collect
@@ -178,6 +178,7 @@ class Root:
         """RACE: a send that returned before the rename is not lost: the queue comes back."""
         try:
             for folder in (gone.target, gone.delayed, gone.processing):
+                store.unlink(f"{folder}/{KEEPER}")
                 store.remove_folder(folder)  # from here on whatever was half-way into it fails
         except OSError:
             store.make_folder(gone.target)

@@ -13,8 +13,9 @@ import secrets
 from collections.abc import Iterator
 
 from dropq import names
+from dropq.layout import QueueLayout
 from dropq.names import Name
-from dropq.storage import Clock, Storage, changed_ms, entries, read_small, storage_error, storage_error
+from dropq.storage import Clock, Storage, changed_ms, entries, read_small, storage_error
 
 log = logging.getLogger("dropq")
 
@@ -88,8 +89,7 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock) -> int:
     old = {entry.name[:-5] for entry in _sidecar_files(folder) if now - changed_ms(entry.path) > COLLECTED_AGE}
     if not old:
         return 0
-    for _, _, files in os.walk(root):
-        old -= {found[1] for file in files if (found := _REFERENCE.search(file))}
+    old.difference_update(references(root))
     notes = f"{folder}/.unreferenced"
     missed = _missed_before(notes)
     gone = {token for token in old if token in missed and now - missed[token] > PASSES_APART}
@@ -97,6 +97,18 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock) -> int:
         storage.unlink(f"{folder}/{token}.json")
     storage.write_small(notes, json.dumps({token: missed.get(token, now) for token in old - gone}).encode())
     return len(gone)
+
+
+def references(root: str) -> Iterator[str]:
+    """Yield which sidecars the names below a root refer to; also those in folders of queues that are symbolic links."""
+    tops = [root]
+    for entry in entries(root):
+        for layout in (QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)):
+            if os.path.isdir(layout.target):
+                tops += [path for path in (layout.home, *layout.folders.values()) if os.path.islink(path)]
+    for top in dict.fromkeys(tops):
+        for _, _, files in os.walk(top):
+            yield from (found[1] for file in files if (found := _REFERENCE.search(file)))
 
 
 def _sidecar_files(folder: str) -> Iterator[os.DirEntry[str]]:

@@ -19,10 +19,9 @@ from dropq import consumers, names, storage
 from dropq.config import QueueConfig
 from dropq.durations import format_duration
 from dropq.findings import KINDS, Finding
-from dropq.layout import FOLDERS, JOB_PREFIX, STATES, QueueLayout
+from dropq.layout import FOLDERS, JOB_PREFIX, KEEPER, STATES, QueueLayout
 from dropq.names import Claim, Name
 from dropq.ready import ignoring
-from dropq.sidecars import Sidecars
 from dropq.staging import DROP_PREFIX, MANIFEST
 
 #: Milliseconds for which what was changed may be in the middle of something.
@@ -84,12 +83,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Case:
-    """A queue under examination; it has no configuration where that cannot be read."""
+    """A queue under examination; it has no configuration where that cannot be read. `meta` is where sidecars lie."""
 
-    name: str
     layout: QueueLayout
     config: QueueConfig | None
-    sidecars: Sidecars
+    meta: str
     now: int
 
     @cached_property
@@ -103,9 +101,11 @@ class Case:
 
 
 def look(folder: str, now: int, state: str = "") -> Iterator[Seen]:
-    """Yield what lies in a folder; one that cannot be listed is empty."""
+    """Yield what lies in a folder; one that cannot be listed is empty, and so is one that a `.keep` keeps in git."""
     try:
         for entry in storage.entries(folder):
+            if entry.name == KEEPER:
+                continue
             try:
                 status = entry.stat(follow_symlinks=False)
             except OSError:
@@ -247,7 +247,7 @@ def sidecar(case: Case, seen: Seen) -> Finding | None:
     """Find a name whose metadata is missing or damaged."""
     if not seen.parsed.meta:
         return None
-    path = f"{case.sidecars.folder}/{seen.parsed.meta}.json"
+    path = f"{case.meta}/{seen.parsed.meta}.json"
     kind = "damaged-sidecar" if os.path.lexists(path) else "missing-sidecar"
     return None if read_table(path) is not None else seen.found(kind, f"{KINDS[kind].says}: {path}")
 
@@ -342,7 +342,7 @@ def reasons(case: Case) -> Iterator[Finding]:
 
 def _explains(path: str, inode: object) -> bool:
     try:
-        return storage.inode(path) == inode
+        return inode in (None, storage.inode(path))
     except (OSError, ValueError):
         return False
 

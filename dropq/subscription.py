@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dropq import names, storage
 from dropq.consumers import Presence, generation
 from dropq.durations import parse_duration
-from dropq.errors import DropqError, LeaseLost, NoSuchQueue
+from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message
 from dropq.ready import MAX_AGE, Ready, ignoring
@@ -208,12 +208,18 @@ class Subscription:
         life = self._life
         now = life.clock.now_ms() if self.lease or life.may_expire(waiting) else 0
         if now and 0 < life.waiting_expires_at(waiting) <= now:
-            life.expire_waiting(waiting)
+            self._expire(waiting)
             return None
         held = life.claim(waiting, self.next_owner(), now + int(self.lease * 1000) if self.lease else 0)
         if held is None:
             return None
         return self._settled_first(held) if self._at_most_once else self._hand_out(held)
+
+    def _expire(self, waiting: Waiting) -> None:
+        try:
+            self._life.expire_waiting(waiting)
+        except StorageError as error:
+            log.warning("an expired message is passed over: %s", error)  # the others are as good as before
 
     def next_owner(self) -> str:
         """Return what identifies the next claim: no two claims, of whichever process, ever share it."""

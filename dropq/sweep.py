@@ -300,7 +300,7 @@ def _clear_leftovers(life: Lifecycle) -> int:
 def _explains_something(life: Lifecycle, state: str, path: str) -> bool:
     try:
         content = json.loads(storage.read_small(path) or b"null")
-        return bool(storage.inode(f"{life.layout.folder(state)}/{content['name']}") == content["inode"])
+        return content["inode"] in (None, storage.inode(f"{life.layout.folder(state)}/{content['name']}"))
     except (OSError, ValueError, TypeError, KeyError):
         return False
 

@@ -9,6 +9,7 @@ import secrets
 import socket
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ def contents(folder: Path) -> dict[int, str]:
     for path in folder.rglob("*"):
         status = path.lstat()
         if stat.S_ISREG(status.st_mode):
-            said = hashlib.sha256(path.read_bytes()).hexdigest()
+            readable = os.access(path, os.R_OK)
+            said = hashlib.sha256(path.read_bytes()).hexdigest() if readable else f"{status.st_size} bytes"
         else:
             said = os.readlink(path) if path.is_symlink() else str(stat.S_IFMT(status.st_mode))
         found[status.st_ino] = said
@@ -88,10 +90,6 @@ def broken_toml(queue: Queue) -> Path:
 
 def unknown_group(queue: Queue) -> Path:
     return write(base(queue) / "queue.toml", b'group = "no-such-group-here"\n')
-
-
-def broken_root_toml(queue: Queue) -> Path:
-    return write(Path(queue.root.layout.config_file), b"format = 99\n")
 
 
 def no_folder(queue: Queue) -> Path:
@@ -254,7 +252,6 @@ def not_a_queue(queue: Queue) -> Path:
 PLANTED: list[tuple[str, Plant, bool]] = [
     ("configuration", broken_toml, False),
     ("configuration", unknown_group, False),
-    ("configuration", broken_root_toml, False),
     ("missing-folder", no_folder, False),
     ("missing-folder", no_target, False),
     ("not-a-folder", file_for_folder, False),
@@ -341,7 +338,7 @@ def test_a_level_and_one_sentence_belong_to_every_kind() -> None:
         assert kind.says and not kind.says.endswith(".")
 
 
-def test_folders_on_two_file_systems_are_found(queue: Queue) -> None:
+def test_folders_on_two_file_systems_are_found(queue: Queue, clock: Clock) -> None:
     elsewhere = Path("/dev/shm")
     if not elsewhere.is_dir() or storage.device(str(elsewhere)) == storage.device(str(base(queue))):
         pytest.skip("/dev/shm is no other file system here")
@@ -351,7 +348,7 @@ def test_folders_on_two_file_systems_are_found(queue: Queue) -> None:
         (base(queue) / "error").rmdir()
         (base(queue) / "error").symlink_to(other)
         write(other / ".old").chmod(0o600)
-        queue.root.clock.advance(DAY)  # type: ignore[attr-defined]
+        clock.advance(DAY)
         [spanning] = [finding for finding in examined(queue) if finding.kind == "two-filesystems"]
         assert spanning.path == str(base(queue) / "error") and str(base(queue)) in spanning.detail
         [stray] = [finding for finding in examined(queue, repair=True) if finding.kind == "hidden"]
@@ -429,18 +426,6 @@ def test_repair_puts_back_a_message_that_took_a_strays_place(queue: Queue, monke
     assert path.read_bytes() == b"a message"
 
 
-def test_repair_leaves_everything_where_the_root_is_of_a_newer_format(queue: Queue) -> None:
-    symlink(queue)
-    no_folder(queue)
-    half_made(queue)
-    broken_root_toml(queue)
-    queue.root.clock.advance(2 * DAY)  # type: ignore[attr-defined]
-    found = examined(queue, repair=True)
-    assert not any(finding.repaired for finding in found)
-    assert "reads format 1" in found[0].detail and "is of 99" in found[0].detail
-    assert {"symlink", "missing-folder", "half-made-queue"} <= set(kinds(found))
-
-
 def test_what_a_lost_configuration_may_not_ignore_is_left_alone(queue: Queue, clock: Clock) -> None:
     target(queue, "_SUCCESS")  # queue.toml may say that this is a message
     broken_toml(queue)
@@ -450,13 +435,12 @@ def test_what_a_lost_configuration_may_not_ignore_is_left_alone(queue: Queue, cl
 
 
 def test_nothing_is_ever_deleted(queue: Queue, clock: Clock) -> None:
-    spoilers = {broken_root_toml, broken_toml, unknown_group, no_target, no_folder, file_for_folder, dangling_folder}
-    for number, (_, plant, _) in enumerate(PLANTED):
+    """Everything that can be found, at once: whatever lay there lies somewhere afterwards, with the same content."""
+    spoilers = {broken_toml, unknown_group, no_target, no_folder, file_for_folder, dangling_folder}
+    for _, plant, _ in PLANTED:
         if plant not in spoilers and "sidecar" not in plant.__name__ and "reason" not in plant.__name__:
-            try:
+            with suppress(FileExistsError, PermissionError):  # planted already, by another entry
                 plant(queue)
-            except FileExistsError:
-                assert number  # planted already, by another entry
     orphan_reason(queue)
     (base(queue) / "working" / "tree").mkdir(exist_ok=True)
     clock.advance(2 * DAY)
@@ -494,12 +478,22 @@ def test_a_healthy_busy_queue_has_nothing_above_info(queue: Queue) -> None:
         assert {str(path) for path in Path(queue.root.path).rglob("*")} == before
 
 
-def test_a_new_root_has_nothing_to_tell(tmp_path: Path) -> None:
-    root = Root.create(tmp_path / "root", dropboxmq=True)
+def test_a_new_root_has_nothing_to_tell(tmp_path: Path, clock: Clock) -> None:
+    root = Root.create(tmp_path / "root", dropboxmq=True, clock=clock)
     root.create_queue("flat")
-    root.create_queue("theirs", dropboxmq=True)
+    for folder in Path(root.create_queue("theirs", dropboxmq=True).layout.base).iterdir():
+        write(folder / ".keep")  # as git needs it
+    clock.advance(2 * DAY)
     assert fsck_root(root) == []
     assert [finding for queue in queues(root) for finding in fsck(queue)] == []
+
+
+def test_a_reason_without_an_inode_is_about_any_file_of_the_name(queue: Queue) -> None:
+    message, reason = failed(queue)
+    reason.write_text(json.dumps({"name": message.name, "inode": None, "reason": "failed"}))
+    assert fsck(queue) == []
+    message.unlink()
+    assert kinds(fsck(queue)) == ["orphan-reason"]
 
 
 def test_queues_too_damaged_to_be_opened_are_listed_too(queue: Queue) -> None:
@@ -530,6 +524,20 @@ def test_a_lost_link_race_is_no_finding(queue: Queue, tmp_path: Path) -> None:
     path = target(queue, "a.csv")
     os.link(path, tmp_path / "held-by-a-worker")  # `dropq work` hands out such a second name
     assert examined(queue) == []
+
+
+def test_metadata_that_a_linked_folder_refers_to_is_neither_unreferenced_nor_collected(
+    queue: Queue, clock: Clock, tmp_path: Path
+) -> None:
+    long_sidecar(queue)
+    (base(queue) / "target").rename(tmp_path / "bigger")
+    (base(queue) / "target").symlink_to(tmp_path / "bigger")
+    for _ in range(3):
+        clock.advance(2 * DAY)
+        assert examined(queue) == []
+        assert Root(queue.root.path, clock=clock).sweep().sidecars == 0
+    message = queue.receive()
+    assert message is not None and message.properties["long"] == "x" * 200
 
 
 def test_findings_are_plain_values(queue: Queue) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,12 @@ ALL = [b"0", b"1", b"2", b"3", b"later"]
 MANY = 400
 
 Hook = Callable[[int], None]
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every step that durability `full` takes, but do not wait for a disk: nothing here cuts the power."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture(params=["renameat2", "no renameat2"])
@@ -150,7 +156,7 @@ def fate_of(commit: Callable[[], object]) -> str:
 def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(tmp_path: Path) -> None:
     outcomes = set()
     for step in range(1, MANY):
-        queue = make_queue(tmp_path / str(step), durability="full" if step % 8 == 0 else "none")
+        queue = make_queue(tmp_path / str(step), durability="full")
         job = Job(queue.life, "job")
         listed = stage(queue, job)
 
@@ -173,7 +179,7 @@ def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(t
 def test_a_sweep_that_dies_before_any_step_is_taken_up_by_the_next(tmp_path: Path) -> None:
     """The job was committed, and half of it was renamed when its driver died."""
     for step in range(1, MANY):
-        queue = make_queue(tmp_path / str(step))
+        queue = make_queue(tmp_path / str(step), durability="full")
         leave_half(queue)
 
         def sweep(queue: Queue = queue, step: int = step) -> None:
@@ -204,7 +210,7 @@ def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(tmp_path:
     """Spark aborts after a failed commit; an error may also come after the call was done, as over NFS."""
     told = set()
     for step in range(1, MANY):
-        queue = make_queue(tmp_path / str(step), durability="full" if step % 8 == 0 else "none")
+        queue = make_queue(tmp_path / str(step), durability="full")
         job = Job(queue.life, "job")
         listed = stage(queue, job)
         fault = failing_at(step)
@@ -235,12 +241,18 @@ def sweep_then_late_task(queue: Queue) -> None:
     Job(queue.life, "job").attempt("p00001-a2").write(queue._address(b"")[0], b"loser")
 
 
+def sweep_that_dies(queue: Queue) -> None:
+    """Take the job's folder out of the way, as a sweep does that is killed right after."""
+    with suppress(FileNotFoundError):
+        os.rename(Job(queue.life, "job").folder, staging._away(Job(queue.life, "job").folder))
+
+
 @pytest.mark.usefixtures("either_rename")
-@pytest.mark.parametrize("meeting", [sweep_all, sweep_then_late_task])
+@pytest.mark.parametrize("meeting", [sweep_all, sweep_then_late_task, sweep_that_dies])
 def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meeting: Callable[[Queue], None]) -> None:
     told = set()
     for step in range(1, MANY):
-        queue = make_queue(tmp_path / str(step), durability="full" if step % 8 == 0 else "none")
+        queue = make_queue(tmp_path / str(step), durability="full")
         job = Job(queue.life, "job")
         listed = stage(queue, job)
         acted: list[int] = []
@@ -261,7 +273,7 @@ def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meet
 def test_a_commit_at_any_step_of_a_sweep_that_drops_the_job(tmp_path: Path) -> None:
     told = set()
     for step in range(1, MANY):
-        queue = make_queue(tmp_path / str(step))
+        queue = make_queue(tmp_path / str(step), durability="full")
         job = Job(queue.life, "job")
         listed = stage(queue, job)
         acted: list[int] = []
@@ -287,7 +299,7 @@ def test_two_drivers_of_one_job_id_send_one_of_the_two(tmp_path: Path) -> None:
     other = [b"5", b"6"]
     seen = set()
     for step in range(1, MANY):
-        queue = make_queue(tmp_path / str(step))
+        queue = make_queue(tmp_path / str(step), durability="full")
         job = Job(queue.life, "job")
         listed, others = stage(queue, job), stage(queue, job, other)
         acted: list[int] = []
@@ -364,6 +376,21 @@ def test_a_message_of_the_same_name_in_target_is_not_replaced(tmp_path: Path) ->
     Path(queue.layout.target, os.path.basename(listed[0].path)).write_bytes(b"other")
     assert job.commit(listed) == len(ALL)
     assert sent(queue) == sorted([*ALL, b"other"])
+
+
+def test_a_move_that_was_done_although_it_failed_keeps_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a name is first reserved: what is removed after an error is the reservation, never what replaced it."""
+    monkeypatch.setattr(storage, "rename_noreplace", refuse)
+    store = storage.Storage("none")
+    for name in ("done", "not-done"):
+        (tmp_path / name).write_bytes(b"message")
+    with steps(lambda step: None, failing_at(3)), pytest.raises(OSError, match="Input/output"):
+        store.move(str(tmp_path / "done"), str(tmp_path / "processed"))
+    with steps(failing_at(2)), pytest.raises(OSError, match="Input/output"):
+        store.move(str(tmp_path / "not-done"), str(tmp_path / "other"))
+    assert files(tmp_path) == {"processed": b"message", "not-done": b"message"}
 
 
 # -- what a commit refuses --------------------------------------------------------------------------------------

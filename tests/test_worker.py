@@ -19,7 +19,7 @@ import pytest
 from helpers import drop, make_queue, names_in, until, where
 
 import dropq.worker
-from dropq import Message, Queue, Reject, Retry, StorageError, Unavailable, command, guard, watch, work
+from dropq import Message, Queue, Reject, Retry, StorageError, Subscription, Unavailable, command, guard, watch, work
 from dropq.command import Command
 from dropq.lifecycle import Lifecycle
 from dropq.worker import Fail, Stop, WorkReport, stop_on_signals
@@ -299,6 +299,30 @@ def test_until_empty_ends_without_waiting_for_what_is_delayed_or_held_by_others(
         assert where(queue) == {"delayed": [b"delayed"], "processing": [b"held"], "processed": [b"waiting"]}
 
 
+def test_until_empty_waits_for_what_runs_here_as_it_may_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    found_none: list[None] = []
+    receive = Subscription.receive
+
+    def counting(subscription: Subscription) -> Message | None:
+        message = receive(subscription)
+        if message is None:
+            found_none.append(None)
+        return message
+
+    def handler(message: Message) -> None:
+        if message.delivery_count == 1:
+            until(lambda: len(found_none) > 2, "the worker sees an empty queue")
+            raise Retry
+
+    monkeypatch.setattr(Subscription, "receive", counting)
+    monkeypatch.setattr(dropq.worker, "RESCAN", 0.02)
+    assert counted(work(queue, handler, concurrency=2, until_empty=True)) == {"retried": 1, "acked": 1}
+
+
 def test_until_empty_goes_on_with_what_a_handler_sends(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.send(b"5")
@@ -504,6 +528,15 @@ def test_a_command_that_is_not_there_moves_no_message(tmp_path: Path) -> None:
     assert where(queue) == {"target": [b"a"]}
 
 
+def test_where_exit_statuses_cannot_be_had_no_command_is_run() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(Unavailable, match="SIGCHLD"):
+            Command(["true"])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @pytest.mark.parametrize("content", [None, "no format that can be executed", "#!/no/such/interpreter\n"])
 def test_a_command_that_went_or_cannot_be_executed_stops_the_worker(tmp_path: Path, content: str | None) -> None:
     queue = make_queue(tmp_path / "root")
@@ -598,6 +631,16 @@ def test_what_a_name_says_that_no_environment_can_hold_is_made_safe(tmp_path: Pa
         assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
     entries = (tmp_path / "env").read_bytes().split(b"\0")
     assert b"DROPQ_TYPE=ty?pe" in entries and b"DROPQ_PROP_good=yes" in entries
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_at_most_once_a_command_gets_body_and_path_too(tmp_path: Path, history: bool) -> None:
+    queue = make_queue(tmp_path / "root", semantics="at-most-once", history=history)
+    queue.send(b"body")
+    with Command(["sh", "-c", f'cat - "$0" >{tmp_path}/out; exit 3', "{}"]) as handler:
+        assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
+    assert (tmp_path / "out").read_bytes() == b"bodybody"
+    assert where(queue) == ({"processed": [b"body"]} if history else {})
 
 
 def test_what_a_command_prints_is_passed_on_and_the_end_of_its_stderr_is_kept(

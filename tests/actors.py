@@ -1,0 +1,172 @@
+"""Processes that tests start, stop and kill: `python actors.py ROLE ROOT NOTES ...`.
+
+An actor keeps its notes in the folder NOTES with plain system calls, so that a test can tell what it did without asking
+dropq. A body that is held has a file in NOTES/holding; two holders at a time leave one in NOTES/violations.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dropq import DropqError, LeaseLost, Message, Queue, Root
+
+
+def start(role: str, root: Path, notes: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    """Start an actor on the queue `q` of a root; what it prints is in its notes."""
+    for folder in ("holding", "violations", "acked", "out"):
+        (notes / folder).mkdir(parents=True, exist_ok=True)
+    with open(notes / "out" / f"{role}-{time.monotonic_ns()}", "wb") as out:
+        command = [sys.executable, __file__, role, str(root), str(notes), *map(str, arguments)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out)
+
+
+def said(actor: subprocess.Popen[bytes]) -> str:
+    """The next line that an actor prints."""
+    assert actor.stdout is not None
+    return actor.stdout.readline().decode().strip()
+
+
+def finish(*actors: subprocess.Popen[bytes]) -> None:
+    """End actors that are still there."""
+    for actor in actors:
+        actor.kill()
+        actor.wait(10)
+        for stream in (actor.stdin, actor.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that was killed and not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+def say(text: object) -> None:
+    print(text, flush=True)
+
+
+def main(role: str, root: str, notes: str, *arguments: str) -> None:
+    queue = Root(root).queue("q")
+    {"produce": produce, "consume": consume, "sweep": sweep, "hold": hold, "fork": fork, "renew": renew}[role](
+        queue, Path(notes), *arguments
+    )
+
+
+def stopped(notes: Path) -> bool:
+    return (notes / "stop").exists()
+
+
+def produce(queue: Queue, notes: Path, prefix: str, count: str) -> None:
+    """Send bodies, and say each that was sent."""
+    for number in range(int(count)):
+        queue.send(f"{prefix}-{number}".encode())
+
+
+def consume(queue: Queue, notes: Path, lease: str = "0", backlog: str = "1") -> None:
+    """Take messages and ack them until there is a file `stop`; some are given back now and then."""
+    with queue.subscribe(lease_period=lease, max_backlog=int(backlog)) as subscription:
+        number = 0
+        while not stopped(notes):
+            for message in subscription.receive_many(int(backlog), timeout=0.1):
+                number += 1
+                body = message.body.decode()
+                note_holding(notes, body)
+                try:
+                    if number % 7 == 0:
+                        (notes / "holding" / body).unlink()
+                        message.nack()
+                        continue
+                    message.ack()
+                except LeaseLost:
+                    continue  # it was too slow, and says so
+                (notes / "acked" / f"{body}.{os.getpid()}").touch()
+                (notes / "holding" / body).unlink(missing_ok=True)
+
+
+def note_holding(notes: Path, body: str) -> None:
+    """Put a mark on a body; another's mark on it is a violation, unless that process is dead."""
+    mark = notes / "holding" / body
+    while True:
+        try:
+            fd = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            holder = read_holder(mark)
+            if holder and alive(holder):
+                (notes / "violations" / body).touch()
+            mark.unlink(missing_ok=True)
+            continue
+        os.write(fd, str(os.getpid()).encode())
+        os.close(fd)
+        return
+
+
+def read_holder(mark: Path) -> int:
+    try:
+        return int(mark.read_text() or 0)
+    except FileNotFoundError:
+        return 0
+
+
+def sweep(queue: Queue, notes: Path) -> None:
+    """Sweep all the time."""
+    while not stopped(notes):
+        try:
+            queue.sweep()
+        except DropqError as error:
+            (notes / "violations" / f"sweep-{os.getpid()}").write_text(str(error))
+
+
+def hold(queue: Queue, notes: Path, count: str, lease: str = "0") -> None:
+    """Take messages and say so; then ack them when told to, and say what came of it."""
+    with queue.subscribe(lease_period=lease, max_backlog=int(count)) as subscription:
+        messages = take(subscription.receive_many(int(count), timeout=10), int(count))
+        say("holding")
+        sys.stdin.readline()
+        for message in messages:
+            try:
+                message.ack()
+                say("acked")
+            except LeaseLost:
+                say("lost")
+
+
+def take(messages: list[Message], count: int) -> list[Message]:
+    assert len(messages) == count
+    return messages
+
+
+def fork(queue: Queue, notes: Path) -> None:
+    """Take a message, and leave a forked child behind that outlives this process."""
+    message = queue.receive(10)
+    assert message is not None
+    child = os.fork()
+    if child == 0:
+        os.close(1)  # nobody waits for this one
+        signal.pause()
+    say(child)
+    signal.pause()
+
+
+def renew(queue: Queue, notes: Path, lease: str, times: str) -> None:
+    """Hold a message for many times its lease, which is renewed each time a third of it has passed."""
+    with queue.subscribe(lease_period=lease) as subscription:
+        message = subscription.receive(10)
+        assert message is not None
+        say("holding")
+        for _ in range(int(times)):
+            time.sleep(float(lease) / 3)
+            message.extend(lease)
+        message.ack()
+        say("acked")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,133 @@
+"""A Spark driver of its own, for test_spark_writer.py to kill: python spark_driver.py ROOT.
+
+First it writes to the queue `flaky` while tasks fail. Then three jobs run at once, and each stops for ever at a moment
+of its own, after it has made the file ROOT/at-QUEUE: `staging` in its tasks, `staged` before its commit, `committing`
+in the middle of its renames.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from dropq.spark import session
+from dropq.spark.datasource import DropqDataSource
+from dropq.spark.writer import QueueWriter
+from dropq.storage import Storage
+
+#: Rows of each job, and those of its messages that are renamed when `committing` stops.
+ROWS, RENAMED = 200, 70
+
+
+def stop_for_ever(writer: QueueWriter) -> NoReturn:
+    """Say where it is, then do nothing until killed."""
+    Path(writer.options.root, f"at-{writer.options.queue}").touch()
+    while True:
+        time.sleep(60)
+
+
+class FailingTasks(QueueWriter):
+    """The first try of each partition fails, each at another moment; one takes its process with it."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() > 0:
+            return super().write(iterator)
+        if context.partitionId() == 0:
+            return super().write(self._cut_short(iterator))
+        super().write(iterator)
+        if context.partitionId() == 1:
+            os._exit(1)
+        raise RuntimeError("fails after all is staged")
+
+    @staticmethod
+    def _cut_short(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield next(iterator)
+        raise RuntimeError("fails while rows are coming")
+
+
+class StopsStaging(QueueWriter):
+    """Stops in its first task, when all of the partition is written."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        super().write(iterator)
+        stop_for_ever(self)
+
+
+class StopsStaged(QueueWriter):
+    """Stops when its tasks are through."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        stop_for_ever(self)
+
+
+class StopsCommitting(QueueWriter):
+    """Stops after some of its renames."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        renamed, place = iter(range(RENAMED)), Storage.place
+
+        def place_or_stop(storage: Storage, source: str, destination: str) -> None:
+            if next(renamed, None) is None:
+                stop_for_ever(self)
+            place(storage, source, destination)
+
+        with mock.patch.object(Storage, "place", place_or_stop):
+            super().commit(messages)
+
+
+def register(spark: SparkSession, kind: type[QueueWriter], format_name: str) -> None:
+    """Make a data source whose jobs are written by a kind of writer."""
+
+    class Source(DropqDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return format_name
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            writer: Any = super().writer(schema, overwrite)
+            return kind(writer.options, writer.job_id)
+
+    spark.dataSource.register(Source)
+
+
+def rows(spark: SparkSession) -> DataFrame:
+    """Give rows of 4 partitions, whose values are the numbers from 0."""
+    return spark.range(0, ROWS, 1, 4).selectExpr("cast(id as string) value")
+
+
+def save(frame: DataFrame, root: str, queue: str) -> None:
+    """Write rows to a queue, with the data source of the queue's name."""
+    frame.write.format(queue).mode("append").option("root", root).option("queue", queue).save()
+
+
+def main(root: str) -> None:
+    """Run the jobs."""
+    spark = session("local[2,3]", app="dropq driver to be killed")
+    register(spark, FailingTasks, "flaky")
+    save(rows(spark), root, "flaky")
+    threads = []
+    for queue, kind in (("committing", StopsCommitting), ("staged", StopsStaged), ("staging", StopsStaging)):
+        register(spark, kind, queue)
+        threads.append(threading.Thread(target=save, args=(rows(spark), root, queue)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

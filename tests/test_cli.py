@@ -1,0 +1,990 @@
+"""The command line, run in this process where that shows it, and as a process of its own where only that does."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import until
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.main import get_command
+
+import dropq
+from dropq import Queue, Root
+from dropq.cli import main as cli
+from dropq.cli import output
+
+DOCS = Path(__file__).parents[1] / "docs" / "cli.md"
+#: What a terminal must never get out of a name.
+NASTY = "a\x1b[31m\\b\n\u202e.csv"
+
+
+@dataclass
+class Ran:
+    """What a run left: exit code and both outputs."""
+
+    code: int
+    raw: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        return self.raw.decode()
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The lines of plain output, by column."""
+        return [line.split("\t") for line in self.out.splitlines()]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    made = Root.create(tmp_path / "root")
+    made.create_queue("q", durability="none")
+    return made
+
+
+@pytest.fixture
+def q(root: Root) -> Iterator[Queue]:
+    with root.queue("q") as queue:
+        yield queue
+
+
+@pytest.fixture
+def run(root: Root, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line in this process, on the root of the test."""
+
+    def run(*argv: str, input: bytes | str = b"", in_root: bool = True) -> Ran:
+        data = input.encode() if isinstance(input, str) else input
+        out, err = io.BytesIO(), io.BytesIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+            patch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
+            patch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding="utf-8"))
+            code = cli.main([*(("--root", str(root.path)) if in_root else ()), *argv])
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return Ran(code, out.getvalue(), err.getvalue().decode())
+
+    return run
+
+
+def environment(**more: str) -> dict[str, str]:
+    hidden = ("DROPQ_ROOT", "DROPQ_DEBUG", "COLUMNS", "NO_COLOR", "FORCE_COLOR")
+    return {key: value for key, value in os.environ.items() if key not in hidden} | {"TERM": "xterm"} | more
+
+
+def process(*argv: str | bytes, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command line as a process of its own."""
+    command = [sys.executable, "-m", "dropq", *argv]
+    return subprocess.Popen(command, env=env or environment(), **options)
+
+
+def ran(*argv: str | bytes, input: bytes = b"", **options: Any) -> Ran:
+    """Run a command line as a process of its own, with no terminal anywhere near."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with process(*argv, **{**pipes, **options}) as child:
+        out, err = child.communicate(input, timeout=60)
+    return Ran(child.returncode, out or b"", (err or b"").decode())
+
+
+def on_terminal(*argv: str, typed: bytes = b"") -> tuple[int, str]:
+    """Run a command line on a terminal of its own; return the exit code and what the terminal showed."""
+    master, slave = pty.openpty()
+    with process(*argv, stdin=slave, stdout=slave, stderr=slave, env=environment(COLUMNS="120")) as child:
+        os.close(slave)
+        shown = b""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            if not select.select([master], [], [], 0.1)[0]:
+                continue
+            try:
+                data = os.read(master, 4096)
+            except OSError:  # EIO: whoever had the other end is gone
+                break
+            shown += data
+            if typed and shown.rstrip().endswith(b"[y/N]:"):
+                os.write(master, typed)
+                typed = b""
+        os.close(master)
+        return child.wait(timeout=60), shown.decode().replace("\r\n", "\n")
+
+
+def failed(queue: Queue, *bodies: bytes, reason: str = "no good") -> list[str]:
+    """Send messages and reject each; return their ids."""
+    ids = []
+    for body in bodies:
+        ids.append(queue.send(body).id)
+        message = queue.receive()
+        assert message is not None
+        message.reject(reason)
+    return ids
+
+
+def commands() -> dict[str, Any]:
+    """Every command, those of groups by both of their names."""
+    found = {}
+    for name, command in get_command(cli.build()).commands.items():  # type: ignore[attr-defined]
+        for inner, each in getattr(command, "commands", {"": command}).items():
+            found[f"{name} {inner}".strip()] = each
+    return found
+
+
+# -- what all commands share -------------------------------------------------------------------------------------
+
+
+def test_each_command_says_what_it_does_and_what_each_option_is(run: Run) -> None:
+    for name, command in commands().items():
+        helped = run(*name.split(), "--help")
+        assert helped.code == 0 and helped.out.startswith("Usage: dropq"), name
+        first = command.help.split("\n")[0]
+        assert first.endswith(".") and first in " ".join(helped.out.split()), name
+        assert all(param.help for param in command.params), name
+
+
+def test_the_list_of_commands_has_them_all_whole_and_under_their_headings(run: Run) -> None:
+    helped = run("--help")
+    assert helped.code == 0
+    for heading, group in cli.COMMANDS.items():
+        listed = helped.out.split(f"\n{heading}:\n")[1].split("\n\n")[0]
+        for name in group:
+            (line,) = re.findall(rf"^  {name}  +(.*)$", listed, re.MULTILINE)
+            assert line.endswith("."), f"{name}: too long for one line"
+            assert not line.endswith("..."), f"{name}: too long for one line"
+
+
+def test_the_manual_has_every_command_and_every_option() -> None:
+    manual = DOCS.read_text()
+    for name, command in commands().items():
+        row = re.search(rf"`{name} [^\n]*", manual)
+        assert row is not None or f"`{name}`" in manual, name
+        for param in command.params:
+            for option in param.opts if param.param_type_name == "option" else ():
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", manual), f"{name} {option}"
+
+
+def test_every_example_of_the_manual_runs(tmp_path: Path) -> None:
+    shim = tmp_path / "bin" / "dropq"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dropq "$@"\n')
+    shim.chmod(0o755)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    examples = "\n".join(re.findall(r"^```sh\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL))
+    assert examples.count("dropq ") > 25
+    env = environment(PATH=f"{shim.parent}:{os.environ['PATH']}")
+    done = subprocess.run(["sh", "-eux", "-c", examples], cwd=folder, env=env, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"error:" not in done.stderr, done.stderr.decode()
+
+
+def test_json_may_be_asked_for_before_and_after_the_command(run: Run) -> None:
+    assert run("--json", "ls").records == run("ls", "--json").records != []
+
+
+def test_the_root_is_an_option_a_variable_or_the_nearest_above(
+    run: Run, root: Root, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DROPQ_ROOT", raising=False)
+    monkeypatch.chdir(root.path / "q" / "target")
+    assert run("ls", in_root=False).rows[0][0] == "q"
+    monkeypatch.chdir(tmp_path)
+    lost = run("ls", in_root=False)
+    assert lost.code == 66
+    assert all(way_out in lost.err for way_out in ("--root", "DROPQ_ROOT", "dropq init"))
+    monkeypatch.setenv("DROPQ_ROOT", str(root.path))
+    assert run("ls", in_root=False).rows[0][0] == "q"
+    assert run("--root", "nowhere", "ls", in_root=False).code == 66
+
+
+def test_the_version_is_that_of_the_package(run: Run) -> None:
+    assert run("--version").out == f"dropq {dropq.__version__}\n"
+
+
+def test_without_a_command_it_tells_which_there_are(run: Run) -> None:
+    nothing = run(in_root=False)
+    assert (nothing.code, nothing.out) == (2, "")
+    assert "requeue" in nothing.err
+
+
+# -- exit codes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (dropq.LeaseLost("x"), 1),
+        (dropq.InvalidName("x"), 2),
+        (dropq.InvalidFilter("x"), 2),
+        (ValueError("x"), 2),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), 65),
+        (dropq.NoSuchQueue("x"), 66),
+        (dropq.NoSuchMessage("x"), 66),
+        (dropq.StorageError("x", errno=errno.ENOENT), 66),
+        (FileNotFoundError(errno.ENOENT, "x"), 66),
+        (dropq.Unavailable("x"), 69),
+        (RuntimeError("x"), 70),
+        (dropq.DropqError("x"), 70),
+        (dropq.QueueExists("x"), 73),
+        (dropq.StorageError("x"), 74),
+        (dropq.StorageError("x", errno=errno.ENOSPC), 74),
+        (OSError(errno.EIO, "x"), 74),
+        (dropq.QueueFull("x"), 75),
+        (dropq.StorageError("x", errno=errno.EACCES), 77),
+        (PermissionError(errno.EPERM, "x"), 77),
+        (dropq.StorageError("x", errno=errno.EROFS), 77),
+        (dropq.ConfigError("x"), 78),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_each_error_has_its_exit_code(error: Exception, code: int) -> None:
+    assert output.exit_code(error) == code
+
+
+def test_every_error_of_the_library_has_an_exit_code_of_its_own() -> None:
+    for kind in (getattr(dropq, name) for name in dropq.__all__):
+        if isinstance(kind, type) and issubclass(kind, dropq.DropqError) and kind is not dropq.DropqError:
+            assert output.exit_code(kind("x")) != 70, kind
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["browse", "nosuch"], 66, "dropq create nosuch"),
+        (["show", "q", "nosuch"], 66, "nosuch"),
+        (["cat", "q", "nosuch"], 66, "nosuch"),
+        (["receive", "q"], 66, ""),
+        (["send", "q", "no-such-file"], 66, "no-such-file"),
+        (["ack", "q", "gone"], 1, "gone"),
+        (["create", "q"], 73, "q"),
+        (["create", "../x"], 2, "x"),
+        (["create", "x" * 300], 2, "x"),
+        (["create", "x", "--set", "lease_perod=3s"], 78, "lease_period"),
+        (["create", "x", "--set", "name=y"], 2, "name"),
+        (["create", "x", "--set", "nothing"], 2, "KEY=VALUE"),
+        (["config", "show", "q", "nosuch"], 2, "nosuch"),
+        (["browse", "q", "--state", "nosuch"], 2, "nosuch"),
+        (["browse", "q", "--filter", "a = 1"], 2, "filter"),
+        (["receive", "q", "--filter", "a = 1"], 2, "filter"),
+        (["receive", "q", "--lease", "soon"], 2, "30s"),
+        (["receive", "q", "--lease", "0"], 78, "lease"),
+        (["send", "q", "-p", "n:H=99999"], 2, "99999"),
+        (["send", "q", "-p", "n:Q=1"], 2, "Q"),
+        (["send", "q", "-p", "nothing"], 2, "NAME=VALUE"),
+        (["send", "q", "-p", "not=1"], 2, "not"),
+        (["send", "q", "--priority", "9999999999"], 2, "priority"),
+        (["send", "q", "--id", ""], 2, "id"),
+        (["send", "q", "--id", "x", "--lines"], 2, "--id"),
+        (["send", "q", "-", "--move"], 2, "--move"),
+        (["wait", "q"], 2, "--empty"),
+        (["wait", "q", "--empty", "--count", "1"], 2, "--empty"),
+        (["wait", "q", "--id", "nosuch"], 66, "nosuch"),
+        (["requeue", "q"], 2, "--all"),
+        (["requeue", "q", "x", "--all"], 2, "--all"),
+        (["requeue", "q", "x", "--state", "target"], 2, "target"),
+        (["requeue", "q", "--filter", "a = 1", "--yes"], 2, "filter"),
+        (["move", "q", "q", "--all"], 2, "another queue"),
+        (["purge", "q", "x"], 2, "--state"),
+        (["prune", "q", "--state", "error", "--yes"], 2, "--keep-age"),
+        (["pause"], 2, "--all"),
+        (["work", "q"], 2, "CMD"),
+        (["work", "q", "--", "no-such-command"], 69, "no-such-command"),
+        (["nosuch"], 2, "nosuch"),
+        (["ls", "--nosuch"], 2, "--nosuch"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_what_cannot_be_done_is_said_with_its_exit_code(run: Run, argv: list[str], code: int, says: str) -> None:
+    done = run(*argv)
+    assert done.code == code, done.err
+    assert done.out == ""
+    assert says in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_root_of_a_newer_format_is_refused_with_both_numbers(run: Run, root: Root) -> None:
+    Path(root.layout.config_file).write_text("format = 2\n")
+    done = run("browse", "q")
+    assert done.code == 78
+    assert "format 1" in done.err and "2" in done.err
+
+
+def test_a_fault_is_one_line_and_a_traceback_only_for_who_asks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(self: Root) -> list[Queue]:
+        raise RuntimeError("boom\x1b")
+
+    monkeypatch.setattr(Root, "queues", fault)
+    monkeypatch.delenv("DROPQ_DEBUG", raising=False)
+    done = run("ls")
+    assert (done.code, done.out) == (70, "")
+    assert "boom\\x1b" in done.err and "DROPQ_DEBUG=1" in done.err
+    assert "Traceback" not in done.err
+    monkeypatch.setenv("DROPQ_DEBUG", "1")
+    assert "Traceback" in run("ls").err
+
+
+# -- escaping ------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary())
+def test_what_is_escaped_can_be_shown_and_comes_back_as_it_was(raw: bytes) -> None:
+    text = os.fsdecode(raw)
+    assert output.escape(text).isprintable()
+    assert output.unescape(output.escape(text)) == text
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_no_text_at_all_is_shown_with_control_characters(text: str) -> None:
+    assert output.escape(text).isprintable()
+    assert all(char.isprintable() or char in "\n\t" for char in output.visible(text))
+    output.visible(text).encode()
+
+
+@pytest.mark.parametrize("name", [NASTY, "tab\there", os.fsdecode(b"caf\xe9.csv"), "back\\x41slash", "per%2Ecent", " "])
+def test_a_foreign_name_goes_through_every_command_and_back(run: Run, q: Queue, name: str) -> None:
+    Path(q.layout.target, name).write_bytes(b"body")
+    ((id, *_),) = run("browse", "q").rows
+    assert id.isprintable()
+    assert output.unescape(id) == name
+    assert run("show", "q", id).rows[0] == ["id", id]
+    assert run("cat", "q", id).raw == b"body"
+    ((_, receipt, path),) = run("receive", "q").rows
+    assert Path(output.unescape(path)).read_bytes() == b"body"
+    assert run("extend", "q", receipt).code == 0
+    assert run("reject", "q", receipt).code == 0
+    assert os.listdir(q.layout.error) == [name]
+    assert run("requeue", "q", "-", input=run("browse", "q", "--state", "error").raw).code == 0
+    assert run("receive", "q").code == 0
+    assert run("ack", "q", id).code == 0
+    assert os.listdir(q.layout.processed) == [name]
+    assert run("browse", "q", "--state", "processed", "--json").records[0]["id"] == name
+
+
+def test_reasons_types_and_warnings_are_escaped_too(run: Run, q: Queue) -> None:
+    q.send(b"", type=NASTY, properties={"p": NASTY}, correlation_id=NASTY)
+    message = q.receive()
+    assert message is not None
+    message.reject(NASTY)
+    Path(q.layout.target, "4.bad\x1b.B.....nI=x").touch()  # a property that is no integer: the library warns of it
+    for argv in (["browse", "q", "--state", "error"], ["show", "q", message.id], ["browse", "q"], ["ack", "q", NASTY]):
+        done = run(*argv)
+        assert all(char.isprintable() or char in "\n\t" for char in done.out + done.err), argv
+    assert run("show", "q", message.id, "--json").records[0]["reason"]["detail"] == NASTY
+
+
+# -- set-up ------------------------------------------------------------------------------------------------------------
+
+
+def test_init_makes_a_root_and_may_be_repeated(run: Run, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("init", str(tmp_path / "new"), in_root=False).out == f"{tmp_path / 'new'}\n"
+    assert run("--root", str(tmp_path / "shared"), "init", "--dropboxmq", in_root=False).code == 0
+    assert (tmp_path / "shared" / "dropboxmq" / "transaction" / "prepared").is_dir()
+
+
+def test_create_takes_options_as_toml_or_as_text(run: Run, root: Root) -> None:
+    settings = [
+        "lease_period=30s",
+        "max_deliveries=3",
+        "history=false",
+        'ignore=["*.bak", "*.x"]',
+        'semantics="at-most-once"',
+    ]
+    done = run("create", "new", *(part for setting in settings for part in ("--set", setting)))
+    assert done.out == f"{root.path}/new\n"
+    config = root.queue("new").config
+    assert (config.lease_period, config.max_deliveries, config.history) == (30, 3, False)
+    assert (config.ignore, config.semantics) == (("*.bak", "*.x"), "at-most-once")
+    assert run("create", "old", "--dropboxmq", "--json").records == [{"queue": "old", "path": f"{root.path}/old"}]
+    assert (root.path / "old" / "incoming" / "target").is_dir()
+
+
+def test_delete_refuses_a_queue_with_work_unless_it_is_forced(run: Run, q: Queue) -> None:
+    q.send(b"x")
+    assert "--yes" in run("delete", "q").err
+    assert run("delete", "q", "--dry-run").code == 1
+    refused = run("delete", "q", "--yes")
+    assert refused.code == 1 and "1 in target" in refused.err
+    assert q.counts()["target"] == 1
+    assert run("delete", "q", "--force", "--dry-run").code == 0
+    assert run("delete", "q", "--force", "--yes").code == 0
+    assert run("ls", "q").code == 66
+
+
+def test_config_show_tells_value_and_source(run: Run, root: Root) -> None:
+    queue = root.create_queue("new", lease_period="30s")
+    assert run("config", "show", "new", "lease_period").rows == [["lease_period", '"30s"', queue.layout.config_file]]
+    everything = run("config", "show", "new", "--json").records
+    assert {"key": "max_deliveries", "value": 0, "source": "default"} in everything
+
+
+def test_config_check_reads_files_by_hand_or_those_of_the_root(run: Run, q: Queue, tmp_path: Path) -> None:
+    assert run("config", "check").code == 0
+    Path(q.layout.config_file).write_text("lease_perod = 3\n")
+    (tmp_path / "queue.toml").write_text("no toml")
+    for argv, says in (([], "lease_period"), ([str(tmp_path / "queue.toml")], "line 1"), (["gone.toml"], "gone.toml")):
+        done = run("config", "check", *argv)
+        assert done.code == 78
+        assert says in done.out
+    assert run("browse", "q").code == 78
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_ls_counts_the_states_and_goes_on_past_a_broken_queue(run: Run, root: Root, q: Queue) -> None:
+    failed(q, b"x")
+    q.send_many([b"y", b"z"])
+    q.pause()
+    assert run("ls").rows == [["q", "2", "0", "0", "1", "0", "0", "0", "paused"]]
+    root.create_queue("broken")
+    Path(root.path, "broken", "queue.toml").write_text("no toml")
+    assert run("ls", "broken").code == 78
+    done = run("ls", "--json")
+    assert done.code == 1 and "broken" in done.err
+    assert [(record["queue"], record["target"], record["paused"]) for record in done.records] == [("q", 2, True)]
+
+
+def test_browse_lists_in_order_of_delivery_with_what_a_state_needs(run: Run, q: Queue) -> None:
+    low, high = q.send(b"x").id, q.send(b"yy", priority=9, type="order").id
+    rows = run("browse", "q").rows
+    assert [(row[0], row[1], row[3], row[5]) for row in rows] == [(high, "9", "2", "order"), (low, "4", "1", "")]
+    assert [row[0] for row in run("browse", "q", "-n", "1").rows] == [high]
+    (bad,) = failed_first(q)
+    (row,) = run("browse", "q", "--state", "error").rows
+    assert (row[0], row[-1]) == (bad, "rejected: no good")
+    q.send(b"later", delay="1h")
+    assert run("browse", "q", "--state", "delayed").rows[0][-1].endswith("Z")
+    message = q.receive()
+    assert message is not None
+    assert run("browse", "q", "--state", "processing").rows[0][6] == message.owner
+
+
+def failed_first(queue: Queue) -> list[str]:
+    """Reject the first message that waits."""
+    message = queue.receive()
+    assert message is not None
+    message.reject("no good")
+    return [message.id]
+
+
+def test_a_queue_without_delayed_messages_has_none_to_show(run: Run, q: Queue) -> None:
+    for argv in (["browse", "q"], ["tail", "q"], ["purge", "q", "--all", "--yes"]):
+        done = run(*argv, "--state", "delayed")
+        assert (done.code, done.out) == (0, "")
+
+
+def test_json_has_numbers_times_and_every_name(run: Run, q: Queue) -> None:
+    q.send(b"body", expires_in="1h", properties={"n": 5, "f": float("inf"), "s": "é"}, reply_to="answers")
+    (record,) = run("browse", "q", "--json").records
+    assert (record["bytes"], record["priority"], record["reply_to"]) == (4, 4, "answers")
+    assert record["properties"] == {"n": 5, "f": "Infinity", "s": "é"}
+    for key in ("timestamp", "expiration"):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", record[key])
+    assert record["deadline"] is None
+
+
+def test_show_tells_the_reason_and_the_counters(run: Run, q: Queue) -> None:
+    q.send(b"x", properties={"n": 1})
+    message = q.receive()
+    assert message is not None
+    message.fail("broke", traceback="line 1\nline 2", stderr="oh\n")
+    shown = dict(run("show", "q", message.id).rows)
+    assert shown["state"] == "error" and shown["properties.n"] == "1" and shown["delivery_count"] == "1"
+    assert (shown["reason.detail"], shown["reason.traceback"]) == ("broke", "line 1\\x0aline 2")
+    assert {"cancels", "redelivered", "bytes", "path"} <= shown.keys()
+    (record,) = run("show", "q", message.id, "--json").records
+    assert record["reason"]["stderr"] == "oh\n"
+
+
+def test_cat_writes_the_bytes_as_they_are(run: Run, q: Queue) -> None:
+    first, second = q.send(b"\x00\xff\n").id, q.send(b"text").id
+    assert run("cat", "q", first, second).raw == b"\x00\xff\ntext"
+    assert run("cat", "q", "-", input=f"{second}\n{first}\n").raw == b"text\x00\xff\n"
+    assert run("cat", "q", first, second, "--json").records == [
+        {"id": first, "body_base64": "AP8K"},
+        {"id": second, "body": "text"},
+    ]
+    partly = run("cat", "q", "gone", second)
+    assert (partly.code, partly.raw) == (1, b"text")
+
+
+def test_tail_lists_what_came_last(run: Run, q: Queue) -> None:
+    ids = [q.send(b"x", priority=priority).id for priority in (1, 9, 5)]
+    assert [row[0] for row in run("tail", "q", "-n", "2").rows] == ids[1:]
+    assert run("tail", "q", "-n", "0").rows == []
+
+
+# -- sending, receiving, settling --------------------------------------------------------------------------------------
+
+
+def test_send_takes_files_and_standard_input(run: Run, q: Queue, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"1")
+    two.write_bytes(b"2")
+    sent = run("send", "q", str(one), "-", str(two), input=b"in")
+    assert [run("cat", "q", id).raw for (id,) in sent.rows] == [b"1", b"in", b"2"]
+    assert run("send", "q", input=b"").code == 0
+    partly = run("send", "q", "gone", str(one))
+    assert partly.code == 1 and len(partly.rows) == 1
+    assert run("send", "q", str(two), "--move").code == 0
+    assert one.exists() and not two.exists()
+    assert q.counts()["target"] == 6
+    (record,) = run("send", "q", "--json", input=b"").records
+    assert record == {"id": record["id"], "accepted": True, "delivered_to": "q"}
+
+
+def test_a_plain_message_from_standard_input_has_a_plain_name(run: Run, q: Queue) -> None:
+    ((id,),) = run("send", "q", input=b"x").rows
+    assert os.listdir(q.layout.target) == [f"4.{id}.B"]
+
+
+def test_send_gives_a_message_all_that_a_name_can_hold(run: Run, q: Queue) -> None:
+    properties = ["s=text", "e=", "eq=a=b", "h:H=5", "b:B=true", "f:F=1.5", "l:L=9999999999"]
+    headers = ["--priority", "7", "--type", "t", "--correlation-id", "c", "--reply-to", "r", "--id", "mine"]
+    times = ["--expires-in", "1h", "--delay", "1m"]
+    done = run("send", "q", *headers, *times, *(part for each in properties for part in ("-p", each)), input=b"x")
+    assert done.rows == [["mine"]]
+    message = q.find("mine", ["delayed"])
+    assert (message.priority, message.type, message.correlation_id, message.reply_to) == (7, "t", "c", "r")
+    assert message.properties == {
+        "s": "text", "e": "", "eq": "a=b", "h": 5, "b": True, "f": 1.5, "l": 9999999999
+    }  # fmt: skip
+    assert message.expiration is not None and message.not_before is not None
+    assert run("send", "q", "-p", "short:H=5", "-p", "text=5", input=b"").code == 0
+    assert "shortH=5&textS=5" in os.listdir(q.layout.target)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "bodies"),
+    [
+        (b"", []),
+        (b"a", [b"a"]),
+        (b"a\n", [b"a"]),
+        (b"a\n\nb", [b"a", b"", b"b"]),
+        (b"\n", [b""]),
+        (b"x" * 200_000, None),
+    ],
+)
+def test_each_line_becomes_a_message(run: Run, q: Queue, text: bytes, bodies: list[bytes] | None) -> None:
+    done = run("send", "q", "--lines", "-p", "k=v", input=text)
+    messages = list(q.browse())
+    assert [message.body for message in messages] == ([text] if bodies is None else bodies)
+    assert [message.id for message in messages] == [id for (id,) in done.rows]
+    assert all(message.properties == {"k": "v"} for message in messages)
+
+
+def test_many_lines_come_out_in_order(run: Run, q: Queue) -> None:
+    lines = [b"%060d" % number for number in range(2500)]  # more than one read, and more than one batch
+    assert len(run("send", "q", "--lines", input=b"\n".join(lines)).rows) == len(lines)
+    assert [message.body for message in q.browse()] == lines
+
+
+def test_receive_claims_with_a_lease_and_prints_what_settles(run: Run, root: Root, q: Queue) -> None:
+    sent = q.send(b"body").id
+    ((id, receipt, path),) = run("receive", "q").rows
+    assert id == sent and Path(path).name == receipt and Path(path).read_bytes() == b"body"
+    (message,) = q.browse("processing")
+    assert message.deadline is not None and 50 < message.deadline.timestamp() - time.time() < 61
+    assert run("receive", "q").code == 66
+    leased = root.create_queue("leased", lease_period="1h", durability="none")
+    leased.send_many([b"", b"", b""])
+    (by_queue, by_option) = [
+        *run("receive", "leased", "--json").records,
+        *run("receive", "leased", "--lease", "2h", "--json").records,
+    ]
+    assert by_queue["deadline"] < by_option["deadline"]
+    assert len(run("receive", "leased", "-n", "5").rows) == 1
+
+
+def test_receive_waits_as_long_as_it_is_told(run: Run, q: Queue) -> None:
+    began = time.monotonic()
+    assert run("receive", "q", "--wait", "200ms").code == 66
+    assert time.monotonic() - began >= 0.2
+    q.send(b"x", delay="100ms")
+    assert run("receive", "q", "--wait", "20s").code == 0
+
+
+def test_each_verb_settles_as_it_says(run: Run, q: Queue) -> None:
+    def received() -> str:
+        q.send(b"x")
+        return run("receive", "q").rows[0][1]
+
+    def state_of(id: str) -> tuple[str, str]:
+        message = q.find(id)
+        return message.state, output.reason_text(message.reason)
+
+    receipt = received()
+    assert run("ack", "q", receipt).out == ""
+    assert q.counts()["processed"] == 1
+    assert run("ack", "q", receipt).code == 1
+    receipt = received()
+    assert run("nack", "q", receipt, "--delay", "1h").code == 0
+    assert [message.cancels for message in q.browse("delayed")] == [1]
+    for verb, why in (("fail", "failed"), ("reject", "rejected")):
+        (record,) = run(verb, "q", received(), "--reason", "so it is", "--json").records
+        assert record["receipt"] is None
+        assert state_of(record["id"]) == ("error", f"{why}: so it is")
+    old = received()
+    ((new,),) = run("extend", "q", old, "--by", "1h").rows
+    assert old != new
+    assert run("ack", "q", old).code == 0, "a receipt stays good when the lease is renewed"
+
+
+def test_what_receive_printed_can_be_piped_into_the_verbs(run: Run, root: Root) -> None:
+    strict = root.create_queue("strict", leasing="strict", durability="none")
+    strict.send_many([b"1", b"2", b"3"])
+    received = run("receive", "strict", "-n", "3")
+    assert run("ack", "strict", received.rows[0][0]).code == 1, "an id is no receipt"
+    extended = run("extend", "strict", "-", input=received.raw)
+    assert len(extended.rows) == 3
+    assert run("ack", "strict", "-", input=extended.raw).code == 0
+    assert strict.counts()["processed"] == 3
+
+
+def test_of_several_receipts_the_good_ones_are_settled(run: Run, q: Queue) -> None:
+    q.send_many([b"1", b"2"])
+    good = [row[1] for row in run("receive", "q", "-n", "2").rows]
+    done = run("ack", "q", good[0], "gone", good[1])
+    assert done.code == 1 and "gone" in done.err
+    assert q.counts()["processed"] == 2
+
+
+# -- working, waiting --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "code", "says"),
+    [
+        ("exit 0", "processed", 0, "acked=1"),
+        ("exit 3", "error", 1, "failed=1"),
+        ("exit 65", "error", 1, "rejected=1"),
+        ("exit 127", "target", 69, "returned"),
+    ],
+)
+def test_work_settles_by_exit_status(run: Run, q: Queue, command: str, state: str, code: int, says: str) -> None:
+    q.send(b"x")
+    done = run("work", "q", "--until-empty", "--poll", "--", "sh", "-c", command)
+    assert done.code == code
+    assert q.counts()[state] == 1
+    assert says in done.err
+
+
+def test_work_gives_the_command_its_arguments_as_they_are(run: Run, q: Queue, tmp_path: Path) -> None:
+    id = q.send(b"body", properties={"n": 5}).id
+    script = 'cat > "$1/body"; cat "$2" > "$1/file"; echo "$DROPQ_ID $DROPQ_PROP_n $3" > "$1/env"'
+    argv = ["sh", "-c", script, "sh", str(tmp_path), "{}", "--json"]
+    assert run("work", "q", "-j", "2", "--until-empty", "--", *argv).code == 0
+    read = {name: (tmp_path / name).read_text() for name in ("body", "file", "env")}
+    assert read == {"body": "body", "file": "body", "env": f"{id} 5 --json\n"}
+
+
+def test_wait_tells_what_came_of_it(run: Run, q: Queue) -> None:
+    assert run("wait", "q", "--empty").code == 0
+    q.send(b"x")
+    assert run("wait", "q", "--count", "1").code == 0
+    late = run("wait", "q", "--empty", "--timeout", "100ms")
+    assert late.code == 75 and "in time" in late.err
+    assert run("wait", "q", "--count", "2", "--timeout", "0").code == 75
+    message = q.receive()
+    assert message is not None
+    assert run("wait", "q", "--id", message.id, "--timeout", "50ms").code == 75
+    message.ack()
+    assert run("wait", "q", "--id", message.id).rows == [["processed"]]
+    (bad,) = failed(q, b"x")
+    assert (run("wait", "q", "--id", bad).code, run("wait", "q", "--id", bad).rows) == (1, [["error"]])
+
+
+def test_wait_for_a_message_that_leaves_no_history(run: Run, root: Root) -> None:
+    queue = root.create_queue("brief", history=False, durability="none")
+    id = queue.send(b"x").id
+    assert run("wait", "brief", "--id", id, "--timeout", "0").code == 75
+    message = queue.receive()
+    assert message is not None
+    message.ack()
+    assert run("wait", "brief", "--id", id).code == 0
+
+
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_is_not_taken_without_a_yes(run: Run, root: Root, q: Queue) -> None:
+    failed(q, b"1", b"2")
+    root.create_queue("other")
+    for argv in (
+        ["requeue", "q", "--all"],
+        ["move", "q", "other", "--all", "--state", "error"],
+        ["purge", "q", "--state", "error", "--all"],
+        ["purge", "q", "--state", "error", "some-id"],
+        ["prune", "q", "--state", "error", "--keep-count", "0"],
+        ["fsck", "--repair"],
+        ["delete", "q", "--force"],
+    ):
+        done = run(*argv)
+        assert (done.code, done.out) == (2, ""), argv
+        assert "--yes" in done.err and "--dry-run" in done.err
+    assert q.counts()["error"] == 2
+
+
+def test_requeue_takes_named_messages_those_of_stdin_or_all(run: Run, root: Root, q: Queue) -> None:
+    ids = failed(q, b"1", b"2", b"3", b"4")
+    assert run("requeue", "q", "--all", "--dry-run").err == "would_requeue=4 failed=0\n"
+    assert q.counts()["error"] == 4
+    done = run("requeue", "q", ids[0])
+    assert (done.rows, done.err) == ([[ids[0], "ok", "requeued to q"]], "requeued=1 failed=0\n")
+    assert run("requeue", "q", "-", input=f"{ids[1]}\tmore\tcolumns\n\n").code == 0
+    partly = run("requeue", "q", "gone", ids[2], "--json")
+    assert partly.code == 1 and partly.err == "requeued=1 failed=1\n"
+    assert {record["id"]: record["ok"] for record in partly.records} == {"gone": False, ids[2]: True}
+    other = root.create_queue("other", durability="none")
+    assert run("requeue", "q", "--all", "--yes", "--to", "other").code == 0
+    assert (q.counts()["target"], other.counts()["target"]) == (3, 1)
+
+
+def test_requeue_drops_expirations_unless_told(run: Run, q: Queue) -> None:
+    for _ in range(2):
+        q.send(b"x", expires_in="1h")
+        failed_first(q)
+    first, second = [message.id for message in q.browse("error")]
+    assert run("requeue", "q", first).code == run("requeue", "q", second, "--keep-expiration").code == 0
+    assert {message.id: message.expiration is not None for message in q.browse()} == {first: False, second: True}
+
+
+def test_move_keeps_what_requeue_resets(run: Run, root: Root, q: Queue) -> None:
+    id = q.send(b"x", expires_in="1h").id
+    message = q.receive()
+    assert message is not None
+    message.nack()
+    other = root.create_queue("other", durability="none")
+    assert run("move", "q", "other", "--all", "--yes").rows == [[id, "ok", "moved to other"]]
+    (moved,) = other.browse()
+    assert (moved.id, moved.delivery_count, moved.cancels) == (id, 1, 1)
+    assert moved.expiration is not None
+
+
+def test_purge_removes_by_id_by_age_or_all(run: Run, q: Queue) -> None:
+    ids = failed(q, b"1", b"2", b"3")
+    purge = ("purge", "q", "--state", "error")
+    assert run(*purge, ids[0], "--yes").rows == [[ids[0], "ok", "removed"]]
+    assert run(*purge, "--older-than", "1h", "--yes").rows == []
+    assert len(run(*purge, "--all", "--dry-run").rows) == 2
+    assert q.counts()["error"] == 2
+    assert run(*purge, "--older-than", "0", "-y").err.endswith("failed=0\n")
+    assert run(*purge, "--all", "--yes").code == 0
+    assert q.counts()["error"] == 0
+
+
+def test_prune_keeps_the_newest(run: Run, root: Root, q: Queue) -> None:
+    ids = failed(q, b"1", b"2", b"3")
+    assert len(run("prune", "--state", "error", "--keep-count", "1", "--dry-run").rows) == 2
+    assert run("prune", "--state", "error", "--keep-count", "1", "--yes").err == "removed=2 failed=0\n"
+    assert [message.id for message in q.browse("error")] == ids[2:]
+    assert run("prune", "--yes").err == "removed=0 failed=0\n"
+
+
+def test_a_paused_queue_looks_empty_and_a_paused_root_is_told_of(run: Run, q: Queue) -> None:
+    q.send(b"x")
+    assert run("pause", "q").code == run("pause", "--all").code == 0
+    assert "root" in run("resume", "q").err
+    assert run("receive", "q").code == 66
+    assert run("resume", "--all").code == 0
+    assert run("receive", "q").code == 0
+
+
+def test_sweep_returns_what_was_lost_in_one_queue_or_all(run: Run, q: Queue) -> None:
+    q.send_many([b"1", b"2"])
+    for argv in (["sweep", "q"], ["sweep"]):
+        assert run("receive", "q", "--lease", "1ms").code == 0
+        time.sleep(0.01)
+        done = run(*argv)
+        assert (done.rows, done.err) == ([["lapsed", "1"]], "swept=1\n")
+    os.rename(Path(q.layout.target, sorted(os.listdir(q.layout.target))[0]), Path(q.layout.processing, "by-hand"))
+    assert run("sweep", "q", "--json").records[0]["foreign"] == 0
+    assert run("sweep", "q", "--foreign-older-than", "0s", "--json").records[0]["foreign"] == 1
+
+
+def test_fsck_finds_and_sets_aside(run: Run, root: Root, q: Queue) -> None:
+    assert run("fsck").code == 0
+    stray = Path(q.layout.target, "stray")
+    stray.symlink_to("/nowhere")
+    for argv in (["fsck"], ["fsck", "q"], ["fsck", "--repair", "--dry-run"]):
+        done = run(*argv)
+        assert done.code == 1
+        assert [(row[1], row[2], row[4]) for row in done.rows] == [("symlink", str(stray), "")]
+    repaired = run("fsck", "--repair", "--yes", "--json")
+    assert repaired.code == 0
+    assert [record["repaired"] for record in repaired.records] == [True]
+    assert not stray.is_symlink()
+    assert run("fsck", "nosuch").code == 66
+
+
+def test_fsck_repairs_a_queue_that_cannot_be_opened(run: Run, q: Queue) -> None:
+    os.rmdir(q.layout.error)
+    assert run("browse", "q").code != 0
+    assert run("fsck", "--repair", "--yes").code == 0
+    assert run("browse", "q").code == 0
+
+
+# -- as a process of its own -------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick(root: Root) -> None:
+    def seconds() -> float:
+        began = time.perf_counter()
+        assert ran("--help").code == 0
+        return time.perf_counter() - began
+
+    best = min(seconds() for _ in range(5))
+    assert best < 0.6, f"dropq --help took {best:.2f} s; 0.3 s is the aim, on a machine that does nothing else"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from dropq.cli.main import main; main(['--help']); "
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
+    assert not {"pydantic", "rich", "filelock", "watchdog", "pyspark"} & set(done.stderr.decode().split())
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(root: Root, q: Queue) -> None:
+    q.send_many([b"x"] * 3000)
+    command = f'"{sys.executable}" -m dropq --root "{root.path}" browse q | head -1'
+    done = subprocess.run(["sh", "-c", command], env=environment(), capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == 1
+
+
+def test_what_changes_messages_finishes_though_nobody_reads(root: Root, q: Queue, tmp_path: Path) -> None:
+    q.send_many([b"x"] * 2000)
+    other = root.create_queue("other", durability="none")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = ran("--root", str(root.path), "move", "q", "other", "--all", "--yes", stdout=writing)
+    os.close(writing)
+    assert (done.code, done.err) == (0, "moved=2000 failed=0\n")
+    assert other.counts()["target"] == 2000
+
+
+def test_a_full_disk_under_stdout_is_an_error(root: Root, q: Queue) -> None:
+    with open("/dev/full", "wb") as full:
+        done = ran("--root", str(root.path), "ls", stdout=full)
+    assert done.code == 74
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1
+
+
+def test_closed_streams_do_no_harm(root: Root, q: Queue) -> None:
+    command = f'"{sys.executable}" -m dropq --root "{root.path}"'
+    script = f"echo x | {command} send q >&- && {command} ls >&- 2>&- && {command} browse nosuch 2>&-; test $? = 66"
+    done = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert q.counts()["target"] == 1
+
+
+def test_undecodable_arguments_and_names_work_end_to_end(root: Root, q: Queue, tmp_path: Path) -> None:
+    file = os.fsencode(tmp_path) + b"/caf\xe9"
+    with open(file, "wb") as writing:
+        writing.write(b"body")
+    assert ran("--root", str(root.path), "send", "q", file, "--move").code == 0
+    Path(q.layout.target, os.fsdecode(b"na\xefve.csv")).write_bytes(b"")
+    listed = ran("--root", str(root.path), "browse", "q")
+    assert b"na\\xefve.csv\t" in listed.raw
+    assert ran("--root", str(root.path), "purge", "q", "--state", "target", b"na\xefve.csv", "--yes").code == 0
+    assert ran("--root", str(root.path), "send", "q", "--id", b"\xff").code == 2
+    ascii_only = environment(PYTHONIOENCODING="ascii", DROPQ_ROOT=str(root.path))
+    q.send(b"", type="é")
+    assert ran("browse", "q", env=ascii_only).code == 0
+
+
+def test_ctrl_c_ends_a_wait_without_a_traceback(root: Root, q: Queue) -> None:
+    with process("--root", str(root.path), "tail", "-f", "q", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        id = q.send(b"x").id
+        assert child.stdout.readline().startswith(id.encode())
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_lines_are_sent_as_they_come(root: Root, q: Queue) -> None:
+    argv = ("--root", str(root.path), "send", "q", "--lines")
+    with process(*argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(b"one\nhalf of ")
+        child.stdin.flush()
+        assert child.stdout.readline().strip()
+        until(lambda: q.counts()["target"] == 1, "the first line is sent")
+        child.communicate(b"two\n", timeout=60)
+    assert [message.body for message in q.browse()] == [b"one", b"half of two"]
+
+
+def test_a_worker_outlives_commands_that_do_not_read(root: Root, q: Queue) -> None:
+    q.send_many([b"x" * 1_000_000] * 3)
+    done = ran("--root", str(root.path), "work", "q", "--until-empty", "--", "true")
+    assert done.code == 0 and "acked=3" in done.err
+
+
+def test_on_a_terminal_it_asks(root: Root, q: Queue) -> None:
+    failed(q, b"x")
+    argv = ("--root", str(root.path), "requeue", "q", "--all")
+    code, shown = on_terminal(*argv, typed=b"n\n")
+    assert code == 1 and "Requeue all 1 messages in error/ of q?" in shown and "nothing was done" in shown
+    assert q.counts()["error"] == 1
+    code, shown = on_terminal(*argv, typed=b"y\n")
+    assert code == 0 and "requeued=1 failed=0" in shown
+    code, shown = on_terminal("--root", str(root.path), "purge", "q", "--all", "--state", "target", typed=b"\x04")
+    assert code == 130 and "Traceback" not in shown
+
+
+def test_on_a_terminal_it_shows_tables_and_no_control_characters(root: Root, q: Queue) -> None:
+    Path(q.layout.target, NASTY).write_bytes(b"\x1b[2Jbody\n")
+    (bad,) = failed_first(q)
+    root.create_queue("other")
+    q.send(b"plain")
+    for argv, says in (
+        (["ls"], "total"),
+        (["browse", "q"], "delivery count"),
+        (["browse", "q", "--state", "error"], "a\\x1b[31m"),
+        (["show", "q", output.escape(bad)], "\\x1b[2Jbody"),
+        (["cat", "q", output.escape(bad)], "\\x1b[2Jbody"),
+    ):
+        code, shown = on_terminal("--root", str(root.path), *argv)
+        assert code == 0 and says in shown, shown
+        text = re.sub(r"\x1b\[[0-9;]*m", "", shown)  # colours are our own
+        assert all(char.isprintable() or char == "\n" for char in text), argv
+    assert b"\x1b[2J" in on_terminal("--root", str(root.path), "cat", "q", output.escape(bad), "--raw")[1].encode()
+    code, shown = on_terminal("--root", str(root.path), "--json", "browse", "q")
+    assert [line[:1] for line in shown.splitlines()] == ["{"]
+
+
+def test_on_a_terminal_long_work_shows_how_far_it_is(root: Root, q: Queue) -> None:
+    q.send_many([b"x"] * 150)
+    root.create_queue("other")
+    code, shown = on_terminal("--root", str(root.path), "move", "q", "other", "--all", "--yes")
+    assert code == 0 and "150/150" in shown and "moved=150 failed=0" in shown
+    assert shown.count("moved to other") == 150
+    code, _ = on_terminal("--root", str(root.path), "send", "q")
+    assert code == 2
