@@ -214,8 +214,8 @@ def _table(records: Sequence[Record], columns: Sequence[str]) -> None:
     for key in columns:
         numbers = all(type(record.get(key)) in (int, float, type(None)) for record in records)
         justify: Literal["left", "right"] = "right" if numbers else "left"
-        # An id is to be copied, so it stays whole, and what is said at length gives way.
-        table.add_column(key.replace("_", " "), justify=justify, overflow="fold", no_wrap=key == "id")
+        # An id is to be copied, so it stays whole, and a time to be read; what is said at length gives way.
+        table.add_column(key.replace("_", " "), justify=justify, overflow="fold", no_wrap=key in ("id", "timestamp"))
     for record in records:
         table.add_row(*(Text(cell(record, key)) for key in columns))
     Console(highlight=False).print(table)

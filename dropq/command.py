@@ -320,7 +320,7 @@ def _stable_path(message: Message) -> Iterator[str]:
     folder = f"{life.layout.held}/{message.owner}"
     path = f"{folder}/{name.born_foreign or message.name}"
     try:
-        life.storage.make_folder(folder)
+        life.storage.make_folder(folder, passing=True)
     except OSError as error:
         raise Halt(f"{folder} cannot be made: {error.strerror}") from error
     try:

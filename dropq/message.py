@@ -245,24 +245,25 @@ class Message:
         self._reading(lambda source: self._life.storage.link_or_copy(source, path))
 
     def _reading(self, read: Callable[[str], T]) -> T:
-        with self._lock:
+        try:
             try:
-                try:
-                    return read(self.path)
-                except FileNotFoundError:
-                    # RACE: another process renewed the lease, which renames the file. Its claim's name tells it.
-                    renewed = self._life.find_claim(self._held.claim.owner) if self._held is not None else None
-                    if renewed is None:
-                        raise
-                    self._held = renewed
-                    return read(self.path)
-            except FileNotFoundError as error:
-                if self._held is not None:
-                    raise LeaseLost(f"message {self.id}: the claim on it is gone; its body was not read") from error
-                where = f"queue {self._queue.name}, {self._state}/"
-                raise NoSuchMessage(f"message {self.id} is not in {where} any more") from error
-            except OSError as error:
-                raise storage_error(error, "the message stays where it is, unread") from error
+                return read(self.path)  # without the lock: a lease has to be renewed while a long body is read
+            except FileNotFoundError:
+                return read(self._renewed_path())
+        except FileNotFoundError as error:
+            if self._held is not None:
+                raise LeaseLost(f"message {self.id}: the claim on it is gone; its body was not read") from error
+            where = f"queue {self._queue.name}, {self._state}/"
+            raise NoSuchMessage(f"message {self.id} is not in {where} any more") from error
+        except OSError as error:
+            raise storage_error(error, "the message stays where it is, unread") from error
+
+    def _renewed_path(self) -> str:
+        """RACE: a renewed lease renames the file, by this process or another. Its claim's owner finds it."""
+        with self._lock:
+            if self._held is not None and (renewed := self._life.find_claim(self._held.claim.owner)) is not None:
+                self._held.follow(renewed)
+            return self.path
 
     # -- what becomes of it ----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from dropq.storage import Storage, read_small
+from dropq.storage import Storage, exists, read_small
 
 #: Bytes of a failed command's stderr that are kept, from its end.
 STDERR_LIMIT = 8192
@@ -50,4 +50,5 @@ class Reasons:
 
     def drop(self, state: str, name: str, inode: int) -> None:
         """Forget why a file lay in a state."""
-        self._storage.unlink(self.path(state, name, inode))
+        path = self.path(state, name, inode)
+        self._storage.unlink(path if exists(path) else self.path(state, name, None))

