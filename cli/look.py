@@ -22,9 +22,14 @@ from .shell import Shell, arguments
 if TYPE_CHECKING:
     from dropq import Message, Queue
 
-#: The columns of messages: of any, and what more is told of those in a state.
+#: What plain output and tables tell of messages, and what of those in a state that asks for something else.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
-MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), "error": ("reason",), "expired": ("reason",)}
+BY_STATE = {
+    "delayed": ("id", "priority", "timestamp", "bytes", "not_before"),
+    "processing": ("id", "timestamp", "delivery_count", "owner", "deadline"),
+    "error": ("id", "timestamp", "delivery_count", "reason"),
+    "expired": ("id", "timestamp", "delivery_count", "reason"),
+}
 #: Bytes of a body that `show` shows on a terminal.
 PREVIEW = 2000
 #: Seconds between two looks of `tail -f`.
@@ -62,7 +67,7 @@ def browse(
     """List the messages of a state, in order of delivery."""
     shell = Shell(ctx, json)
     messages = islice(shell.queue(queue).browse(state, filter=filter), count)
-    shell.show(_records(messages), (*COLUMNS, *MORE.get(state, ())))
+    shell.show(_records(messages), BY_STATE.get(state, COLUMNS))
 
 
 def _records(messages: Iterable[Message]) -> Iterator[Record]:
@@ -188,7 +193,7 @@ def tail(
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
-    columns = (*COLUMNS, *MORE.get(state, ()))
+    columns = BY_STATE.get(state, COLUMNS)
     seen: set[str] = set()
     arrived = _arrived(found, state, seen)
     for message in arrived[max(len(arrived) - count, 0) :]:

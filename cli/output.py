@@ -65,6 +65,8 @@ _BY_ERRNO = {
 _WORDS = {"ok": ("failed", "ok"), "paused": ("", "paused"), "repaired": ("", "repaired")}
 #: Rows beyond which a table, which has to be measured whole, gives way to plain lines.
 TABLE_LIMIT = 2000
+#: Characters of an id that a table never breaks.
+LONG = 40
 
 
 def exit_code(error: BaseException) -> int:
@@ -211,14 +213,23 @@ def _table(records: Sequence[Record], columns: Sequence[str]) -> None:
     if not records:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for key in columns:
-        numbers = all(type(record.get(key)) in (int, float, type(None)) for record in records)
-        justify: Literal["left", "right"] = "right" if numbers else "left"
-        # An id is to be copied, so it stays whole, and a time to be read; what is said at length gives way.
-        table.add_column(key.replace("_", " "), justify=justify, overflow="fold", no_wrap=key in ("id", "timestamp"))
+    told = [key for key in columns if any(cell(record, key) for record in records)]
+    for key in told:
+        kinds = {type(record.get(key)) for record in records} - {type(None)}
+        justify: Literal["left", "right"] = "right" if kinds <= {int, float} else "left"
+        # Numbers, times and ids stay whole, to be read and copied; what is said at length gives way.
+        short = max(len(_short(record, key)) for record in records) <= LONG
+        whole = kinds <= {int, float, datetime} or (key == "id" and short)
+        table.add_column(key.replace("_", "\n"), justify=justify, overflow="fold", no_wrap=whole)
     for record in records:
-        table.add_row(*(Text(cell(record, key)) for key in columns))
+        table.add_row(*(Text(_short(record, key)) for key in told))
     Console(highlight=False).print(table)
+
+
+def _short(record: Record, key: str) -> str:
+    """Write a value as a table has it: times to the second."""
+    value = record.get(key)
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if isinstance(value, datetime) else cell(record, key)
 
 
 def note(text: str) -> None:

@@ -39,7 +39,12 @@ ARROWS = (
     ("M600,153 C650,210 690,240 726,248", "reject · failed · limits", (722, 208), False),
     ("M560,153 L560,273", "expired", (532, 240), False),
     ("M290,153 C300,250 400,300 486,300", "expired", (330, 262), False),
-    ("M800,273 C800,400 230,440 265,157", "requeue, or mv by hand (from processed/ and expired/ too)", (520, 385), False),
+    (
+        "M800,273 C800,400 230,440 265,157",
+        "requeue, or mv by hand (from processed/ and expired/ too)",
+        (520, 385),
+        False,
+    ),
 )
 
 
@@ -73,7 +78,7 @@ def main() -> None:
         'orient="auto-start-reverse"><path d="M0,0 L10,5 L0,10 z" fill="{1}"/></marker>'
     )
     print(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">')
-    print(f'<defs>{marker.format("tip", "#78909c", 9)}{marker.format("big", "#212121", 6)}</defs>')
+    print(f"<defs>{marker.format('tip', '#78909c', 9)}{marker.format('big', '#212121', 6)}</defs>")
     print(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
     print("\n".join(arrow(*each) for each in ARROWS))
     print("\n".join(box(name, *where) for name, where in FOLDERS.items()))

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     )
     from dropq.message import Message
     from dropq.names import Typed
-    from dropq.queue import Queue, Sent, StateStats
+    from dropq.producer import Sent
+    from dropq.queue import Queue, StateStats
     from dropq.root import Root
     from dropq.subscription import Subscription
     from dropq.sweep import SweepReport
@@ -67,7 +68,7 @@ _HOMES = {
     "Reject": "worker",
     "Retry": "worker",
     "Root": "root",
-    "Sent": "queue",
+    "Sent": "producer",
     "StateStats": "queue",
     "Subscription": "subscription",
     "SweepReport": "sweep",

@@ -142,9 +142,7 @@ def prune(
     dry_run: bool = False,
 ) -> Iterator[Outcome]:
     """Remove the oldest messages of a state beyond an age, in seconds, or a count; None takes the queue's limits."""
-    for file in surplus_history(
-        queue.life, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run
-    ):
+    for file in surplus_history(queue.life, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
         message = Message(queue, queue.life, state, file)
         yield Outcome(message.id, file, True, "would be removed" if dry_run else "removed")
 

@@ -139,9 +139,7 @@ def _mode(value: object, *, needed: int, possible: int) -> object:
     mode = _octal(value)
     if mode & needed != needed or mode & ~possible:
         hint = f" (the number {value} is {mode:04o} in octal: write it as a string)" if value == mode else ""
-        raise ValueError(
-            f"a mode with at least {needed:04o} and within {possible & ~0o002:04o} is allowed{hint}"
-        )
+        raise ValueError(f"a mode with at least {needed:04o} and within {possible & ~0o002:04o} is allowed{hint}")
     if mode & 0o002:
         raise ValueError("a mode that not everybody can write to is allowed")
     return mode
@@ -270,9 +268,7 @@ _Factor = Annotated[
 ]
 _Switch = Annotated[bool, Field(strict=True, description="true or false")]
 _Expression = Annotated[str | None, Field(strict=True, min_length=1, description="an expression as a string")]
-_QueueName = Annotated[
-    str | None, Field(strict=True, description="the name of a queue"), AfterValidator(_queue_name)
-]
+_QueueName = Annotated[str | None, Field(strict=True, description="the name of a queue"), AfterValidator(_queue_name)]
 _Topic = Annotated[str | None, Field(strict=True, description="a topic"), AfterValidator(_topic)]
 
 
@@ -347,12 +343,10 @@ class QueueConfig(_Frozen):
         BeforeValidator(_patterns),
         Field(description="patterns of file names, as a list of strings or one string with spaces between"),
     ] = ("_SUCCESS", "_temporary", "*.tmp", "*.part", "*.crc")
-    file_mode: Annotated[
-        int | None, BeforeValidator(_file_mode), PlainSerializer(_written_mode, when_used="json")
-    ] = None
-    dir_mode: Annotated[
-        int | None, BeforeValidator(_dir_mode), PlainSerializer(_written_mode, when_used="json")
-    ] = None
+    file_mode: Annotated[int | None, BeforeValidator(_file_mode), PlainSerializer(_written_mode, when_used="json")] = (
+        None
+    )
+    dir_mode: Annotated[int | None, BeforeValidator(_dir_mode), PlainSerializer(_written_mode, when_used="json")] = None
     group: Annotated[int | str | None, BeforeValidator(_group)] = None
 
 
@@ -441,9 +435,7 @@ def explain_queue(name: str, root: RootConfig, root_file: str, queue_file: str) 
     """List every key of a queue with its value and the file it comes from; the arguments of load_queue."""
     given, problems = _gathered(name, root, root_file, queue_file)
     values = _checked(given, problems, name=name).model_dump(mode="json")
-    return [
-        Setting(key, value, given[key].source if key in given else "default") for key, value in values.items()
-    ]
+    return [Setting(key, value, given[key].source if key in given else "default") for key, value in values.items()]
 
 
 def check_file(path: str) -> list[str]:
@@ -523,9 +515,7 @@ def _read(path: str) -> dict[str, object] | None:
 # From table to what was given, by canonical key.
 
 
-def _collect(
-    table: Mapping[str, object], source: str, *, name: str | None
-) -> tuple[dict[str, _Given], list[str]]:
+def _collect(table: Mapping[str, object], source: str, *, name: str | None) -> tuple[dict[str, _Given], list[str]]:
     """Sort a table by canonical key. `name`: what a name in it must be; None any, "" there must be none."""
     given: dict[str, _Given] = {}
     problems: list[str] = []
@@ -549,9 +539,7 @@ def _collect(
     return given, problems
 
 
-def _gathered(
-    name: str, root: RootConfig, root_file: str, queue_file: str
-) -> tuple[dict[str, _Given], list[str]]:
+def _gathered(name: str, root: RootConfig, root_file: str, queue_file: str) -> tuple[dict[str, _Given], list[str]]:
     given, problems = _collect(root.defaults, root_file, name="")
     own, own_problems = _collect(_read(queue_file) or {}, queue_file, name=name)
     return given | own, problems + own_problems
@@ -562,9 +550,7 @@ def _name_problems(entry: _Given, name: str | None) -> list[str]:
         return [entry.problem("a queue's name is its folder's: leave it out")]
     if name is None:
         return [] if isinstance(entry.value, str) else [entry.problem("the name of a queue is allowed")]
-    return (
-        [] if entry.value == name else [entry.problem(f"only {_shown(name)}, its folder's name, is allowed")]
-    )
+    return [] if entry.value == name else [entry.problem(f"only {_shown(name)}, its folder's name, is allowed")]
 
 
 # From what was given to what is in force.

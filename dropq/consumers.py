@@ -116,5 +116,3 @@ def dead(folder: str, subscription: str, storage: Storage) -> Iterator[bool]:
         storage.unlink(path)
     finally:
         lock.release()
-
-

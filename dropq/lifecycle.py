@@ -224,9 +224,7 @@ class Lifecycle:
         self._leave(held, self.storage.rename, path)
         return path
 
-    def give_back(
-        self, held: Held, *, cancel: bool = False, counted: bool = True, delay: float | None = None
-    ) -> Place:
+    def give_back(self, held: Held, *, cancel: bool = False, counted: bool = True, delay: float | None = None) -> Place:
         """Return a held message to target/, or to delayed/.
 
         A message that has been delivered `max_deliveries` times, or cancelled `max_cancels` times, goes where
@@ -420,7 +418,9 @@ class Lifecycle:
             # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
             # cannot touch the claim of whoever has the message now.
             if storage.exists(f"{self.layout.processing}/{held.filename}"):
-                fate = f"the folder that it should go to is missing; the message stays in processing/ as {held.filename}"
+                fate = (
+                    f"the folder that it should go to is missing; the message stays in processing/ as {held.filename}"
+                )
                 raise storage_error(error, fate) from error
             raise LeaseLost(self._lost(held)) from error
         except FileExistsError:

@@ -333,9 +333,7 @@ class Message:
     def __enter__(self) -> Message:
         return self
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._held is None:
             return  # settled inside
         if error is None:

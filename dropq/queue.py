@@ -7,27 +7,23 @@ it opens its folders and its configuration at its first use.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from dropq import admin, names, storage
-from dropq.config import QueueConfig, load_queue
+from dropq.config import QueueConfig
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, InvalidFilter, LeaseLost, NoSuchMessage, NoSuchQueue, StorageError
+from dropq.errors import ConfigError, InvalidFilter, LeaseLost, NoSuchMessage
 from dropq.layout import FOLDERS, QueueLayout
 from dropq.lifecycle import Lifecycle, Waiting
 from dropq.message import Duration, Message
-from dropq.names import Name, Typed
+from dropq.opening import find_layout, open_queue
+from dropq.producer import Producer
 from dropq.ready import Ready, ignoring
-from dropq.reasons import Reasons
-from dropq.sidecars import Sidecars
-from dropq.storage import Storage, storage_error
 from dropq.subscription import Subscription
 from dropq.sweep import SweepReport, sweep
 
@@ -35,18 +31,8 @@ if TYPE_CHECKING:
     from dropq.fsck import Finding
     from dropq.root import Root
 
-#: Messages that send_many makes durable together.
-BATCH = 1000
 #: States in which `find` looks for a message, in this order.
 SEARCHED = ("target", "processing", "delayed", "error", "expired", "processed")
-
-
-class Sent(NamedTuple):
-    """What became of a send: the message's id, whether the queue took it, and the queue that it went to."""
-
-    id: str
-    accepted: bool
-    delivered_to: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +44,7 @@ class StateStats:
     oldest: datetime | None
 
 
-class Queue:
+class Queue(Producer):
     """A queue of a root.
 
     Args:
@@ -93,7 +79,7 @@ class Queue:
         """
         if self._opened is None:
             with self._lock:
-                self._opened = self._opened or self._open()
+                self._opened = self._opened or open_queue(self.root, self.name)
         return self._opened
 
     @property
@@ -108,261 +94,7 @@ class Queue:
 
     def exists(self) -> bool:
         """Tell whether the queue is there."""
-        return self._find() is not None
-
-    def _find(self, by: str = "target") -> QueueLayout | None:
-        home = f"{self.root.layout.path}/{self.name}"
-        for layout in (QueueLayout.flat(home), QueueLayout.incoming(home)):
-            if os.path.isdir(layout.folder(by)):
-                return layout
-        return None
-
-    def _open(self) -> Lifecycle:
-        layout = self._find() or self._find("processing")  # that target/ alone is missing is told below
-        if layout is None:
-            raise NoSuchQueue(
-                f"no queue {self.name!r} in {self.root.layout.path}: `dropq create {self.name}` makes one, "
-                "`dropq ls` shows which there are"
-            )
-        _check_folders(layout, self.name)
-        root = self.root
-        config = load_queue(self.name, root.config, root.layout.config_file, layout.config_file)
-        store = Storage(
-            config.durability,
-            file_mode=config.file_mode,
-            dir_mode=config.dir_mode,
-            group=group_number(config.group),
-            base=layout.base,
-        )
-        typed = root.config.reply_to_style == "typed"
-        sidecars = Sidecars(root.layout.meta, store, typed_replies=typed)
-        reasons = Reasons(layout.reasons, store)
-        return Lifecycle(layout, config, storage=store, sidecars=sidecars, reasons=reasons, clock=root.clock)
-
-    # -- sending ---------------------------------------------------------------------------------------------
-
-    def send(
-        self,
-        body: bytes | str,
-        *,
-        priority: int = 4,
-        type: str | None = None,
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-        expires_in: Duration | None = None,
-        delay: Duration | None = None,
-        properties: Mapping[str, Any] | None = None,
-        message_class: str | None = None,
-        message_id: str | None = None,
-    ) -> Sent:
-        """Send a message: once this returns, it is in target/, as durable as the queue's configuration asks.
-
-        Args:
-            body: bytes, or text, which is sent as UTF-8 and as class T.
-            priority: higher is delivered first; any 32-bit integer.
-            type, correlation_id, reply_to: the JMS headers of these names.
-            expires_in: how long it may wait before it expires.
-            delay: how long it is kept from consumers.
-            properties: the sender's own, by name; bool, int, float, str, or `Typed`.
-            message_class: one of M B S P O T.
-            message_id: an id of the sender's own; None generates one.
-
-        Raises:
-            NoSuchQueue, StorageError: the message was not sent, unless the error says that it is visible.
-            ValueError: a value that no name can hold; nothing was sent.
-        """
-        file, message_id, not_before = self._address(
-            body, priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
-        )
-        life = self.life
-        life.stage(file, body.encode() if isinstance(body, str) else body)
-        life.send(file, not_before=not_before)
-        life.sent(not_before=not_before)
-        return Sent(message_id, True, self.name)
-
-    def send_many(self, messages: Iterable[bytes | str | Mapping[str, Any]]) -> list[Sent]:
-        """Send many messages; each batch is synced once, which at durability `full` is quicker than one by one.
-
-        Args:
-            messages: bodies, or mappings with a `body` and the other arguments of `send`.
-
-        Raises:
-            NoSuchQueue, StorageError, ValueError: what was sent until then stays sent; the error says how many.
-        """
-        sent: list[Sent] = []
-        batch: list[Mapping[str, Any]] = []
-        for message in messages:
-            batch.append(message if isinstance(message, Mapping) else {"body": message})
-            if len(batch) == BATCH:
-                self._send_batch(batch, sent)
-                batch = []
-        if batch:
-            self._send_batch(batch, sent)
-        return sent
-
-    def _send_batch(self, batch: list[Mapping[str, Any]], sent: list[Sent]) -> None:
-        life = self.life
-        staged: dict[str, tuple[str, int]] = {}
-        delayed: set[bool] = set()
-        try:
-            for fields in batch:
-                file, message_id, not_before = self._address(**fields)
-                body = fields["body"]
-                life.stage(file, body.encode() if isinstance(body, str) else body)
-                staged[file] = message_id, not_before
-            for file, (message_id, not_before) in list(staged.items()):
-                life.send(file, not_before=not_before)
-                del staged[file]
-                delayed.add(bool(not_before))
-                sent.append(Sent(message_id, True, self.name))
-        except BaseException as error:
-            for file in staged:
-                life.storage.unlink(f"{life.layout.working}/{file}")
-            error.add_note(f"{len(sent)} messages of this send_many were sent before the error")
-            raise
-        finally:
-            for not_before in delayed:
-                life.sent(not_before=not_before)
-
-    def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
-        """Send a file's content as a message.
-
-        Args:
-            path: the file; it is copied, so it stays as it is. One that is open for reading is sent to its end.
-            move: move it instead, if it is a path; where it lies on another file system it is copied, then removed.
-            fields: the other arguments of `send`.
-
-        Raises:
-            StorageError: the file cannot be read; nothing was sent.
-        """
-        if not isinstance(path, str | os.PathLike):
-            return self._send_open(path, **fields)
-        source = os.fspath(path)
-        file, message_id, not_before = self._address(b"", **fields)
-        staged = f"{self.life.layout.working}/{file}"
-        adopted = move and self._adopted(source, staged)
-        if not adopted:
-            self._copied(source, file)
-        self.life.send(file, not_before=not_before, back_to=source if adopted else None)
-        self.life.sent(not_before=not_before)
-        if move and not adopted:
-            try:
-                self.life.storage.unlink(source)
-            except OSError as error:
-                raise storage_error(error, "the message was sent, its source could not be removed") from error
-        return Sent(message_id, True, self.name)
-
-    def _adopted(self, source: str, staged: str) -> bool:
-        try:
-            if os.path.islink(source) or not os.path.isfile(source):
-                raise StorageError(f"{source} is no regular file; nothing was sent", path=source)
-            self.life.storage.adopt(source, staged)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                raise storage_error(error, "nothing was sent") from error
-            return False  # another file system, or not ours to move: copy it
-        return True
-
-    def _copied(self, source: str, file: str) -> None:
-        try:
-            with open(source, "rb") as reading, self._staged(file) as writing:
-                shutil.copyfileobj(reading, writing, storage.READ_SIZE)
-        except OSError as error:
-            raise storage_error(error, "nothing was sent") from error
-
-    def _send_open(self, reading: IO[bytes], **fields: Any) -> Sent:
-        file, message_id, not_before = self._address(b"", **fields)
-        try:
-            with self._staged(file) as writing:
-                shutil.copyfileobj(reading, writing, storage.READ_SIZE)
-        except OSError as error:
-            raise storage_error(error, "nothing was sent") from error
-        self.life.send(file, not_before=not_before)
-        self.life.sent(not_before=not_before)
-        return Sent(message_id, True, self.name)
-
-    @contextmanager
-    def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
-        """Write a message piece by piece: it is sent when the block ends, and discarded when it raises.
-
-        Args:
-            fields: the arguments of `send`, but for the body.
-        """
-        file, message_id, not_before = self._address(b"", **fields)
-        with self._staged(file) as writing:
-            yield writing
-        self.life.send(file, not_before=not_before)
-        self.life.sent(not_before=not_before)
-
-    @contextmanager
-    def _staged(self, file: str) -> Iterator[IO[bytes]]:
-        store, path = self.life.storage, f"{self.life.layout.working}/{file}"
-        try:
-            fd = store.create(path)
-        except OSError as error:
-            raise self.life.not_sent(error) from error
-        writing = open(fd, "wb")  # noqa: SIM115 - closing says again what flushing said, and only that is told
-        try:
-            yield writing
-            try:
-                writing.flush()
-                store.sync_file(fd)
-                writing.close()
-            except OSError as error:
-                raise self.life.not_sent(error) from error
-        except BaseException:
-            with suppress(OSError):
-                writing.close()
-            store.unlink(path)
-            raise
-
-    def _address(
-        self,
-        body: bytes | str,
-        priority: int = 4,
-        type: str | None = None,
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-        expires_in: Duration | None = None,
-        delay: Duration | None = None,
-        properties: Mapping[str, Any] | None = None,
-        message_class: str | None = None,
-        message_id: str | None = None,
-    ) -> tuple[str, str, int]:
-        """Return the file name of a message to send, its id, and the time before which it may not be delivered."""
-        life = self.life  # a queue that is refused is refused before the clock writes its probe
-        if message_class is None:
-            message_class = "T" if isinstance(body, str) else "B"
-        elif message_class not in names.CLASSES or len(message_class) != 1:
-            raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
-        if not -(2**31) <= priority < 2**31:
-            raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
-        headers = (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to))
-        chosen = message_id is not None
-        if message_id is None:
-            message_id = self.root.ids.next()
-            if expires_in is None and delay is None and not properties and not (type or correlation_id or reply_to):
-                return names.plain_name(message_id, priority, message_class), message_id, 0
-        else:
-            names.check_message_id(message_id)
-        for header, text in headers:
-            names.check_text(header, text or "")
-        name = Name(
-            message_id,
-            priority=priority,
-            message_class=message_class,
-            expiration=0 if expires_in is None else self._in(expires_in),
-            properties={} if properties is None else _typed(properties),
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-            type=type,
-            not_before=0 if delay is None else self._in(delay),
-        )
-        return life.sidecars.fit(life.unique(name, chosen=chosen)), message_id, name.not_before
-
-    def _in(self, period: Duration) -> int:
-        seconds = parse_duration(period)
-        return self.root.clock.now_ms() + int(seconds * 1000) if seconds else 0
+        return find_layout(self.root.layout.path, self.name) is not None
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -432,12 +164,16 @@ class Queue:
             return self._claimed_by_id(receipt)
         held = life.find_claim(claim.owner)
         if held is None:
-            raise LeaseLost(f"no claim {claim.owner} on queue {self.name}: its lease ran out, or it was settled; nothing was changed")
+            raise LeaseLost(
+                f"no claim {claim.owner} on queue {self.name}: its lease ran out, or it was settled; nothing was changed"
+            )
         return Message(self, life, "processing", held.filename, held=held)
 
     def _claimed_by_id(self, message_id: str) -> Message:
         if self.config.leasing == "strict":
-            raise LeaseLost(f"{message_id!r} is no receipt, and queue {self.name} has strict leasing: ids do not settle claims")
+            raise LeaseLost(
+                f"{message_id!r} is no receipt, and queue {self.name} has strict leasing: ids do not settle claims"
+            )
         for entry in storage.entries(self.layout.processing):
             claim, file = names.split_claim(entry.name)
             if claim is not None and claim.ours and self._is(file, message_id):
@@ -619,37 +355,9 @@ class Queue:
         self.close()
 
 
-def _check_folders(layout: QueueLayout, name: str) -> None:
-    devices: dict[int, str] = {}
-    for folder in FOLDERS:
-        path = layout.folder(folder)
-        try:
-            devices.setdefault(storage.device(path), path)
-        except FileNotFoundError as error:
-            if not storage.exists(layout.home):  # RACE: it was deleted since it was found
-                raise NoSuchQueue(f"queue {name} is not there any more: {layout.home}") from error
-            way_out = f"`dropq fsck {name} --repair` makes it"
-            raise storage_error(error, f"queue {name} lacks its folder {folder}/: {way_out}") from error
-        except OSError as error:
-            raise storage_error(error, f"queue {name} cannot be opened") from error
-    if len(devices) > 1:
-        first, second = list(devices.values())[:2]
-        raise StorageError(
-            f"queue {name} spans two file systems, {first} and {second}: a rename between them is not atomic; "
-            "put all of its folders on one",
-            path=second,
-        )
-
-
 def _no_filter(filter: str | None) -> None:
     if filter is not None:
         raise InvalidFilter(f"filter {filter!r}: filters are not built in this version of dropq")
-
-
-def _typed(properties: Mapping[str, Any]) -> dict[str, Typed]:
-    for name in properties:
-        names.check_property_name(name)
-    return {name: Typed.of(value) for name, value in properties.items()}
 
 
 def _seconds(period: Duration | None) -> float | None:
@@ -658,17 +366,3 @@ def _seconds(period: Duration | None) -> float | None:
 
 def _client_id() -> str:
     return f"{socket.gethostname().split('.')[0][:9]}-{os.getpid()}"
-
-
-def group_number(group: int | str | None) -> int | None:
-    """Return a group's number on this host."""
-    if group is None or isinstance(group, int):
-        return group
-    import grp
-
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError as error:
-        raise ConfigError(f"group = {group!r}: there is no such group on this host") from error
-
-

@@ -13,7 +13,8 @@ from dropq.config import RootConfig, load_root, toml_text, validate_options
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError
 from dropq.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
 from dropq.message import Duration
-from dropq.queue import Queue, group_number
+from dropq.opening import group_number
+from dropq.queue import Queue
 from dropq.sidecars import collect
 from dropq.storage import Clock, ServerClock, Storage, storage_error
 from dropq.sweep import SweepReport

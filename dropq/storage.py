@@ -336,7 +336,9 @@ class Storage:
             if not parents or os.path.dirname(path) == self._base:
                 raise  # RACE: the queue was deleted; nothing brings its folder back
             self.make_folder(os.path.dirname(path))
-            return self.make_folder(path, parents=False, passing=passing)  # once: /proc says ENOENT however many parents there are
+            return self.make_folder(
+                path, parents=False, passing=passing
+            )  # once: /proc says ENOENT however many parents there are
         if self._dir_mode is not None or self._group is not None:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

@@ -303,5 +303,3 @@ def _explains_something(life: Lifecycle, state: str, path: str) -> bool:
         return content["inode"] in (None, storage.inode(f"{life.layout.folder(state)}/{content['name']}"))
     except (OSError, ValueError, TypeError, KeyError):
         return False
-
-

@@ -1,7 +1,7 @@
 """A Spark driver of its own, for test_spark_writer.py to kill: python spark_driver.py ROOT.
 
 First it writes to the queue `flaky` while tasks fail. Then three jobs run at once, and each stops for ever at a moment
-of its own, after it has made the file ROOT/at-QUEUE: `staging` in its tasks, `staged` before its commit, `committing`
+of its own, after it has made the file ROOT/at-QUEUE: `staging` in one of its tasks, `staged` before its commit, `committing`
 in the middle of its renames.
 """
 
@@ -60,11 +60,13 @@ class FailingTasks(QueueWriter):
 
 
 class StopsStaging(QueueWriter):
-    """Stops in its first task, when all of the partition is written."""
+    """Stops in one of its tasks, when all of the partition is written."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        super().write(iterator)
-        stop_for_ever(self)
+        staged = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None
+        return staged if context.partitionId() else stop_for_ever(self)
 
 
 class StopsStaged(QueueWriter):

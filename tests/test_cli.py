@@ -311,6 +311,7 @@ def test_every_error_of_the_library_has_an_exit_code_of_its_own() -> None:
         (["pause"], 2, "--all"),
         (["work", "q"], 2, "CMD"),
         (["work", "q", "--", "no-such-command"], 69, "no-such-command"),
+        (["--root", "/proc", "create", "x"], 66, "/proc"),
         (["nosuch"], 2, "nosuch"),
         (["ls", "--nosuch"], 2, "--nosuch"),
     ],
@@ -479,7 +480,7 @@ def test_browse_lists_in_order_of_delivery_with_what_a_state_needs(run: Run, q: 
     assert run("browse", "q", "--state", "delayed").rows[0][-1].endswith("Z")
     message = q.receive()
     assert message is not None
-    assert run("browse", "q", "--state", "processing").rows[0][6] == message.owner
+    assert run("browse", "q", "--state", "processing").rows[0][3] == message.owner
 
 
 def failed_first(queue: Queue) -> list[str]:
@@ -966,7 +967,7 @@ def test_on_a_terminal_it_shows_tables_and_no_control_characters(root: Root, q: 
     q.send(b"plain")
     for argv, says in (
         (["ls"], "total"),
-        (["browse", "q"], "delivery count"),
+        (["browse", "q"], "timestamp"),
         (["browse", "q", "--state", "error"], "a\\x1b[31m"),
         (["show", "q", output.escape(bad)], "\\x1b[2Jbody"),
         (["cat", "q", output.escape(bad)], "\\x1b[2Jbody"),

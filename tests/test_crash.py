@@ -32,7 +32,10 @@ NAME = "report.csv"
 
 
 class Dying:
-    """Stands for `os` in dropq.storage; once set, it ends the process before, midway in (a write), or after the Nth call."""
+    """Stands for `os` in dropq.storage; once set, it ends the process before, midway in, or after the Nth call.
+
+    Midway is in a write alone, of which half is done.
+    """
 
     def __init__(self, *, noreplace: bool) -> None:
         self.left = -1

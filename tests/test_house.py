@@ -14,7 +14,7 @@ TOP = Path(__file__).parent.parent
 #: The modules of the library, lowest first, as docs/design.md lists them: nobody imports what stands below itself here.
 HOUSE = (
     "errors durations names layout storage config sidecars reasons lifecycle ready consumers message staging sweep "
-    "findings subscription admin queue root strays fsck watch guard worker command"
+    "findings subscription admin opening producer queue root strays fsck watch guard worker command"
 ).split()
 #: The one verb that needs what stands above it, and imports it when it is called: `queue.fsck()`.
 LATE = {"queue": {"fsck"}}

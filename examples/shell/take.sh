@@ -19,8 +19,8 @@
 # - mv replaces what has the name already: the name in processed/ or error/ is reserved first, and a taken one changed.
 # - While QUEUE/read-lock or ROOT/global-read-lock exists, nothing is taken.
 #
-# What it leaves to dropq: priorities (it takes by age alone), expirations, names over 190 bytes, names with a line break
-# in them, and a queue's own `ignore` (it knows the default one).
+# What it leaves to dropq: priorities (it goes by when a file came to target/, as the file system's clock tells it),
+# expirations, names over 190 bytes, names with a line break in them, and a queue's own `ignore` (it knows the default).
 
 export LC_ALL=C
 me=${0##*/}

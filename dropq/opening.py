@@ -1,0 +1,89 @@
+"""Opening a queue: where its folders are, whether they can be used, and what is in force for it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dropq import storage
+from dropq.config import load_queue
+from dropq.errors import ConfigError, NoSuchQueue, StorageError
+from dropq.layout import FOLDERS, QueueLayout
+from dropq.lifecycle import Lifecycle
+from dropq.reasons import Reasons
+from dropq.sidecars import Sidecars
+from dropq.storage import Storage, storage_error
+
+if TYPE_CHECKING:
+    from dropq.root import Root
+
+
+def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
+    """Return how a queue is laid out, flat or in `incoming/`, by one of its folders; None where there is none."""
+    home = f"{root}/{name}"
+    for layout in (QueueLayout.flat(home), QueueLayout.incoming(home)):
+        if os.path.isdir(layout.folder(by)):
+            return layout
+    return None
+
+
+def open_queue(root: Root, name: str) -> Lifecycle:
+    """Open a queue of a root.
+
+    Raises:
+        NoSuchQueue: there is no such queue.
+        ConfigError: its configuration cannot be used.
+        StorageError: a folder is missing, or lies on another file system.
+    """
+    # That target/ alone is missing is told below.
+    layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
+    if layout is None:
+        raise NoSuchQueue(
+            f"no queue {name!r} in {root.layout.path}: `dropq create {name}` makes one, `dropq ls` shows which there are"
+        )
+    _check_folders(layout, name)
+    config = load_queue(name, root.config, root.layout.config_file, layout.config_file)
+    store = Storage(
+        config.durability,
+        file_mode=config.file_mode,
+        dir_mode=config.dir_mode,
+        group=group_number(config.group),
+        base=layout.base,
+    )
+    sidecars = Sidecars(root.layout.meta, store, typed_replies=root.config.reply_to_style == "typed")
+    reasons = Reasons(layout.reasons, store)
+    return Lifecycle(layout, config, storage=store, sidecars=sidecars, reasons=reasons, clock=root.clock)
+
+
+def _check_folders(layout: QueueLayout, name: str) -> None:
+    devices: dict[int, str] = {}
+    for folder in FOLDERS:
+        path = layout.folder(folder)
+        try:
+            devices.setdefault(storage.device(path), path)
+        except FileNotFoundError as error:
+            if not storage.exists(layout.home):  # RACE: it was deleted since it was found
+                raise NoSuchQueue(f"queue {name} is not there any more: {layout.home}") from error
+            way_out = f"`dropq fsck {name} --repair` makes it"
+            raise storage_error(error, f"queue {name} lacks its folder {folder}/: {way_out}") from error
+        except OSError as error:
+            raise storage_error(error, f"queue {name} cannot be opened") from error
+    if len(devices) > 1:
+        first, second = list(devices.values())[:2]
+        raise StorageError(
+            f"queue {name} spans two file systems, {first} and {second}: a rename between them is not atomic; "
+            "put all of its folders on one",
+            path=second,
+        )
+
+
+def group_number(group: int | str | None) -> int | None:
+    """Return a group's number on this host."""
+    if group is None or isinstance(group, int):
+        return group
+    import grp
+
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise ConfigError(f"group = {group!r}: there is no such group on this host") from error

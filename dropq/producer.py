@@ -1,0 +1,275 @@
+"""The sending half of a queue: a body goes to working/, and one rename into target/ sends it.
+
+Whatever fails before that rename leaves nothing that a consumer could see, and takes what it wrote away again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from dropq import names, storage
+from dropq.durations import parse_duration
+from dropq.errors import StorageError
+from dropq.lifecycle import Lifecycle
+from dropq.message import Duration
+from dropq.names import Name, Typed
+from dropq.storage import storage_error
+
+if TYPE_CHECKING:
+    from dropq.root import Root
+
+#: Messages that send_many makes durable together.
+BATCH = 1000
+
+
+class Sent(NamedTuple):
+    """What became of a send: the message's id, whether the queue took it, and the queue that it went to."""
+
+    id: str
+    accepted: bool
+    delivered_to: str
+
+
+class Producer:
+    """What sends to a queue; `Queue` is one."""
+
+    root: Root
+    name: str
+
+    @property
+    def life(self) -> Lifecycle:
+        """The queue's transitions."""
+        raise NotImplementedError
+
+    def send(
+        self,
+        body: bytes | str,
+        *,
+        priority: int = 4,
+        type: str | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        expires_in: Duration | None = None,
+        delay: Duration | None = None,
+        properties: Mapping[str, Any] | None = None,
+        message_class: str | None = None,
+        message_id: str | None = None,
+    ) -> Sent:
+        """Send a message: once this returns, it is in target/, as durable as the queue's configuration asks.
+
+        Args:
+            body: bytes, or text, which is sent as UTF-8 and as class T.
+            priority: higher is delivered first; any 32-bit integer.
+            type, correlation_id, reply_to: the JMS headers of these names.
+            expires_in: how long it may wait before it expires.
+            delay: how long it is kept from consumers.
+            properties: the sender's own, by name; bool, int, float, str, or `Typed`.
+            message_class: one of M B S P O T.
+            message_id: an id of the sender's own; None generates one.
+
+        Raises:
+            NoSuchQueue, StorageError: the message was not sent, unless the error says that it is visible.
+            ValueError: a value that no name can hold; nothing was sent.
+        """
+        file, message_id, not_before = self._address(
+            body, priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
+        )
+        life = self.life
+        life.stage(file, body.encode() if isinstance(body, str) else body)
+        life.send(file, not_before=not_before)
+        life.sent(not_before=not_before)
+        return Sent(message_id, True, self.name)
+
+    def send_many(self, messages: Iterable[bytes | str | Mapping[str, Any]]) -> list[Sent]:
+        """Send many messages; each batch is synced once, which at durability `full` is quicker than one by one.
+
+        Args:
+            messages: bodies, or mappings with a `body` and the other arguments of `send`.
+
+        Raises:
+            NoSuchQueue, StorageError, ValueError: what was sent until then stays sent; the error says how many.
+        """
+        sent: list[Sent] = []
+        batch: list[Mapping[str, Any]] = []
+        for message in messages:
+            batch.append(message if isinstance(message, Mapping) else {"body": message})
+            if len(batch) == BATCH:
+                self._send_batch(batch, sent)
+                batch = []
+        if batch:
+            self._send_batch(batch, sent)
+        return sent
+
+    def _send_batch(self, batch: list[Mapping[str, Any]], sent: list[Sent]) -> None:
+        life = self.life
+        staged: dict[str, tuple[str, int]] = {}
+        delayed: set[bool] = set()
+        try:
+            for fields in batch:
+                file, message_id, not_before = self._address(**fields)
+                body = fields["body"]
+                life.stage(file, body.encode() if isinstance(body, str) else body)
+                staged[file] = message_id, not_before
+            for file, (message_id, not_before) in list(staged.items()):
+                life.send(file, not_before=not_before)
+                del staged[file]
+                delayed.add(bool(not_before))
+                sent.append(Sent(message_id, True, self.name))
+        except BaseException as error:
+            for file in staged:
+                life.storage.unlink(f"{life.layout.working}/{file}")
+            error.add_note(f"{len(sent)} messages of this send_many were sent before the error")
+            raise
+        finally:
+            for not_before in delayed:
+                life.sent(not_before=not_before)
+
+    def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
+        """Send a file's content as a message.
+
+        Args:
+            path: the file; it is copied, so it stays as it is. One that is open for reading is sent to its end.
+            move: move it instead, if it is a path; where it lies on another file system it is copied, then removed.
+            fields: the other arguments of `send`.
+
+        Raises:
+            StorageError: the file cannot be read; nothing was sent.
+        """
+        if not isinstance(path, str | os.PathLike):
+            return self._send_open(path, **fields)
+        source = os.fspath(path)
+        file, message_id, not_before = self._address(b"", **fields)
+        staged = f"{self.life.layout.working}/{file}"
+        adopted = move and self._adopted(source, staged)
+        if not adopted:
+            self._copied(source, file)
+        self.life.send(file, not_before=not_before, back_to=source if adopted else None)
+        self.life.sent(not_before=not_before)
+        if move and not adopted:
+            try:
+                self.life.storage.unlink(source)
+            except OSError as error:
+                raise storage_error(error, "the message was sent, its source could not be removed") from error
+        return Sent(message_id, True, self.name)
+
+    def _adopted(self, source: str, staged: str) -> bool:
+        try:
+            if os.path.islink(source) or not os.path.isfile(source):
+                raise StorageError(f"{source} is no regular file; nothing was sent", path=source)
+            self.life.storage.adopt(source, staged)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise storage_error(error, "nothing was sent") from error
+            return False  # another file system, or not ours to move: copy it
+        return True
+
+    def _copied(self, source: str, file: str) -> None:
+        try:
+            with open(source, "rb") as reading, self._staged(file) as writing:
+                shutil.copyfileobj(reading, writing, storage.READ_SIZE)
+        except OSError as error:
+            raise storage_error(error, "nothing was sent") from error
+
+    def _send_open(self, reading: IO[bytes], **fields: Any) -> Sent:
+        file, message_id, not_before = self._address(b"", **fields)
+        try:
+            with self._staged(file) as writing:
+                shutil.copyfileobj(reading, writing, storage.READ_SIZE)
+        except OSError as error:
+            raise storage_error(error, "nothing was sent") from error
+        self.life.send(file, not_before=not_before)
+        self.life.sent(not_before=not_before)
+        return Sent(message_id, True, self.name)
+
+    @contextmanager
+    def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
+        """Write a message piece by piece: it is sent when the block ends, and discarded when it raises.
+
+        Args:
+            fields: the arguments of `send`, but for the body.
+        """
+        file, message_id, not_before = self._address(b"", **fields)
+        with self._staged(file) as writing:
+            yield writing
+        self.life.send(file, not_before=not_before)
+        self.life.sent(not_before=not_before)
+
+    @contextmanager
+    def _staged(self, file: str) -> Iterator[IO[bytes]]:
+        store, path = self.life.storage, f"{self.life.layout.working}/{file}"
+        try:
+            fd = store.create(path)
+        except OSError as error:
+            raise self.life.not_sent(error) from error
+        writing = open(fd, "wb")  # noqa: SIM115 - closing says again what flushing said, and only that is told
+        try:
+            yield writing
+            try:
+                writing.flush()
+                store.sync_file(fd)
+                writing.close()
+            except OSError as error:
+                raise self.life.not_sent(error) from error
+        except BaseException:
+            with suppress(OSError):
+                writing.close()
+            store.unlink(path)
+            raise
+
+    def _address(
+        self,
+        body: bytes | str,
+        priority: int = 4,
+        type: str | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        expires_in: Duration | None = None,
+        delay: Duration | None = None,
+        properties: Mapping[str, Any] | None = None,
+        message_class: str | None = None,
+        message_id: str | None = None,
+    ) -> tuple[str, str, int]:
+        """Return the file name of a message to send, its id, and the time before which it may not be delivered."""
+        life = self.life  # a queue that is refused is refused before the clock writes its probe
+        if message_class is None:
+            message_class = "T" if isinstance(body, str) else "B"
+        elif message_class not in names.CLASSES or len(message_class) != 1:
+            raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
+        if not -(2**31) <= priority < 2**31:
+            raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
+        headers = (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to))
+        chosen = message_id is not None
+        if message_id is None:
+            message_id = self.root.ids.next()
+            if expires_in is None and delay is None and not properties and not (type or correlation_id or reply_to):
+                return names.plain_name(message_id, priority, message_class), message_id, 0
+        else:
+            names.check_message_id(message_id)
+        for header, text in headers:
+            names.check_text(header, text or "")
+        name = Name(
+            message_id,
+            priority=priority,
+            message_class=message_class,
+            expiration=0 if expires_in is None else self._in(expires_in),
+            properties={} if properties is None else _typed(properties),
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            type=type,
+            not_before=0 if delay is None else self._in(delay),
+        )
+        return life.sidecars.fit(life.unique(name, chosen=chosen)), message_id, name.not_before
+
+    def _in(self, period: Duration) -> int:
+        seconds = parse_duration(period)
+        return self.root.clock.now_ms() + int(seconds * 1000) if seconds else 0
+
+
+def _typed(properties: Mapping[str, Any]) -> dict[str, Typed]:
+    for name in properties:
+        names.check_property_name(name)
+    return {name: Typed.of(value) for name, value in properties.items()}
