@@ -22,14 +22,11 @@ from .shell import Shell, arguments
 if TYPE_CHECKING:
     from dropq import Message, Queue
 
-#: What plain output and tables tell of messages, and what of those in a state that asks for something else.
+#: The columns of messages: of any, and what more is told of those in a state.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
-BY_STATE = {
-    "delayed": ("id", "priority", "timestamp", "bytes", "not_before"),
-    "processing": ("id", "timestamp", "delivery_count", "owner", "deadline"),
-    "error": ("id", "timestamp", "delivery_count", "reason"),
-    "expired": ("id", "timestamp", "delivery_count", "reason"),
-}
+MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), "error": ("reason",), "expired": ("reason",)}
+#: Columns that give way to those in a table.
+LESS = ("priority", "bytes", "type")
 #: Bytes of a body that `show` shows on a terminal.
 PREVIEW = 2000
 #: Seconds between two looks of `tail -f`.
@@ -67,7 +64,9 @@ def browse(
     """List the messages of a state, in order of delivery."""
     shell = Shell(ctx, json)
     messages = islice(shell.queue(queue).browse(state, filter=filter), count)
-    shell.show(_records(messages), BY_STATE.get(state, COLUMNS))
+    more = MORE.get(state, ())
+    brief = tuple(key for key in COLUMNS if key not in LESS) if more else COLUMNS
+    shell.show(_records(messages), (*COLUMNS, *more), table=(*brief, *more))
 
 
 def _records(messages: Iterable[Message]) -> Iterator[Record]:
@@ -193,7 +192,7 @@ def tail(
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
-    columns = BY_STATE.get(state, COLUMNS)
+    columns = (*COLUMNS, *MORE.get(state, ()))
     seen: set[str] = set()
     arrived = _arrived(found, state, seen)
     for message in arrived[max(len(arrived) - count, 0) :]:

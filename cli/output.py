@@ -194,12 +194,12 @@ def discard() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show(records: Iterable[Record], columns: Sequence[str], *, as_json: bool) -> None:
+def show(records: Iterable[Record], columns: Sequence[str], *, as_json: bool, table: Sequence[str]) -> None:
     """Print records: a table on a terminal, else a line each, as they come."""
     if not as_json and sys.stdout.isatty():
         first = list(islice(records, TABLE_LIMIT + 1))
         if len(first) <= TABLE_LIMIT:
-            return _table(first, columns)
+            return _table(first, table)
         records = chain(first, records)
     for record in records:
         put(line(record, columns, as_json=as_json))

@@ -124,9 +124,9 @@ class Shell:
 
     # -- what it prints ------------------------------------------------------------------------------------------
 
-    def show(self, records: Iterable[Record], columns: Sequence[str]) -> None:
-        """Print records: a table on a terminal, a line each elsewhere."""
-        output.show(records, columns, as_json=self.json)
+    def show(self, records: Iterable[Record], columns: Sequence[str], *, table: Sequence[str] = ()) -> None:
+        """Print records: a table on a terminal, which may have other columns, a line each elsewhere."""
+        output.show(records, columns, as_json=self.json, table=table or columns)
 
     def line(self, record: Record, columns: Sequence[str]) -> None:
         """Print one record as a line, at once."""

@@ -93,7 +93,7 @@ def is_dead(folder: str, subscription: str) -> bool:
 
 
 @contextmanager
-def dead(folder: str, subscription: str, storage: Storage) -> Iterator[bool]:
+def dead(folder: str, subscription: str) -> Iterator[bool]:
     """Tell whether a subscription is dead, and keep others from finding it dead too while its claims are returned."""
     path = f"{folder}/{subscription}"
     lock = _lock(path)
@@ -113,6 +113,10 @@ def dead(folder: str, subscription: str, storage: Storage) -> Iterator[bool]:
         return
     try:
         yield True
-        storage.unlink(path)
     finally:
         lock.release()
+
+
+def bury(folder: str, subscription: str, storage: Storage) -> None:
+    """Forget a dead subscription that holds nothing any more; call it while it is found dead."""
+    storage.unlink(f"{folder}/{subscription}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 from pathlib import Path
 from typing import Any
 
-from dropq import names, storage
+from dropq import names, staging, storage
 from dropq.config import RootConfig, load_root, toml_text, validate_options
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError
 from dropq.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
@@ -18,6 +19,8 @@ from dropq.queue import Queue
 from dropq.sidecars import collect
 from dropq.storage import Clock, ServerClock, Storage, storage_error
 from dropq.sweep import SweepReport
+
+log = logging.getLogger("dropq")
 
 #: States whose messages keep a queue from being deleted.
 UNSETTLED = ("working", "target", "processing", "delayed")
@@ -150,7 +153,11 @@ class Root:
         """
         queue = self.queue(name)
         layout = queue.layout
-        self._refuse_unsettled(name, {} if force else queue.counts())
+        if not force:
+            staging.sweep(
+                queue.life
+            )  # what a driver committed, and died before it sent all of it, waits to be worked on
+            self._refuse_unsettled(name, queue.counts())
         away = f"{self.layout.path}/.{_cut(name)}.deleted-{self.clock.now_ms()}-{secrets.token_hex(3)}"
         store = queue.life.storage
         try:
@@ -203,16 +210,26 @@ class Root:
 
         Args:
             foreign_older_than, unleased_older_than, jobs_older_than: as for `Queue.sweep`.
+
+        Raises:
+            ConfigError, StorageError: of the first queue that cannot be swept, once all others are.
         """
         report = SweepReport()
+        errors: list[DropqError] = []
         for queue in self.queues():
-            report.add(
-                queue.sweep(
-                    foreign_older_than=foreign_older_than,
-                    unleased_older_than=unleased_older_than,
-                    jobs_older_than=jobs_older_than,
+            try:
+                report.add(
+                    queue.sweep(
+                        foreign_older_than=foreign_older_than,
+                        unleased_older_than=unleased_older_than,
+                        jobs_older_than=jobs_older_than,
+                    )
                 )
-            )
+            except DropqError as error:
+                log.error("queue %s was not swept: %s", queue.name, error)
+                errors.append(error)  # the other queues are swept all the same
+        if errors:
+            raise errors[0]
         report.sidecars += collect(self.layout.path, self.layout.meta, Storage(), self.clock)
         return report
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, NamedTuple
 
 from dropq import names, storage
-from dropq.errors import DropqError, StorageError
+from dropq.errors import DropqError, NoSuchQueue, StorageError
 from dropq.layout import JOB_PREFIX
 from dropq.lifecycle import Lifecycle
 from dropq.storage import storage_error
@@ -125,6 +125,7 @@ class Job:
         Raises:
             StorageError: a listed file is missing or of another size, or the job was dropped meanwhile; nothing was
                 sent. Or the roll-forward was cut short; then all is sent by the next sweep.
+            NoSuchQueue: the queue was deleted meanwhile, and the job with it.
         """
         listed = list(files)
         if not listed or self.sent or not self._write_manifest(listed):
@@ -137,6 +138,9 @@ class Job:
         except OSError as error:
             fate = f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"
             raise storage_error(error, fate) from error
+        if not storage.exists(_ledger_entry(self._life, self._key)):  # whoever finishes a job leaves it
+            home = self._life.layout.home
+            raise NoSuchQueue(f"queue {home} is not there any more; job {self.id} went with it, nothing was sent")
         return len(listed)
 
     def abort(self) -> bool:

@@ -117,11 +117,11 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     claims = list(_claims(life))
     known = consumers.known(life.layout.consumers)
     for subscription in known if idle else known & {claimed.claim.subscription for claimed in claims}:
-        with consumers.dead(life.layout.consumers, subscription, life.storage) as is_dead:
+        with consumers.dead(life.layout.consumers, subscription) as is_dead:
             if is_dead:
-                # Listed anew under the lock: nothing can be added to what a dead subscription holds.
-                held = [claimed for claimed in _claims(life) if claimed.claim.subscription == subscription]
-                report.dead += sum(_returned(life, claimed) for claimed in held)
+                report.dead += sum(_returned(life, claimed) for claimed in _held_by(life, subscription))
+                if not _held_by(life, subscription):  # what was refused is left to the next sweep
+                    consumers.bury(life.layout.consumers, subscription, life.storage)
     now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
     report.lapsed += sum(_returned(life, claimed) for claimed in leased if claimed.claim.deadline <= now)
@@ -143,6 +143,10 @@ def _return_old_claims(
                 report.foreign += back is not None
                 if back is not None and claimed is not None:
                     log.warning("%s: taken from DropboxMQ client %s: its whole batch is broken", back, claimed.owner)
+
+
+def _held_by(life: Lifecycle, subscription: str) -> list[Held]:
+    return [claimed for claimed in _claims(life) if claimed.claim.subscription == subscription]
 
 
 def _claims(life: Lifecycle) -> Iterator[Held]:
@@ -287,6 +291,8 @@ def _clear_leftovers(life: Lifecycle) -> int:
         claim, _ = names.split_claim(f"{entry.name},0,1~x")
         if claim is None or claim.subscription in known or life.find_claim(claim.owner) is not None:
             continue
+        if _holds_the_only_copy(entry.path) and _age(life, entry.path) <= LEFTOVERS_AGE:
+            continue  # delivered at most once, without a history: who received it may yet read it
         life.storage.remove_tree(entry.path)
         cleared += 1
     for state in ("error", "expired"):
@@ -295,6 +301,13 @@ def _clear_leftovers(life: Lifecycle) -> int:
                 life.storage.unlink(entry.path)
                 cleared += 1
     return cleared
+
+
+def _holds_the_only_copy(folder: str) -> bool:
+    try:
+        return any(entry.stat(follow_symlinks=False).st_nlink == 1 for entry in storage.entries(folder))
+    except OSError:
+        return False  # RACE: its reader, or another sweep, removed it
 
 
 def _explains_something(life: Lifecycle, state: str, path: str) -> bool:

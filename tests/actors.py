@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from dropq import DropqError, LeaseLost, Message, Queue, Root
@@ -54,10 +55,15 @@ def say(text: object) -> None:
 
 
 def main(role: str, root: str, notes: str, *arguments: str) -> None:
-    queue = Root(root).queue("q")
-    {"produce": produce, "consume": consume, "sweep": sweep, "hold": hold, "fork": fork, "renew": renew}[role](
-        queue, Path(notes), *arguments
-    )
+    roles: dict[str, Callable[..., None]] = {
+        "produce": produce,
+        "consume": consume,
+        "sweep": sweep,
+        "hold": hold,
+        "fork": fork,
+        "renew": renew,
+    }
+    roles[role](Root(root).queue("q"), Path(notes), *arguments)
 
 
 def stopped(notes: Path) -> bool:

@@ -480,7 +480,7 @@ def test_browse_lists_in_order_of_delivery_with_what_a_state_needs(run: Run, q: 
     assert run("browse", "q", "--state", "delayed").rows[0][-1].endswith("Z")
     message = q.receive()
     assert message is not None
-    assert run("browse", "q", "--state", "processing").rows[0][3] == message.owner
+    assert run("browse", "q", "--state", "processing").rows[0][6] == message.owner
 
 
 def failed_first(queue: Queue) -> list[str]:

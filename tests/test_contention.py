@@ -11,7 +11,8 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
 
@@ -19,7 +20,7 @@ import pytest
 from actors import finish, said, start
 from helpers import always_fresh, base, make_queue, names_in, until, where
 
-from dropq import DropqError, LeaseLost, Queue, Root, names
+from dropq import DropqError, LeaseLost, Message, Queue, Root, names
 
 Actor = Popen[bytes]
 
@@ -57,21 +58,21 @@ def test_racing_consumers_of_whom_some_are_killed_process_each_message_once(
     stage += [start("sweep", root, notes), *(start("produce", root, notes, f"p{n}", 100) for n in range(2))]
     expected = sorted(f"p{n}-{number}".encode() for n in range(2) for number in range(100))
     for done in (15, 60, 120):
-        until(lambda done=done: _done(queue) >= done, f"{done} messages to be processed", timeout=30)  # type: ignore[misc]
+        until(partial(_done, queue, done), f"{done} messages to be processed", timeout=30)
         victim = consumers.pop(dice.randrange(len(consumers)))
         victim.send_signal(signal.SIGKILL)
         victim.wait(10)
         consumers.append(start("consume", root, notes, lease, backlog))
         stage.append(consumers[-1])
-    until(lambda: _done(queue) == len(expected), "all messages to be processed", timeout=30)
+    until(partial(_done, queue, len(expected)), "all messages to be processed", timeout=30)
     assert os.listdir(notes / "violations") == []
     acked = Counter(name.partition(".")[0] for name in os.listdir(notes / "acked"))
     assert set(acked.values()) == {1}
     accounted(queue, expected)
 
 
-def _done(queue: Queue) -> int:
-    return len(os.listdir(base(queue) / "processed"))
+def _done(queue: Queue, count: int) -> bool:
+    return len(os.listdir(base(queue) / "processed")) >= count
 
 
 @pytest.mark.parametrize("lease", ["0", "3600"], ids=["no lease", "lease"])
@@ -245,22 +246,7 @@ def test_threads_that_settle_one_message_settle_it_once(tmp_path: Path, monkeypa
         queue.send(str(number).encode())
         message = queue.receive()
         assert message is not None
-        outcomes: list[str] = []
-        gate = threading.Barrier(3)
-
-        def settle(verb: str, message=message, outcomes=outcomes, gate=gate) -> None:  # type: ignore[no-untyped-def]
-            gate.wait(10)
-            try:
-                getattr(message, verb)(*(["r"] if verb == "reject" else []))
-                outcomes.append(verb)
-            except LeaseLost:
-                outcomes.append("lost")
-
-        threads = [threading.Thread(target=settle, args=(verb,)) for verb in ("ack", "nack", "reject")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
+        outcomes = _settle_at_once(message)
         assert outcomes.count("lost") == 2
         assert sum(len(bodies) for bodies in where(queue).values()) == number + 1
         if "nack" in outcomes:
@@ -268,6 +254,32 @@ def test_threads_that_settle_one_message_settle_it_once(tmp_path: Path, monkeypa
             assert again is not None
             again.ack()
     queue.close()
+
+
+def _settle_at_once(message: Message) -> list[str]:
+    """Settle a message in three ways at once; return what came of each."""
+    gate = threading.Barrier(3)
+    outcomes: list[str] = []
+    verbs: dict[str, Callable[[], None]] = {
+        "ack": message.ack,
+        "nack": message.nack,
+        "reject": partial(message.reject, "r"),
+    }
+
+    def settle(verb: str) -> None:
+        gate.wait(10)
+        try:
+            verbs[verb]()
+            outcomes.append(verb)
+        except LeaseLost:
+            outcomes.append("lost")
+
+    threads = [threading.Thread(target=settle, args=(verb,)) for verb in verbs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return outcomes
 
 
 def test_two_subscriptions_of_one_process_hold_apart(tmp_path: Path) -> None:

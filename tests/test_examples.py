@@ -83,6 +83,13 @@ def test_the_sample_root_has_messages_in_every_state_and_their_reasons(tmp_path:
     assert root.queue("invoices").layout.base.endswith("/incoming")
 
 
+def test_a_reason_without_an_inode_goes_with_its_message(tmp_path: Path) -> None:
+    queue = dropq.Root(shutil.copytree(TOP / "sample_root", tmp_path / "copy")).queue("orders")
+    assert all(outcome.ok for outcome in queue.requeue())
+    assert os.listdir(base(queue) / ".dropq" / "reasons" / "error") == []
+    assert [item for item in queue.fsck() if item.kind == "orphan-reason"] == []
+
+
 def test_a_queue_that_a_keep_file_holds_in_git_can_be_deleted(tmp_path: Path) -> None:
     root = dropq.Root(shutil.copytree(TOP / "sample_root", tmp_path / "copy"))
     with pytest.raises(dropq.StorageError, match="messages to work on"):

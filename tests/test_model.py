@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +132,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 10**6), verb=st.sampled_from(VERBS))
     def settle(self, choice: int, verb: str) -> None:
         message, model = self.messages[choice % len(self.messages)]
-        act = {
+        verbs: dict[str, Callable[[], None]] = {
             "ack": message.ack,
             "nack": message.nack,
             "nack at once": lambda: message.nack(delay=0),
@@ -139,7 +140,8 @@ class QueueMachine(RuleBasedStateMachine):
             "reject": lambda: message.reject("r"),
             "expire": message.expire,
             "release": lambda: message.release(counted=False),
-        }[verb]
+        }
+        act = verbs[verb]
         if model.holder is not message:
             with pytest.raises(LeaseLost):
                 act()

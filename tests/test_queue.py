@@ -537,8 +537,8 @@ def test_order_is_priority_then_time_then_name(make: Make, clock: Clock) -> None
     assert drained(queue) == [b"12/6", b"9/1", b"9/5", b"4/0", b"4/2", b"4/7", b"0/3", b"-7/4"]
 
 
-def test_messages_of_one_millisecond_keep_their_sequence(make: Make) -> None:
-    queue = make()
+def test_messages_of_one_millisecond_keep_their_sequence(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path, clock=clock)
     sent = [f"{number:04d}".encode() for number in range(1500)]
     queue.send_many(sent)
     assert drained(queue) == sent
@@ -552,8 +552,7 @@ def test_foreign_and_coded_messages_of_one_priority_come_by_their_time(tmp_path:
             drop(queue, f"{9 - number}.csv", body)
         else:
             queue.send(body)
-        stamp = queue.root.clock.now_ms()
-        until(lambda stamp=stamp: queue.root.clock.now_ms() > stamp + 20, "the clock to go on")
+        _next_moment(tmp_path)
     queue.send(b"urgent", priority=5)
     assert drained(queue) == [b"urgent", b"0", b"1", b"2", b"3", b"4", b"5"]
 
@@ -580,16 +579,21 @@ def test_a_returned_foreign_file_keeps_its_place(make: Make) -> None:
     queue = make()
     for name in ("b.csv", "a.csv", "c.csv"):
         drop(queue, name, name.encode())
-        arrival = os.lstat(base(queue) / "target" / name).st_ctime_ns
-        until(lambda arrival=arrival: _ctime_now(base(queue)) > arrival + 5_000_000, "the file system's clock")
+        _next_moment(base(queue))
     take(queue).nack()
     assert drained(queue) == [b"b.csv", b"a.csv", b"c.csv"]
 
 
-def _ctime_now(folder: Path) -> int:
+def _next_moment(folder: Path) -> None:
+    """Wait until what is done next has a later ctime, and a later id, than what was done."""
     probe = folder / ".probe"
-    probe.touch()
-    return probe.stat().st_ctime_ns
+
+    def now() -> int:
+        probe.touch()
+        return probe.stat().st_ctime_ns
+
+    moment = now()
+    until(lambda: now() > moment + 10_000_000, "the file system's clock")
 
 
 def test_an_urgent_newcomer_is_seen_though_a_listing_is_at_hand(tmp_path: Path) -> None:
@@ -821,6 +825,26 @@ def test_what_a_subscription_could_not_return_when_it_closed_is_left_to_the_next
     assert where(queue) == {"target": [b"a", b"b"]}
 
 
+def test_what_a_sweep_could_not_return_is_left_to_the_next_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    queue.send_many([b"a", b"b"])
+    if (child := os.fork()) == 0:
+        subscription = reopened(queue).subscribe(max_backlog=2)
+        os._exit(0 if len(subscription.receive_many(2)) == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    place = Storage.place
+
+    def refused(self: Storage, source: str, destination: str) -> None:
+        monkeypatch.setattr(Storage, "place", place)
+        raise OSError(errno.ENOSPC, "No space left on device", source)
+
+    monkeypatch.setattr(Storage, "place", refused)
+    assert queue.sweep().dead == 1
+    assert queue.sweep().dead == 1
+    assert where(queue) == {"target": [b"a", b"b"]}
+    assert os.listdir(queue.layout.consumers) == []
+
+
 def test_a_lost_lease_frees_its_place_in_the_backlog(make: Make, clock: Clock) -> None:
     queue = make(lease_period="5s")
     queue.send_many([b"a", b"b"])
@@ -969,6 +993,21 @@ def test_at_most_once_settles_before_it_delivers(make: Make, history: bool) -> N
     )
 
 
+def test_what_a_shell_command_received_at_most_once_without_a_history_can_be_read_for_a_day(
+    make: Make, clock: Clock
+) -> None:
+    queue = make(semantics="at-most-once", history=False)
+    queue.send(b"a")
+    with queue.subscribe(detached=True, lease_period="60s") as subscription:
+        message = subscription.receive()
+    assert message is not None
+    queue.sweep()
+    assert message.body == b"a"
+    clock.advance(90_000)
+    queue.sweep()
+    assert not os.path.exists(message.path)
+
+
 @pytest.mark.parametrize("history", [True, False])
 def test_an_at_most_once_message_swept_before_it_was_delivered_goes_back(
     make: Make, monkeypatch: pytest.MonkeyPatch, clock: Clock, history: bool
@@ -1007,8 +1046,7 @@ def test_the_oldest_history_goes_first_and_none_early(make: Make) -> None:
     for body in (b"a", b"b", b"c", b"d"):
         queue.send(body)
         take(queue).ack()
-        moment = _ctime_now(base(queue))
-        until(lambda moment=moment: _ctime_now(base(queue)) > moment + 5_000_000, "the file system's clock")
+        _next_moment(base(queue))
     assert queue.sweep().pruned == 2
     assert where(queue) == {"processed": [b"c", b"d"]}
     assert queue.sweep().pruned == 0
@@ -1296,8 +1334,7 @@ def test_a_paused_queue_looks_empty_and_takes_sends(make: Make) -> None:
     queue = make()
     queue.send(b"a")
     queue.pause()
-    assert queue.paused
-    assert queue.receive() is None
+    assert (queue.paused, queue.receive()) == (True, None)
     queue.send(b"b")
     assert where(queue) == {"target": [b"a", b"b"]}
     assert len(list(queue.browse())) == 2
@@ -1949,6 +1986,17 @@ def test_a_queue_appears_whole_or_not_at_all(make: Make, monkeypatch: pytest.Mon
     assert sorted(os.listdir(queue.root.path)) == [".dropq", "dropq.toml", "q"]
     with pytest.raises(QueueExists):
         queue.root.create_queue("q")
+
+
+@pytest.mark.parametrize("state", ["processed", "error", "expired"])
+def test_a_reservation_that_a_crash_left_is_no_message(make: Make, state: str) -> None:
+    queue = make()
+    reservation = base(queue) / state / "report.csv"
+    os.close(os.open(reservation, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0))
+    assert list(queue.browse(state)) == []
+    assert queue.requeue(state=state) == []
+    assert reservation.exists()
+    assert queue.receive() is None
 
 
 def test_root_create_is_safe_to_repeat(tmp_path: Path) -> None:

@@ -95,11 +95,16 @@ def test_scripts_and_dropq_share_a_queue_and_each_body_is_processed_once(
     scripts += [start("consume", root, notes), start("sweep", root, notes)]
     expected = {f"{kind}{number}-{n}" for kind in "sd" for number in range(2) for n in range(each)}
     until(lambda: _bodies(queue, "processed") == len(expected), "all to be processed", timeout=60)
-    taken = [*os.listdir(notes / "shell"), *(name.rpartition(".")[0] for name in os.listdir(notes / "acked"))]
-    assert Counter(taken) == Counter(expected)
+    until(lambda: len(_taken(notes)) >= len(expected), "all to be noted")
+    assert Counter(_taken(notes)) == Counter(expected)
     assert os.listdir(notes / "violations") == []
     assert not (notes / "twice").exists()
     assert where(queue) == {"processed": sorted(body.encode() for body in expected)}
+
+
+def _taken(notes: Path) -> list[str]:
+    """What the scripts and dropq's consumers say that they processed."""
+    return [*os.listdir(notes / "shell"), *(name.rpartition(".")[0] for name in os.listdir(notes / "acked"))]
 
 
 def _bodies(queue: Queue, state: str) -> int:

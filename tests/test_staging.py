@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 from helpers import Clock, files, make_queue, until
 
-from dropq import DropqError, Queue, StorageError, staging, storage
+from dropq import DropqError, NoSuchQueue, Queue, Root, StorageError, staging, storage
 from dropq.staging import Job, Staged
 
 #: The calls by which dropq changes a root.
@@ -144,7 +144,7 @@ def fate_of(commit: Callable[[], object]) -> str:
     """Return what a commit says became of the job; whatever it raises must say it."""
     try:
         commit()
-    except StorageError as error:
+    except (StorageError, NoSuchQueue) as error:
         return next(fate for fate in ("nothing was sent", "is committed", "drops job") if fate in str(error))
     return "sent"
 
@@ -267,6 +267,46 @@ def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meet
         if not acted:
             break
     assert told == {True, False}
+
+
+@pytest.mark.usefixtures("either_rename")
+@pytest.mark.parametrize("durability", ["none", "full"])
+def test_a_queue_that_is_deleted_at_any_step_of_a_commit_is_no_silence(tmp_path: Path, durability: str) -> None:
+    """The deletion is refused, or the driver hears of it: no commit says that it sent what went with the queue."""
+    seen = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability=durability)
+        job = Job(queue.life, "job")
+        listed = stage(queue, job)
+        acted: list[int] = []
+
+        def delete(queue: Queue = queue) -> None:
+            with suppress(StorageError):
+                queue.root.delete_queue("q")
+
+        with steps(acting_at(step, delete, acted)):
+            fate = fate_of(partial(job.commit, listed))
+        queue = Root(queue.root.path).queue("q")
+        if queue.exists():
+            queue.sweep(jobs_older_than=0)
+            assert sent(queue) == ([] if fate == "nothing was sent" else ALL), f"deleted at step {step}"
+        else:
+            assert fate != "sent", f"deleted at step {step}"
+        seen.add(queue.exists())
+        if not acted:
+            break
+    assert seen == {True, False}
+
+
+def test_a_queue_with_a_job_that_was_cut_off_is_not_deleted(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    leave_half(queue)
+    for message in iter(queue.receive, None):
+        message.ack()
+    queue.close()
+    with pytest.raises(StorageError, match="messages to work on"):
+        queue.root.delete_queue("q")
+    assert queue.counts()["target"] == len(ALL) - 3  # two are worked off, one is delayed
 
 
 @pytest.mark.usefixtures("either_rename")

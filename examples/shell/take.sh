@@ -150,7 +150,7 @@ spaces=$IFS
 set -f # a file name is no pattern
 while :; do
     taken=
-    waiting=$(ls -rtc "$base/target")
+    waiting=$(ls -rtc "$base/target" 2>/dev/null) # what goes while it looks is no news
     IFS='
 '
     for file in $waiting; do
