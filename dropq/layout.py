@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 #: The folders that hold messages, one state each, in the order of a message's life.
 STATES = ("target", "processing", "processed", "expired", "error")
+#: Those in which a name may be reserved before the file is renamed over it.
+RESERVED = ("processed", "expired", "error")
 #: The folders of a queue; routing/ belongs to administrators and may be missing.
 FOLDERS = ("working", *STATES)
 #: DropboxMQ 1.2's folders for the transactions of a root.

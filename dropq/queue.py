@@ -18,7 +18,7 @@ from dropq import admin, names, storage
 from dropq.config import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, InvalidFilter, LeaseLost, NoSuchMessage
-from dropq.layout import FOLDERS, QueueLayout
+from dropq.layout import FOLDERS, RESERVED, QueueLayout
 from dropq.lifecycle import Lifecycle, Waiting
 from dropq.message import Duration, Message
 from dropq.opening import find_layout, open_queue
@@ -222,7 +222,14 @@ class Queue(Producer):
         """Yield the messages of a state in order of delivery, without touching any."""
         _no_filter(filter)
         for waiting in self._waiting(state):
-            yield Message(self, self.life, state, waiting.file)
+            if state not in RESERVED or not self._is_reserved(state, waiting.file):
+                yield Message(self, self.life, state, waiting.file)
+
+    def _is_reserved(self, state: str, file: str) -> bool:
+        try:
+            return storage.is_reservation(os.lstat(f"{self.layout.folder(state)}/{file}"))
+        except FileNotFoundError:
+            return False  # RACE: it moved on since the listing; who acts on it is told
 
     def find(self, id: str, states: Iterable[str] = SEARCHED) -> Message:
         """Return a message by its id, its file name or its receipt, wherever it lies.

@@ -488,6 +488,11 @@ def changed_ms(path: str) -> int:
     return os.lstat(path).st_ctime_ns // 1_000_000
 
 
+def is_reservation(status: os.stat_result) -> bool:
+    """Tell whether a file only reserves its name for a move: empty, and without any permission."""
+    return stat.S_ISREG(status.st_mode) and not status.st_size and not status.st_mode & 0o777
+
+
 def inode(path: str) -> int:
     """Return a file's inode number."""
     return os.lstat(path).st_ino

@@ -19,7 +19,7 @@ from dropq import consumers, names, storage
 from dropq.config import QueueConfig
 from dropq.durations import format_duration
 from dropq.findings import KINDS, Finding
-from dropq.layout import FOLDERS, JOB_PREFIX, KEEPER, STATES, QueueLayout
+from dropq.layout import FOLDERS, JOB_PREFIX, KEEPER, RESERVED, STATES, QueueLayout
 from dropq.names import Claim, Name
 from dropq.ready import ignoring
 from dropq.staging import DROP_PREFIX, MANIFEST
@@ -28,8 +28,6 @@ from dropq.staging import DROP_PREFIX, MANIFEST
 UNDER_WAY = 3_600_000
 #: Milliseconds after which a send, a job or a script's claim is taken for given up.
 ABANDONED = 86_400_000
-#: States in which a foreign file's own name may be reserved before the file is renamed over it.
-RESERVED = ("processed", "expired", "error")
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
 
@@ -192,12 +190,7 @@ def stray(case: Case, seen: Seen) -> str | None:
         return "directory"
     if not stat.S_ISREG(mode):
         return "special-file"
-    return "placeholder" if seen.state in RESERVED and is_reservation(seen.status) else None
-
-
-def is_reservation(status: os.stat_result) -> bool:
-    """Tell whether a file only reserves its name: empty, and without any permission."""
-    return stat.S_ISREG(status.st_mode) and not status.st_size and not status.st_mode & 0o777
+    return "placeholder" if seen.state in RESERVED and storage.is_reservation(seen.status) else None
 
 
 def _stray_finding(kind: str, seen: Seen) -> Finding:

@@ -35,7 +35,9 @@ def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
     ran = 0
     for kind, text in blocks(TOP / "README.md", "console", "python"):
         if kind == "console":
-            script += [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+            commands = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+            # A worker that met a bad message ends by telling so.
+            script += [f"{command} || [ $? = 1 ]" if "exit 65" in command else command for command in commands]
         elif "needs dropq[spark]" not in text:
             (tmp_path / f"example{ran}.py").write_text(text)
             script.append(f"(cd {tmp_path} && {sys.executable} example{ran}.py)")

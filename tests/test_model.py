@@ -221,7 +221,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(choice=st.integers(0, 10**6))
     def a_script_claims(self, choice: int) -> None:
-        if model := self.mv("target", "processing", choice):
+        """A script claims a name as it stands; one that still has a claim's prefix it leaves to dropq's consumers."""
+        if model := self.mv("target", "processing", choice, unclaimed=True):
             model.state, model.deadline, model.holder = "processing", 0, None
 
     @rule(choice=st.integers(0, 10**6), goal=st.sampled_from(["target", *KEPT]))
@@ -231,8 +232,10 @@ class QueueMachine(RuleBasedStateMachine):
             if model.holder is not None:
                 model.holder, model.deliveries = None, model.number  # the claim's prefix is still on it
 
-    def mv(self, source: str, goal: str, choice: int) -> Model | None:
+    def mv(self, source: str, goal: str, choice: int, *, unclaimed: bool = False) -> Model | None:
         found = sorted(files(base(self.queue) / source).items())
+        if unclaimed:
+            found = [(name, body) for name, body in found if "~" not in name]
         if not found:
             return None
         name, body = found[choice % len(found)]

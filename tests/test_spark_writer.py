@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 import dropq.spark
 from dropq import ConfigError, Message, NoSuchQueue, Queue, Root
 from dropq.spark.datasource import DropqDataSource
-from dropq.spark.options import BODY_FORMATS, WriteOptions
+from dropq.spark.options import BODY_FORMATS, OPTIONS, WriteOptions
 from dropq.spark.writer import QueueWriter
 from dropq.storage import Storage
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 #: The classes that tests register are not importable where Spark's workers run.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
+PAPER = Path(__file__).parents[1] / "docs" / "spark.md"
 #: A column of each type that every format but text can write, some rows of nulls.
 FLAT = """
     id % 2 = 0 as yes, cast(id as byte) as b, cast(id as short) as s, cast(id as int) as i, id as l,
@@ -317,7 +319,6 @@ def test_columns_that_cannot_be_written_are_refused_by_name(columns: str, option
     [
         ({"root": ""}, "option root is missing"),
         ({"queue": ""}, "option queue is missing"),
-        ({"root": "data/root"}, "option root = 'data/root': an absolute path"),
         ({"path": "/r/q"}, r"save\(\) takes no path"),
         ({"messageper": "rows"}, "option messagePer = 'rows': row or partition is allowed"),
         ({"messagesPer": "row"}, "option messagesper is unknown: did you mean messagePer?"),
@@ -332,6 +333,11 @@ def test_columns_that_cannot_be_written_are_refused_by_name(columns: str, option
 def test_options_that_cannot_be_used_are_refused_by_name(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         WriteOptions.parse({"root": "/r", "queue": "q", **options})
+
+
+def test_a_relative_root_is_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert WriteOptions.parse({"root": "root", "queue": "q"}).root == str(tmp_path / "root")
 
 
 def test_every_body_format_has_a_writer() -> None:
@@ -381,6 +387,21 @@ def test_reading_and_streams_say_that_they_are_not_built(spark: SparkSession) ->
     dropq.spark.register(spark)
     with pytest.raises(AnalysisException, match="is not built in this version"):
         spark.read.format("dropq").load()
+
+
+def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> None:
+    root = Root.create(tmp_path / "root")
+    orders, sales = root.create_queue("orders"), root.create_queue("sales")
+    blocks = re.findall(r"^```python\n(.*?)^```", PAPER.read_text(), re.MULTILINE | re.DOTALL)
+    exec("\n".join(blocks).replace("/mnt/queues", str(root.path)), {})
+    (order,) = orders.browse()
+    assert (order.text, order.priority, order.properties) == ('{"order": 4711}', 6, {"region": "EU"})
+    assert sum(pq.read_table(io.BytesIO(message.body)).num_rows for message in sales.browse()) == 1000
+
+
+def test_the_paper_tells_every_option_and_format() -> None:
+    paper = PAPER.read_text()
+    assert [option for option in (*OPTIONS, *BODY_FORMATS) if f"`{option}`" not in paper] == []
 
 
 # -- all or nothing ------------------------------------------------------------------------------------------------

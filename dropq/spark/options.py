@@ -72,11 +72,8 @@ class WriteOptions:
         for option in ("bodyFormat", "maxRecordsPerMessage"):
             if message_per == "row" and option.lower() in given:
                 raise ConfigError(f"option {option} says how partitions are written: it needs messagePer=partition")
-        root = _required(given, "root")
-        if not os.path.isabs(root):
-            raise ConfigError(f"option root = {root!r}: an absolute path is needed, one that every executor sees")
         return cls(
-            root=root,
+            root=os.path.abspath(_required(given, "root")),  # executors run in folders of their own
             queue=_required(given, "queue"),
             message_per=message_per,
             body_format=_choice(given, "bodyFormat", BODY_FORMATS),
