@@ -49,23 +49,25 @@ class Place(NamedTuple):
 
 
 class Held:
-    """A claim in processing/: whose it is, the message's own file name, and the two together, the claim's receipt.
+    """A claim: whose it is, the message's own file name, the two together (the claim's receipt), and the path.
 
     With `as_seen` it counts only while its deadline is the one that was seen.
     """
 
-    __slots__ = ("arrival", "as_seen", "claim", "file", "filename")
+    __slots__ = ("arrival", "as_seen", "claim", "file", "filename", "path")
 
-    def __init__(self, claim: Claim, file: str, arrival: int = 0) -> None:
+    def __init__(self, folder: str, claim: Claim, file: str, arrival: int = 0) -> None:
         self.claim = claim
         self.file = file
         self.arrival = arrival
         self.as_seen = False
         self.filename = claim.prefix + file
+        self.path = f"{folder}/{self.filename}"
 
     def follow(self, renewed: Held) -> None:
         """Take over what the claim is called now: its deadline is another."""
-        self.claim, self.file, self.filename = renewed.claim, renewed.file, renewed.filename
+        self.claim, self.file = renewed.claim, renewed.file
+        self.filename, self.path = renewed.filename, renewed.path
 
 
 class Lifecycle:
@@ -147,10 +149,10 @@ class Lifecycle:
     def claim(self, waiting: Waiting, owner: str, deadline: int) -> Held | None:
         """Take a waiting message; None when somebody else has it."""
         number, file = (1, waiting.file) if waiting.plain else self._next_delivery(waiting.file)
-        held = Held(Claim(owner, deadline, number), file, waiting.arrival)
+        held = Held(self.layout.processing, Claim(owner, deadline, number), file, waiting.arrival)
         try:
             # RACE: every consumer of the queue, and any script; whose rename succeeds has the message.
-            self.storage.rename(f"{self.layout.target}/{waiting.file}", f"{self.layout.processing}/{held.filename}")
+            self.storage.rename(f"{self.layout.target}/{waiting.file}", held.path)
         except FileNotFoundError as error:
             if not storage.exists(self.layout.processing):
                 raise storage_error(error, "processing/ is missing; the message stays in target/") from error
@@ -289,8 +291,8 @@ class Lifecycle:
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
         """
-        renewed = Held(held.claim._replace(deadline=deadline), held.file)
-        path = f"{self.layout.processing}/{renewed.filename}"
+        renewed = Held(self.layout.processing, held.claim._replace(deadline=deadline), held.file)
+        path = renewed.path
         self._leave(held, self.storage.rename, path)
         held.follow(renewed)
 
@@ -407,17 +409,17 @@ class Lifecycle:
         """Take a held file out of processing/ by `move(path, ...)`, whatever its deadline is by now."""
         try:
             try:
-                return move(f"{self.layout.processing}/{held.filename}", *args, **kwargs)
+                return move(held.path, *args, **kwargs)
             except FileNotFoundError:
                 renewed = None if held.as_seen else self.find_claim(held.claim.owner)
                 if renewed is None:
                     raise
                 held.follow(renewed)
-                return move(f"{self.layout.processing}/{held.filename}", *args, **kwargs)
+                return move(held.path, *args, **kwargs)
         except FileNotFoundError as error:
             # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
             # cannot touch the claim of whoever has the message now.
-            if storage.exists(f"{self.layout.processing}/{held.filename}"):
+            if storage.exists(held.path):
                 fate = (
                     f"the folder that it should go to is missing; the message stays in processing/ as {held.filename}"
                 )
@@ -441,7 +443,7 @@ class Lifecycle:
             if entry.name.startswith(start):
                 claim, file = names.split_claim(entry.name)
                 if claim is not None:
-                    return Held(claim, file)
+                    return Held(self.layout.processing, claim, file)
         return None
 
     def _explained(self, source: str, state: str, file: str, reason: str, details: Mapping[str, object]) -> None:

@@ -106,6 +106,8 @@ class Message:
     @property
     def path(self) -> str:
         """Where its file lies now; a renewed lease changes it."""
+        if self._held is not None:
+            return self._held.path
         if self._withheld is not None:
             return self._withheld
         if self._state == "removed":

@@ -242,10 +242,11 @@ def client_part(client_id: str) -> str:
 
 def owner_seq(n: int) -> str:
     """Write the sequence number of a claim in base 36."""
-    digits = _BASE36[n % 36]
-    while n := n // 36:
-        digits = _BASE36[n % 36] + digits
-    return digits
+    digits = ""
+    while n > 35:
+        n, digit = divmod(n, 36)
+        digits = _BASE36[digit] + digits
+    return _BASE36[n] + digits
 
 
 def encode(text: str) -> str:

@@ -241,7 +241,6 @@ class Producer:
             raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
-        headers = (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to))
         chosen = message_id is not None
         if message_id is None:
             message_id = self.root.ids.next()
@@ -249,7 +248,7 @@ class Producer:
                 return names.plain_name(message_id, priority, message_class), message_id, 0
         else:
             names.check_message_id(message_id)
-        for header, text in headers:
+        for header, text in (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to)):
             names.check_text(header, text or "")
         name = Name(
             message_id,

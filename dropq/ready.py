@@ -61,7 +61,8 @@ class Ready:
         self._ignored = ignored
         self._arrivals: dict[str, int] = {}
         self._view: Iterator[Waiting] = iter(())
-        self._fresh_until = 0.0
+        #: When the view is too old to take from, on the monotonic clock.
+        self.fresh_until = 0.0
 
     def take(self) -> Waiting | None:
         """Return the next message of the view, or None when it is used up; each message is offered once a view."""
@@ -70,12 +71,12 @@ class Ready:
     @property
     def stale(self) -> bool:
         """Whether the view is too old to take from."""
-        return time.monotonic() >= self._fresh_until
+        return time.monotonic() >= self.fresh_until
 
     def clear(self) -> None:
         """Offer nothing until the next refresh."""
         self._view = iter(())
-        self._fresh_until = 0.0
+        self.fresh_until = 0.0
 
     def refresh(self) -> None:
         """Make the view anew from a listing.
@@ -86,7 +87,7 @@ class Ready:
         started = time.monotonic()
         self._view = self.waiting()
         now = time.monotonic()
-        self._fresh_until = now + max(MAX_AGE, LISTING_SHARE * (now - started))
+        self.fresh_until = now + max(MAX_AGE, LISTING_SHARE * (now - started))
 
     def waiting(self) -> Iterator[Waiting]:
         """List the folder; return what waits in order: priority descending, then time and sequence, then name."""

@@ -107,14 +107,21 @@ class Job:
         committed = any(_manifest(folder) is not None for folder in (self.folder, *self._dropped()))
         return committed or storage.exists(_ledger_entry(self._life, self._key))
 
+    def begin(self) -> None:
+        """Make the job's folder, before its first attempt; that it is there already is no error."""
+        self._life.storage.make_folder(self.folder, parents=False)
+
     def attempt(self, label: str) -> Attempt:
         """Begin a try at a part of the job, in a folder of its own.
 
         Args:
             label: what it tries, such as a partition's number; a random end is added.
+
+        Raises:
+            FileNotFoundError: the job did not begin, or it was dropped or sent meanwhile: nothing begins it again.
         """
         unique = f"{names.encode(label)}-{secrets.token_hex(6)}"
-        self._life.storage.make_folder(f"{self.folder}/{unique}")
+        self._life.storage.make_folder(f"{self.folder}/{unique}", parents=False)
         return Attempt(self._life, f"{self.folder}/{unique}", unique)
 
     def commit(self, files: Iterable[Staged]) -> int:
@@ -161,7 +168,7 @@ class Job:
         try:
             self._life.storage.write_new(draft, json.dumps(content).encode())
             self._life.storage.sync(self.folder, self._life.layout.working)
-            # RACE: a sweep may drop the job, and a late task make the folder anew. The draft goes with what was
+            # RACE: a sweep may drop the job, and another run of it make the folder anew. The draft goes with what was
             # dropped: that it can still be renamed proves that what was looked at after it was written is there.
             for staged in listed:
                 self._check(f"{self.folder}/{staged.path}", staged.size)

@@ -460,12 +460,15 @@ def read_body(path: str) -> bytes:
     """Read a message's body whole."""
     fd = os.open(path, _READ)
     try:
-        chunks = []
-        while chunk := os.read(fd, READ_SIZE):
-            chunks.append(chunk)
+        body = os.read(fd, READ_SIZE)
+        if not (more := os.read(fd, READ_SIZE)):
+            return body
+        chunks = [body, more]
+        while more := os.read(fd, READ_SIZE):
+            chunks.append(more)
     finally:
         os.close(fd)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return b"".join(chunks)
 
 
 def read_small(path: str, limit: int = 1 << 20) -> bytes | None:

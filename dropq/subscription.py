@@ -71,12 +71,13 @@ class Subscription:
         self._life = life
         self._read_locks = read_locks
         self._ready = Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore))
+        self._timed = lease is not None or life.config.expiration is not None
         self._at_most_once = life.config.semantics == "at-most-once"
         self._sweep = QuickSweep(life)
         self._held: dict[str, Message] = {}
         self._claims = itertools.count(1)
         self._lock = threading.RLock()
-        self._locks_due = 0.0
+        self._attend_at = 0.0
         self._generation = generation()
         self._closed = threading.Event()
         self._presence: Presence | None = None
@@ -155,15 +156,29 @@ class Subscription:
 
     def _next(self) -> Message | None:
         with self._lock:
-            if self._closed.is_set() or self._generation != generation():
-                self._refuse()
-            if self._sweep.due:
-                self._sweep_on_the_way()
+            refreshed = False
+            if time.monotonic() >= self._attend_at or self._generation != generation():
+                refreshed = self._attend()
             if self.max_backlog is not None and len(self._held) >= self.max_backlog:
                 self._forget_lost()
                 if len(self._held) >= self.max_backlog:
                     return None
-            return self._take()
+            return self._take(refreshed)
+
+    def _attend(self) -> bool:
+        """See to what is not done for each message: the end, sweeps, read-locks; tell whether the view is new."""
+        if self._closed.is_set() or self.inherited:
+            self._refuse()
+        if self._sweep.due:
+            self._sweep_on_the_way()
+        stale = self._ready.stale
+        if stale:
+            self._refresh()
+        elif self._paused():
+            self._ready.clear()
+        # A view of many messages is kept longer than a read-lock may go unseen.
+        self._attend_at = min(self._sweep.again, self._ready.fresh_until, time.monotonic() + MAX_AGE)
+        return stale
 
     def _sweep_on_the_way(self) -> None:
         try:
@@ -172,13 +187,8 @@ class Subscription:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
             log.warning("queue %s was not swept: %s", self._queue.name, error)
 
-    def _take(self) -> Message | None:
+    def _take(self, refreshed: bool) -> Message | None:
         ready = self._ready
-        refreshed = ready.stale
-        if refreshed:
-            self._refresh()
-        elif time.monotonic() >= self._locks_due and self._paused():
-            ready.clear()
         while True:
             waiting = ready.take()
             if waiting is None:
@@ -190,7 +200,6 @@ class Subscription:
                 return message
 
     def _paused(self) -> bool:
-        self._locks_due = time.monotonic() + MAX_AGE  # a view of many messages is older before it is refreshed
         return any(storage.exists(path) for path in self._read_locks)
 
     def _refresh(self) -> None:
@@ -206,11 +215,14 @@ class Subscription:
 
     def _claim(self, waiting: Waiting) -> Message | None:
         life = self._life
-        now = life.clock.now_ms() if self.lease or life.may_expire(waiting) else 0
-        if now and 0 < life.waiting_expires_at(waiting) <= now:
-            self._expire(waiting)
-            return None
-        held = life.claim(waiting, self.next_owner(), now + int(self.lease * 1000) if self.lease else 0)
+        deadline = 0
+        if self._timed or not waiting.plain:
+            now = life.clock.now_ms()
+            if life.may_expire(waiting) and 0 < life.waiting_expires_at(waiting) <= now:
+                self._expire(waiting)
+                return None
+            deadline = now + int(self.lease * 1000) if self.lease else 0
+        held = life.claim(waiting, self.next_owner(), deadline)
         if held is None:
             return None
         return self._settled_first(held) if self._at_most_once else self._hand_out(held)
@@ -259,6 +271,7 @@ class Subscription:
             return
         with self._lock:
             self._closed.set()  # under the lock: nothing is handed out after this
+            self._attend_at = 0.0
         if self._presence is None:
             return
         try:

@@ -63,13 +63,14 @@ class QuickSweep:
 
     def __init__(self, life: Lifecycle) -> None:
         self._life = life
-        self._again = 0.0
+        #: When to sweep again, on the monotonic clock.
+        self.again = 0.0
         self.next_due: float | None = None
 
     @property
     def due(self) -> bool:
         """Whether it is time: a second has passed, or a delay or lease that was seen has ended."""
-        return time.monotonic() >= self._again
+        return time.monotonic() >= self.again
 
     def run(self, *, idle: bool = False) -> SweepReport:
         """Return what dead consumers and lapsed leases held, and deliver what was delayed.
@@ -78,11 +79,11 @@ class QuickSweep:
             idle: clear away the dead that held nothing, too.
         """
         report = SweepReport()
-        self._again = time.monotonic() + INTERVAL
+        self.again = time.monotonic() + INTERVAL
         dues = [*_return_claims(self._life, report, idle=idle), *_deliver_delayed(self._life, report)]
         self.next_due = max(min(dues) - self._life.clock.now_ms(), 0) / 1000 if dues else None
         pause = INTERVAL if self.next_due is None else min(self.next_due, INTERVAL)
-        self._again = time.monotonic() + max(pause, 0.001)
+        self.again = time.monotonic() + max(pause, 0.001)
         return report
 
 
@@ -153,7 +154,7 @@ def _claims(life: Lifecycle) -> Iterator[Held]:
     for entry in storage.entries(life.layout.processing):
         claim, file = names.split_claim(entry.name)
         if claim is not None and claim.ours and storage.is_message_file(entry):
-            yield Held(claim, file)
+            yield Held(life.layout.processing, claim, file)
 
 
 def _foreign_claims(life: Lifecycle) -> Iterator[tuple[str, Claim | None]]:
@@ -165,7 +166,7 @@ def _foreign_claims(life: Lifecycle) -> Iterator[tuple[str, Claim | None]]:
 
 
 def _older(life: Lifecycle, claims: Iterator[Held], seconds: float) -> list[Held]:
-    return [c for c in claims if _age(life, f"{life.layout.processing}/{c.filename}") >= seconds * 1000]
+    return [c for c in claims if _age(life, c.path) >= seconds * 1000]
 
 
 def _age(life: Lifecycle, path: str) -> float:

@@ -1,8 +1,8 @@
 """A Spark driver of its own, for test_spark_writer.py to kill: python spark_driver.py ROOT.
 
 First it writes to the queue `flaky` while tasks fail. Then three jobs run at once, and each stops for ever at a moment
-of its own, after it has made the file ROOT/at-QUEUE: `staging` in one of its tasks, `staged` before its commit, `committing`
-in the middle of its renames.
+of its own, after it has made the file ROOT/at-QUEUE: `staging` in one of its tasks, `staged` before its commit,
+`committing` in the middle of its renames.
 """
 
 from __future__ import annotations

@@ -193,6 +193,33 @@ def test_a_file_that_a_script_put_there_is_not_overwritten(tmp_path: Path, file_
     queue.close()
 
 
+def test_a_mover_that_comes_between_a_reservation_and_its_rename_finds_the_name_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = storage.Storage("none")
+    first, second, goal = (str(tmp_path / name) for name in ("first", "second", "goal"))
+    for path in (first, second):
+        Path(path).write_text(path)
+    kernel_refuses(monkeypatch)
+    refused: list[str] = []
+
+    class Meanwhile:
+        def __getattr__(self, name: str) -> Any:
+            return self.rename_file if name == "rename" else getattr(os, name)
+
+        def rename_file(self, source: str, destination: str) -> None:
+            monkeypatch.setattr(storage, "os", os)
+            with pytest.raises(FileExistsError):
+                store.move(second, goal)
+            refused.append(second)
+            os.rename(source, destination)
+
+    monkeypatch.setattr(storage, "os", Meanwhile())
+    store.move(first, goal)
+    assert refused == [second]
+    assert (Path(goal).read_text(), Path(second).read_text()) == (first, second)
+
+
 @pytest.mark.parametrize("claimed", [False, True])
 def test_files_called_the_same_expire_side_by_side(tmp_path: Path, file_system: str, claimed: bool) -> None:
     clock = Clock()

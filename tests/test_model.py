@@ -147,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
                 act()
             return
         act()
-        model.holder = None
+        model.holder, model.deliveries = None, model.number
         if verb == "ack":
             model.state, model.deliveries = "processed", 0 if model.foreign else None
         elif verb == "release":

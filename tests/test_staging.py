@@ -78,12 +78,19 @@ def steps(before: Hook, after: Hook = lambda step: None) -> Iterator[None]:
 
 def stage(queue: Queue, job: Job, bodies: list[bytes] = ALL) -> list[Staged]:
     """Stage a job in two attempts, the last body delayed; a third attempt is a loser that nobody lists."""
+    job.begin()
     attempts = [job.attempt(label) for label in ("p00000-a0", "p00001-a0", "p00001-a1")]
     for number, body in enumerate(bodies):
         delay = "1ms" if body == b"later" else None
         attempts[number % 2].write(queue._address(b"", delay=delay)[0], body)
     attempts[2].write(queue._address(b"")[0], b"loser")
     return [staged for attempt in attempts[:2] for staged in attempt.finish()]
+
+
+def begun(queue: Queue) -> Job:
+    job = Job(queue.life, "job")
+    job.begin()
+    return job
 
 
 def sent(queue: Queue) -> list[bytes]:
@@ -235,10 +242,10 @@ def sweep_all(queue: Queue) -> None:
     staging.sweep(queue.life, older_than=0)
 
 
-def sweep_then_late_task(queue: Queue) -> None:
-    """Drop the job; then a task that ran twice comes late, and makes the folder anew."""
+def sweep_then_another_run(queue: Queue) -> None:
+    """Drop the job; then another run of it begins, and makes the folder anew."""
     staging.sweep(queue.life, older_than=0)
-    Job(queue.life, "job").attempt("p00001-a2").write(queue._address(b"")[0], b"loser")
+    stage(queue, Job(queue.life, "job"), [b"another run"])
 
 
 def sweep_that_dies(queue: Queue) -> None:
@@ -248,7 +255,7 @@ def sweep_that_dies(queue: Queue) -> None:
 
 
 @pytest.mark.usefixtures("either_rename")
-@pytest.mark.parametrize("meeting", [sweep_all, sweep_then_late_task, sweep_that_dies])
+@pytest.mark.parametrize("meeting", [sweep_all, sweep_then_another_run, sweep_that_dies])
 def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meeting: Callable[[Queue], None]) -> None:
     told = set()
     for step in range(1, MANY):
@@ -397,7 +404,7 @@ def test_processes_that_roll_one_job_forward_at_once_send_each_message_once(tmp_
 @pytest.mark.usefixtures("either_rename")
 def test_two_messages_staged_under_one_name_are_both_sent(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    job = Job(queue.life, "job")
+    job = begun(queue)
     file = queue._address(b"", priority=7)[0]
     listed = []
     for body in (b"one", b"two"):
@@ -461,9 +468,26 @@ def test_a_job_whose_files_are_not_as_staged_is_not_committed(tmp_path: Path, sp
     assert (sent(queue), working(queue), job.sent) == ([], [], False)
 
 
+@pytest.mark.parametrize("end", ["sent", "dropped"])
+def test_a_task_that_comes_late_finds_no_job_and_makes_none(tmp_path: Path, end: str) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    listed = stage(queue, job)
+    early = job.attempt("p00001-a2")
+    if end == "sent":
+        job.commit(listed)
+    else:
+        job.abort()
+    with pytest.raises(FileNotFoundError):
+        job.attempt("p00001-a3")
+    with pytest.raises(FileNotFoundError):
+        early.write(queue._address(b"")[0], b"late")
+    assert working(queue) == []
+
+
 def test_an_attempt_that_raises_while_a_body_is_written_does_not_list_it(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    attempt = Job(queue.life, "job").attempt("p")
+    attempt = begun(queue).attempt("p")
     with attempt.open(queue._address(b"")[0]) as body:
         body.write(b"whole")
     with pytest.raises(TypeError), attempt.open(queue._address(b"")[0]) as body:
@@ -560,7 +584,7 @@ def test_the_ledger_forgets_after_seven_days(tmp_path: Path) -> None:
 
 def test_a_job_without_messages_leaves_nothing_behind(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    job = Job(queue.life, "job")
+    job = begun(queue)
     job.attempt("p00000-a0")
     assert job.commit([]) == 0
     assert (sent(queue), working(queue), job.sent) == ([], [], False)
@@ -572,7 +596,7 @@ def test_a_job_without_messages_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_delayed_messages_of_a_job_wait_out_of_target(tmp_path: Path) -> None:
     clock = Clock()
     queue = make_queue(tmp_path, clock=clock)
-    job = Job(queue.life, "job")
+    job = begun(queue)
     attempt = job.attempt("p")
     attempt.write(queue._address(b"", delay="1h")[0], b"later")
     attempt.write(queue._address(b"")[0], b"now")
@@ -586,7 +610,7 @@ def test_delayed_messages_of_a_job_wait_out_of_target(tmp_path: Path) -> None:
 def test_a_job_is_dropped_by_the_age_of_its_newest_activity(tmp_path: Path) -> None:
     clock = Clock()
     queue = make_queue(tmp_path, clock=clock)
-    job = Job(queue.life, "job")
+    job = begun(queue)
     attempt = job.attempt("p")
     file = queue._address(b"")[0]
     with attempt.open(file) as body:

@@ -58,8 +58,14 @@ class QueueWriter(DataSourceArrowWriter):
             ValueError: the job id cannot name a job.
         """
         writer = cls(options, options.job_id or f"spark-{secrets.token_hex(10)}")
-        if writer._job().sent:
-            log.warning("job %s was sent to queue %s before: this run sends nothing", writer.job_id, options.queue)
+        job = writer._job()
+        if job.sent:
+            log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, options.queue)
+            return writer
+        try:
+            job.begin()
+        except OSError as error:
+            raise storage_error(error, f"job {job.id} did not begin, nothing was sent") from error
         return writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
