@@ -64,7 +64,7 @@ class Presence:
             self._lock.release()
 
     def abandon(self) -> None:
-        """Let go of the sign of life, but leave it: the next sweep finds a dead subscription, and returns what it held."""
+        """Let go of the sign of life, but leave it: the next sweep finds it dead, and returns what it held."""
         self._lock.release()
 
 

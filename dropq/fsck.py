@@ -136,7 +136,10 @@ def _no_queues(root: Root, now: int) -> Iterator[Finding]:
 def _sidecars(root: Root, now: int) -> Iterator[Finding]:
     """Find metadata that cannot be read, and metadata over a day old that no name refers to."""
     there = [seen for seen in look(root.layout.meta, now) if not seen.name.startswith(".")]
-    used = set(references(root.layout.path)) if there else set()
+    try:
+        used = set(references(root.layout.path)) if there else set()
+    except OSError:
+        used = {seen.name.removesuffix(".json") for seen in there}  # what cannot be listed may refer to any of them
     for seen in there:
         if strays.read_table(seen.path) is None:
             yield seen.found("damaged-sidecar")

@@ -89,7 +89,11 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock) -> int:
     old = {entry.name[:-5] for entry in _sidecar_files(folder) if now - changed_ms(entry.path) > COLLECTED_AGE}
     if not old:
         return 0
-    old.difference_update(references(root))
+    try:
+        old.difference_update(references(root))
+    except OSError as error:
+        log.warning("no sidecars are collected: %s", error)
+        return 0
     notes = f"{folder}/.unreferenced"
     missed = _missed_before(notes)
     gone = {token for token in old if token in missed and now - missed[token] > PASSES_APART}
@@ -100,15 +104,24 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock) -> int:
 
 
 def references(root: str) -> Iterator[str]:
-    """Yield which sidecars the names below a root refer to; also those in folders of queues that are symbolic links."""
+    """Yield which sidecars the names below a root refer to; also those in folders of queues that are symbolic links.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
     tops = [root]
     for entry in entries(root):
         for layout in (QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)):
             if os.path.isdir(layout.target):
                 tops += [path for path in (layout.home, *layout.folders.values()) if os.path.islink(path)]
     for top in dict.fromkeys(tops):
-        for _, _, files in os.walk(top):
+        for _, _, files in os.walk(top, onerror=_not_looked_at):
             yield from (found[1] for file in files if (found := _REFERENCE.search(file)))
+
+
+def _not_looked_at(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error  # what cannot be listed may refer to any of them
 
 
 def _sidecar_files(folder: str) -> Iterator[os.DirEntry[str]]:

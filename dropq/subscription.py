@@ -13,6 +13,7 @@ import string
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -25,7 +26,7 @@ from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message
 from dropq.ready import MAX_AGE, Ready, ignoring
 from dropq.storage import storage_error
-from dropq.sweep import QuickSweep
+from dropq.sweep import QuickSweep, held_by
 
 if TYPE_CHECKING:
     from dropq.queue import Queue
@@ -292,6 +293,9 @@ class Subscription:
                 refused = error
         if refused is not None:
             raise refused
+        for held in held_by(self._life, self.id):  # an interrupt came between a claim and its hand-out
+            with suppress(LeaseLost):
+                self._life.give_back(held, counted=False, delay=0)
 
     def __enter__(self) -> Subscription:
         return self

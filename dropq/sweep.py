@@ -120,8 +120,8 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     for subscription in known if idle else known & {claimed.claim.subscription for claimed in claims}:
         with consumers.dead(life.layout.consumers, subscription) as is_dead:
             if is_dead:
-                report.dead += sum(_returned(life, claimed) for claimed in _held_by(life, subscription))
-                if not _held_by(life, subscription):  # what was refused is left to the next sweep
+                report.dead += sum(_returned(life, claimed) for claimed in held_by(life, subscription))
+                if not held_by(life, subscription):  # what was refused is left to the next sweep
                     consumers.bury(life.layout.consumers, subscription, life.storage)
     now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
@@ -146,7 +146,8 @@ def _return_old_claims(
                     log.warning("%s: taken from DropboxMQ client %s: its whole batch is broken", back, claimed.owner)
 
 
-def _held_by(life: Lifecycle, subscription: str) -> list[Held]:
+def held_by(life: Lifecycle, subscription: str) -> list[Held]:
+    """Return the claims of a subscription, by a listing."""
     return [claimed for claimed in _claims(life) if claimed.claim.subscription == subscription]
 
 

@@ -36,6 +36,7 @@ from dropq import (
     storage,
 )
 from dropq.lifecycle import Held, Lifecycle
+from dropq.sidecars import collect
 from dropq.storage import Storage
 
 Make = Callable[..., Queue]
@@ -845,6 +846,26 @@ def test_what_a_sweep_could_not_return_is_left_to_the_next_one(make: Make, monke
     assert os.listdir(queue.layout.consumers) == []
 
 
+@pytest.mark.parametrize("semantics", ["at-least-once", "at-most-once"])
+def test_an_interrupt_between_a_claim_and_its_hand_out_leaves_no_message_behind(
+    make: Make, monkeypatch: pytest.MonkeyPatch, semantics: str
+) -> None:
+    queue = make(semantics=semantics)
+    queue.send(b"a")
+    claim = Lifecycle.claim
+
+    def interrupted(life: Lifecycle, *args: Any) -> Held | None:
+        claim(life, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lifecycle, "claim", interrupted)
+        with pytest.raises(KeyboardInterrupt), queue.subscribe() as subscription:
+            subscription.receive()
+    assert where(queue) == {"target": [b"a"]}
+    assert take(queue).delivery_count == 1
+
+
 def test_a_lost_lease_frees_its_place_in_the_backlog(make: Make, clock: Clock) -> None:
     queue = make(lease_period="5s")
     queue.send_many([b"a", b"b"])
@@ -1640,6 +1661,41 @@ def test_a_missing_sidecar_is_warned_of_and_the_message_delivered_without(
     message.nack()
     take(queue).ack()
     assert where(queue) == {"processed": [b"a"]}
+
+
+def test_sidecars_are_collected_when_nothing_referred_to_them_for_a_day_and_two_passes(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(history=False)
+    queue.send(b"a", **LONG)
+    queue.send(b"b", **LONG)
+    root = queue.root
+    take(queue).ack()
+    for seconds, collected in ((0, 0), (90_000, 0), (1000, 0), (3000, 1), (10_000, 0)):
+        clock.advance(seconds)
+        assert root.sweep().sidecars == collected
+    assert_long(take(queue))
+
+
+def test_no_sidecar_is_collected_while_a_folder_cannot_be_listed(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.send(b"a", **LONG)
+    scandir = os.scandir
+    clock.advance(90_000)
+
+    def refused(path: str) -> Any:
+        if str(path).endswith("/target"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        for _ in range(3):
+            clock.advance(90_000)
+            patch.setattr(os, "scandir", refused)
+            assert collect(queue.root.layout.path, queue.root.layout.meta, Storage("none"), clock) == 0
+    assert_long(take(queue))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"id": 7, "properties": [1]}', '{"properties": {"a": 1}}'])
