@@ -110,7 +110,11 @@ class Lifecycle:
         """
         staged = f"{self.layout.working}/{file}"
         try:
-            self.storage.rename(staged, f"{self.sent_to(not_before)}/{file}")
+            folder = self.sent_to(not_before)
+            try:
+                self.storage.place(staged, f"{folder}/{file}")
+            except FileExistsError:  # the same id twice, one chance in ten thousand million: both stay
+                self.storage.place(staged, f"{folder}/{self._copy_name(self.sidecars.parse(file))}")
         except OSError as error:
             if back_to is None:
                 self.storage.unlink(staged)

@@ -75,7 +75,7 @@ class Producer:
             NoSuchQueue, StorageError: the message was not sent, unless the error says that it is visible.
             ValueError: a value that no name can hold; nothing was sent.
         """
-        file, message_id, not_before = self._address(
+        file, message_id, not_before = self.address(
             body, priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
         )
         life = self.life
@@ -110,7 +110,7 @@ class Producer:
         delayed: set[bool] = set()
         try:
             for fields in batch:
-                file, message_id, not_before = self._address(**fields)
+                file, message_id, not_before = self.address(**fields)
                 body = fields["body"]
                 life.stage(file, body.encode() if isinstance(body, str) else body)
                 staged[file] = message_id, not_before
@@ -142,7 +142,7 @@ class Producer:
         if not isinstance(path, str | os.PathLike):
             return self._send_open(path, **fields)
         source = os.fspath(path)
-        file, message_id, not_before = self._address(b"", **fields)
+        file, message_id, not_before = self.address(b"", **fields)
         staged = f"{self.life.layout.working}/{file}"
         adopted = move and self._adopted(source, staged)
         if not adopted:
@@ -175,7 +175,7 @@ class Producer:
             raise storage_error(error, "nothing was sent") from error
 
     def _send_open(self, reading: IO[bytes], **fields: Any) -> Sent:
-        file, message_id, not_before = self._address(b"", **fields)
+        file, message_id, not_before = self.address(b"", **fields)
         try:
             with self._staged(file) as writing:
                 shutil.copyfileobj(reading, writing, storage.READ_SIZE)
@@ -192,7 +192,7 @@ class Producer:
         Args:
             fields: the arguments of `send`, but for the body.
         """
-        file, message_id, not_before = self._address(b"", **fields)
+        file, message_id, not_before = self.address(b"", **fields)
         with self._staged(file) as writing:
             yield writing
         self.life.send(file, not_before=not_before)
@@ -220,7 +220,7 @@ class Producer:
             store.unlink(path)
             raise
 
-    def _address(
+    def address(
         self,
         body: bytes | str,
         priority: int = 4,

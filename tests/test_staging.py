@@ -82,8 +82,8 @@ def stage(queue: Queue, job: Job, bodies: list[bytes] = ALL) -> list[Staged]:
     attempts = [job.attempt(label) for label in ("p00000-a0", "p00001-a0", "p00001-a1")]
     for number, body in enumerate(bodies):
         delay = "1ms" if body == b"later" else None
-        attempts[number % 2].write(queue._address(b"", delay=delay)[0], body)
-    attempts[2].write(queue._address(b"")[0], b"loser")
+        attempts[number % 2].write(queue.address(b"", delay=delay)[0], body)
+    attempts[2].write(queue.address(b"")[0], b"loser")
     return [staged for attempt in attempts[:2] for staged in attempt.finish()]
 
 
@@ -405,7 +405,7 @@ def test_processes_that_roll_one_job_forward_at_once_send_each_message_once(tmp_
 def test_two_messages_staged_under_one_name_are_both_sent(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     job = begun(queue)
-    file = queue._address(b"", priority=7)[0]
+    file = queue.address(b"", priority=7)[0]
     listed = []
     for body in (b"one", b"two"):
         attempt = job.attempt("p")
@@ -481,16 +481,16 @@ def test_a_task_that_comes_late_finds_no_job_and_makes_none(tmp_path: Path, end:
     with pytest.raises(FileNotFoundError):
         job.attempt("p00001-a3")
     with pytest.raises(FileNotFoundError):
-        early.write(queue._address(b"")[0], b"late")
+        early.write(queue.address(b"")[0], b"late")
     assert working(queue) == []
 
 
 def test_an_attempt_that_raises_while_a_body_is_written_does_not_list_it(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     attempt = begun(queue).attempt("p")
-    with attempt.open(queue._address(b"")[0]) as body:
+    with attempt.open(queue.address(b"")[0]) as body:
         body.write(b"whole")
-    with pytest.raises(TypeError), attempt.open(queue._address(b"")[0]) as body:
+    with pytest.raises(TypeError), attempt.open(queue.address(b"")[0]) as body:
         body.writelines([b"half", "no bytes"])  # type: ignore[list-item]
     assert [staged.size for staged in attempt.finish()] == [5]
 
@@ -598,8 +598,8 @@ def test_delayed_messages_of_a_job_wait_out_of_target(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, clock=clock)
     job = begun(queue)
     attempt = job.attempt("p")
-    attempt.write(queue._address(b"", delay="1h")[0], b"later")
-    attempt.write(queue._address(b"")[0], b"now")
+    attempt.write(queue.address(b"", delay="1h")[0], b"later")
+    attempt.write(queue.address(b"")[0], b"now")
     job.commit(attempt.finish())
     assert queue.counts()["target"] == queue.counts()["delayed"] == 1
     clock.advance(3601)
@@ -612,7 +612,7 @@ def test_a_job_is_dropped_by_the_age_of_its_newest_activity(tmp_path: Path) -> N
     queue = make_queue(tmp_path, clock=clock)
     job = begun(queue)
     attempt = job.attempt("p")
-    file = queue._address(b"")[0]
+    file = queue.address(b"")[0]
     with attempt.open(file) as body:
 
         def written_after_50_ms() -> bool:

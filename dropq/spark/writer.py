@@ -123,7 +123,7 @@ def _stage_rows(queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch
         for row in zip(*(column.to_pylist() for column in columns), strict=True):
             given = {name: cell for name, cell in zip(batch.schema.names, row, strict=True) if cell is not None}
             try:
-                file, _, _ = queue._address(b"", message_class="T" if text else "B", **_fields(given))
+                file, _, _ = queue.address(b"", message_class="T" if text else "B", **_fields(given))
                 attempt.write(file, row[value])
             except ValueError as error:
                 raise ValueError(f"row {number} of partition {partition} (from 0): {error}") from error
@@ -147,7 +147,7 @@ def _stage_bodies(
         parts = (part for _, part in group)
         first = next(parts)
         schema = in_utc(first.schema)
-        file, _, _ = queue._address(b"", message_class="B", type=body_format)
+        file, _, _ = queue.address(b"", message_class="B", type=body_format)
         with attempt.open(file) as body:
             BODIES[body_format](body, schema, (part.cast(schema) for part in chain([first], parts)))
 
