@@ -63,9 +63,9 @@ def box(name: str, x: int, y: int, kind: str) -> str:
 def arrow(path: str, label: str, place: tuple[int, int], happy: bool) -> str:
     """Return an arrow and what it is called."""
     colour, width = ("#212121", 2.5) if happy else ("#78909c", 1.4)
-    weight = "bold" if happy else "normal"
+    weight, head = ("bold", "big") if happy else ("normal", "tip")
     return (
-        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}" marker-end="url(#{"big" if happy else "tip"})"/>'
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}" marker-end="url(#{head})"/>'
         f'<text x="{place[0]}" y="{place[1]}" text-anchor="middle" font-family="sans-serif" font-size="12" '
         f'font-weight="{weight}" fill="{colour}">{escape(label)}</text>'
     )

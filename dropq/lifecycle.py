@@ -137,7 +137,7 @@ class Lifecycle:
             raise storage_error(error, fate) from error
 
     def sent_to(self, not_before: int) -> str:
-        """Return the folder that a message is sent to: target/, or delayed/ where it may not be delivered before a time."""
+        """Return the folder that a message is sent to: target/, or delayed/ where it has to wait first."""
         if not not_before:
             return self.layout.target
         self.storage.make_folder(self.layout.delayed)
@@ -223,7 +223,7 @@ class Lifecycle:
         raise AssertionError("unreachable: the last name tried is unique")
 
     def withhold(self, held: Held) -> str:
-        """Move a held message to a private place of its owner's, for at-most-once without a history; return the path."""
+        """Move a held message to a private place, for at-most-once without a history; return the path."""
         folder = f"{self.layout.held}/{held.claim.owner}"
         self._made(folder)
         path = f"{folder}/{held.file}"
@@ -436,8 +436,8 @@ class Lifecycle:
 
     def _lost(self, held: Held) -> str:
         return (
-            f"message {self.sidecars.parse(held.file).id}: claim {held.claim.owner} on queue {self.layout.home} is gone "
-            "(its lease ran out, or it was settled or requeued by somebody else); nothing was changed"
+            f"message {self.sidecars.parse(held.file).id}: claim {held.claim.owner} on queue {self.layout.home} is "
+            "gone (its lease ran out, or it was settled or requeued by somebody else); nothing was changed"
         )
 
     def find_claim(self, owner: str) -> Held | None:

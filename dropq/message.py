@@ -297,7 +297,7 @@ class Message:
         self._give_back(counted=counted, delay=None if counted else 0)
 
     def fail(self, reason: str, **details: object) -> None:
-        """Say that handling it failed: it returns to target/ until redelivery_attempts are used up, then goes to error/.
+        """Say that handling it failed: it returns to target/ while redelivery_attempts last, then goes to error/.
 
         Args:
             reason: what went wrong, for whoever reads error/.

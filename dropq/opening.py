@@ -39,7 +39,8 @@ def open_queue(root: Root, name: str) -> Lifecycle:
     layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
     if layout is None:
         raise NoSuchQueue(
-            f"no queue {name!r} in {root.layout.path}: `dropq create {name}` makes one, `dropq ls` shows which there are"
+            f"no queue {name!r} in {root.layout.path}: `dropq create {name}` makes one, "
+            "`dropq ls` shows which there are"
         )
     _check_folders(layout, name)
     config = load_queue(name, root.config, root.layout.config_file, layout.config_file)

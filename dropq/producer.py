@@ -192,7 +192,7 @@ class Producer:
         Args:
             fields: the arguments of `send`, but for the body.
         """
-        file, message_id, not_before = self.address(b"", **fields)
+        file, _, not_before = self.address(b"", **fields)
         with self._staged(file) as writing:
             yield writing
         self.life.send(file, not_before=not_before)

@@ -159,13 +159,14 @@ class Queue(Producer):
             LeaseLost: there is no such claim.
         """
         life = self.life
-        claim, file = names.split_claim(receipt)
+        claim, _ = names.split_claim(receipt)
         if claim is None or not claim.ours or "/" in receipt or "\0" in receipt:
             return self._claimed_by_id(receipt)
         held = life.find_claim(claim.owner)
         if held is None:
             raise LeaseLost(
-                f"no claim {claim.owner} on queue {self.name}: its lease ran out, or it was settled; nothing was changed"
+                f"no claim {claim.owner} on queue {self.name}: its lease ran out, or it was settled; "
+                "nothing was changed"
             )
         return Message(self, life, "processing", held.filename, held=held)
 

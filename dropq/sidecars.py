@@ -1,4 +1,4 @@
-"""Metadata that does not fit a file name: immutable files in the root's `.dropq/meta/`, durable before a name refers to them.
+"""Metadata that does not fit a file name: immutable files in `.dropq/meta/`, durable before a name refers to them.
 
 Every name that dropq writes passes through `Sidecars.fit`, so that no name is ever longer than its budget.
 """
@@ -22,7 +22,7 @@ log = logging.getLogger("dropq")
 #: Bytes that a name may have that refers to a sidecar: what a claim's prefix leaves of NAME_MAX.
 SPILLED = 255 - names.PREFIX_LIMIT
 
-#: Milliseconds that a sidecar is old before it may be collected, and between the two passes that miss it: a day, an hour.
+#: Milliseconds that a sidecar is old before it may be collected, and between the two passes that miss it.
 COLLECTED_AGE = 86_400_000
 PASSES_APART = 3_600_000
 

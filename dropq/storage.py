@@ -298,7 +298,7 @@ class Storage:
         os.unlink(private)
 
     def place(self, source: str, destination: str) -> None:
-        """Rename a file to a name in target/ that is unique by construction, and replace nothing where the kernel helps.
+        """Rename a file to a name that is unique by construction, and replace nothing where the kernel helps.
 
         Raises:
             FileExistsError: the name is taken all the same, by a copy that somebody made; nothing was changed.
@@ -363,7 +363,7 @@ class Storage:
         except OSError as error:
             self._stop_noreplace(error)
             if os.path.lexists(destination):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination) from None
             os.rename(source, destination)  # RACE: fails with ENOTEMPTY on any folder that is not empty
 
     def drain(self, folder: str) -> None:

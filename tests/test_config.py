@@ -211,9 +211,7 @@ def test_what_is_no_duration_is_refused_with_what_is_allowed(junk: object) -> No
 
 @given(st.integers(min_value=0, max_value=36500 * 86400 * 1000))
 def test_a_duration_that_was_written_is_read_back(milliseconds: int) -> None:
-    assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(
-        milliseconds / 1000, abs=1e-6
-    )
+    assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +289,7 @@ def test_the_amps_spelling_is_the_same_key(spelt: str) -> None:
     snake = re.sub("(?<!^)(?=[A-Z])", "_", spelt).lower()
     assert snake in QueueConfig.model_fields
     if snake in NOT_BUILT - {"message_type", "fairness_model"}:
-        assert any(
-            f"leave {spelt} out" in problem or "needs" in problem for problem in refused({spelt: AMPS[spelt]})
-        )
+        assert any(f"leave {spelt} out" in problem or "needs" in problem for problem in refused({spelt: AMPS[spelt]}))
     else:
         assert validate_options({spelt: AMPS[spelt]}, "x") == validate_options({snake: AMPS[spelt]}, "x")
 
@@ -305,12 +301,8 @@ def test_a_key_in_two_spellings_is_an_error() -> None:
 
 
 def test_an_unknown_key_is_an_error_with_the_nearest_known_one() -> None:
-    assert refused({"lease_perod": "1s"}) == [
-        "here: lease_perod is not a key of a queue; the nearest is lease_period"
-    ]
-    assert refused({"LeasPeriod": "1s"}) == [
-        "here: LeasPeriod is not a key of a queue; the nearest is LeasePeriod"
-    ]
+    assert refused({"lease_perod": "1s"}) == ["here: lease_perod is not a key of a queue; the nearest is lease_period"]
+    assert refused({"LeasPeriod": "1s"}) == ["here: LeasPeriod is not a key of a queue; the nearest is LeasePeriod"]
 
 
 def test_a_key_with_control_characters_does_not_break_the_line() -> None:
@@ -319,9 +311,7 @@ def test_a_key_with_control_characters_does_not_break_the_line() -> None:
 
 
 @pytest.mark.parametrize(("key", "value", "allowed"), WRONG)
-def test_a_wrong_value_is_refused_with_place_key_and_what_is_allowed(
-    key: str, value: object, allowed: str
-) -> None:
+def test_a_wrong_value_is_refused_with_place_key_and_what_is_allowed(key: str, value: object, allowed: str) -> None:
     problems = refused({key: value})
     assert any(p.startswith("here: ") and key in p and allowed in p for p in problems), problems
     assert not any("not built" in problem for problem in problems)
@@ -380,9 +370,7 @@ def test_what_is_not_built_is_never_accepted_and_ignored(key: str) -> None:
         assert "not built" in topic and "not built" in target
         return
     (problem,) = refused({key: VALID_BUT_NOT_BUILT[key]})
-    assert (
-        problem.startswith(f"here: {key} = ") and "valid, but not built in this version of dropq" in problem
-    )
+    assert problem.startswith(f"here: {key} = ") and "valid, but not built in this version of dropq" in problem
 
 
 @pytest.mark.parametrize("key", sorted(NOT_BUILT))
@@ -417,13 +405,8 @@ def test_a_forbidden_pair_is_found_across_files(files: Files, monkeypatch: pytes
     monkeypatch.setattr(config, "NOT_BUILT", frozenset())
     files.write(root='[defaults]\npriority = "/a"\n', queue='BarrierExpression = "/b"\n')
     (problem,) = problems_of(files.load)
-    assert (
-        f"{files.root_file}: priority, and {files.queue_file}: BarrierExpression, cannot both be set"
-        in problem
-    )
-    assert (
-        files.write(queue='priority = "unset"\nBarrierExpression = "/b"\n').load().barrier_expression == "/b"
-    )
+    assert f"{files.root_file}: priority, and {files.queue_file}: BarrierExpression, cannot both be set" in problem
+    assert files.write(queue='priority = "unset"\nBarrierExpression = "/b"\n').load().barrier_expression == "/b"
 
 
 def test_a_regular_expression_of_topics_needs_a_publish_target() -> None:
@@ -542,9 +525,7 @@ def test_check_reads_a_queue_where_it_lies(files: Files) -> None:
 def test_check_reads_a_draft_that_lies_anywhere(tmp_path: Path) -> None:
     draft = tmp_path / "draft.toml"
     draft.write_text('Name = "orders"\nlease_perod = 1\n')
-    assert check_file(str(draft)) == [
-        f"{draft}: lease_perod is not a key of a queue; the nearest is lease_period"
-    ]
+    assert check_file(str(draft)) == [f"{draft}: lease_perod is not a key of a queue; the nearest is lease_period"]
     draft.write_text("format = 2\n")
     assert "reads format 1" in check_file(str(draft))[0]
     draft.write_text("Name = 5\n")
@@ -604,13 +585,7 @@ def test_no_options_are_an_empty_file() -> None:
 
 _KEYS = st.sampled_from([*QueueConfig.model_fields, "Name", "x"])
 _VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.datetimes()
-    | st.sampled_from(["unset"]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.datetimes() | st.sampled_from(["unset"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | _KEYS, inner, max_size=3),
     max_leaves=5,
 )
@@ -644,10 +619,7 @@ def test_the_examples_of_the_paper_are_what_they_say(block: str, files: Files) -
         assert files.write(root=block).load_root().defaults
         files.load()
     elif block.startswith("# queue.toml, refused"):
-        told = [
-            line.removeprefix(f"{files.queue_file.parent}/")
-            for line in problems_of(files.write(queue=block).load)
-        ]
+        told = [line.removeprefix(f"{files.queue_file.parent}/") for line in problems_of(files.write(queue=block).load)]
         assert told == _blocks("text")[0].strip().split("\n")
     else:
         assert block.startswith("# queue.toml\n")

@@ -32,16 +32,14 @@ def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     environment.pop("DROPQ_ROOT", None)
     script = ["set -e"]
-    ran = 0
-    for kind, text in blocks(TOP / "README.md", "console", "python"):
+    for number, (kind, text) in enumerate(blocks(TOP / "README.md", "console", "python")):
         if kind == "console":
             commands = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
             # A worker that met a bad message ends by telling so.
             script += [f"{command} || [ $? = 1 ]" if "exit 65" in command else command for command in commands]
         elif "needs dropq[spark]" not in text:
-            (tmp_path / f"example{ran}.py").write_text(text)
-            script.append(f"(cd {tmp_path} && {sys.executable} example{ran}.py)")
-        ran += 1
+            (tmp_path / f"example{number}.py").write_text(text)
+            script.append(f"(cd {tmp_path} && {sys.executable} example{number}.py)")
     done = subprocess.run(
         ["sh", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )

@@ -57,13 +57,9 @@ text = st.text(st.characters(codec="utf-8"))
 some_text = text.filter(bool)
 any_text = st.text(st.characters(exclude_categories=()))
 file_names = (
-    st.binary(min_size=1, max_size=255)
-    .filter(lambda raw: b"/" not in raw and b"\0" not in raw)
-    .map(os.fsdecode)
+    st.binary(min_size=1, max_size=255).filter(lambda raw: b"/" not in raw and b"\0" not in raw).map(os.fsdecode)
 )
-generated_ids = st.builds(
-    "{:016d}-{:010d}".format, st.integers(10**15, 10**16 - 1), st.integers(0, 10**10 - 1)
-)
+generated_ids = st.builds("{:016d}-{:010d}".format, st.integers(10**15, 10**16 - 1), st.integers(0, 10**10 - 1))
 typed_values = st.one_of(
     st.booleans().map(lambda value: Typed("B", value)),
     *[
@@ -319,10 +315,7 @@ class TestForeignNames:
         assert parse(filename).priority == int(filename.split(".")[0])
 
     def test_are_coded_when_something_has_happened_to_them(self) -> None:
-        assert (
-            write(replace(parse("report.csv"), delivery_count=1))
-            == "4.report%2Ecsv.B.....JMSXDeliveryCountI=1"
-        )
+        assert write(replace(parse("report.csv"), delivery_count=1)) == "4.report%2Ecsv.B.....JMSXDeliveryCountI=1"
 
     def test_get_their_own_name_back(self) -> None:
         coded = replace(parse("report.csv"), foreign=False, copy="x7", delivery_count=3, cancels=1, since=5)
@@ -340,10 +333,7 @@ class TestForeignNames:
             Name("report.csv", type="c", copy="x"),
             Name("report.csv", properties={"a": Typed("I", 1)}, copy="x"),
             Name("1140429201295000-9262574723", copy="x"),
-            *[
-                Name(own, copy="x")
-                for own in (".hidden", "..", ".", "a/b", "a\0b", "x" * 256, "4.x.B", "me~4.x.B", "")
-            ],
+            *[Name(own, copy="x") for own in (".hidden", "..", ".", "a/b", "a\0b", "x" * 256, "4.x.B", "me~4.x.B", "")],
         ],
         ids=repr,
     )
@@ -429,9 +419,7 @@ class TestEncoding:
         assert encode(value).isascii()
         decode(value)
 
-    @pytest.mark.parametrize(
-        "malformed", ["%", "%4", "%zz", "100%", "a+b%", "%80", "%C3%28", "%ED%A0%80", "+%FF"]
-    )
+    @pytest.mark.parametrize("malformed", ["%", "%4", "%zz", "100%", "a+b%", "%80", "%C3%28", "%ED%A0%80", "+%FF"])
     def test_a_malformed_escape_keeps_the_field_literally(self, malformed: str) -> None:
         assert decode(malformed) == malformed
         assert parse(f"4.a.B..{malformed}.ok+ay").correlation_id == malformed
@@ -619,9 +607,7 @@ class TestTheBudget:
     def test_an_id_stays_in_the_name_while_there_is_room(self) -> None:
         assert shorten(Name("x" * 99, type="t" * 99), "0123456789abcdef")[0].id == "x" * 99
         assert shorten(Name("x" * 101), "0123456789abcdef")[0].id.startswith("long-")
-        assert shorten(Name("x" * 100, delivery_count=99, cancels=99), "0123456789abcdef")[0].id.startswith(
-            "long-"
-        )
+        assert shorten(Name("x" * 100, delivery_count=99, cancels=99), "0123456789abcdef")[0].id.startswith("long-")
 
     def test_the_sidecar_is_plain_json(self) -> None:
         short, sidecar = shorten(replace(parse(ALL_FIELDS), origin="o"), "t0")
@@ -711,9 +697,7 @@ class TestOrder:
         delivered = sorted(
             (Name(message_id, priority) for priority, message_id in sent), key=lambda name: order(name, 0)
         )  # fmt: skip
-        assert [(name.priority, name.id) for name in delivered] == sorted(
-            sent, key=lambda one: (-one[0], one[1])
-        )
+        assert [(name.priority, name.id) for name in delivered] == sorted(sent, key=lambda one: (-one[0], one[1]))
 
 
 def source(*moments: int) -> IdSource:
