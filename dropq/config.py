@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal, get_args, get_origin
 
 from pydantic import (
@@ -34,7 +35,7 @@ from pydantic_core import ErrorDetails
 from dropq import durations
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, InvalidName
-from dropq.names import Name, check_queue_name
+from dropq.names import CLASSES, Name, check_queue_name
 
 __all__ = [
     "FORMAT",
@@ -170,9 +171,13 @@ def _patterns(value: object) -> object:
     patterns = value.split() if isinstance(value, str) else value
     if isinstance(patterns, list | tuple):
         for pattern in patterns:
-            if isinstance(pattern, str) and ("/" in pattern or not pattern.strip("*")):
-                raise ValueError(f"{pattern!r} cannot be ignored: a pattern is of file names, and not of all")
+            if isinstance(pattern, str) and ("/" in pattern or _hides_messages(pattern)):
+                raise ValueError(f"{pattern!r} cannot be ignored: a pattern is of file names, and of no message's")
     return patterns
+
+
+def _hides_messages(pattern: str) -> bool:
+    return any(fnmatchcase(f"4.0000000000000000-0000000000.{kind}", pattern) for kind in CLASSES)
 
 
 def _queue_name(value: str | None) -> str | None:

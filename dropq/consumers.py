@@ -11,11 +11,11 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from filelock import FileLock, Timeout
 
-from dropq.storage import Storage, entries
+from dropq.storage import Storage, entries, inode
 
 log = logging.getLogger("dropq")
 
@@ -45,17 +45,39 @@ class Presence:
     """A subscription's sign of life, held from construction until `end`."""
 
     def __init__(self, folder: str, subscription: str, storage: Storage) -> None:
+        self._folder = folder
         self._path = f"{folder}/{subscription}"
         self._storage = storage
+        self._begin()
+
+    def _begin(self) -> None:
         self._lock = _lock(self._path)
-        storage.make_folder(folder)
+        self._inode = 0
+        self._storage.make_folder(self._folder)
         try:
+            # With the queue's modes: others of its group have to open it to find out that we are dead.
+            os.close(self._storage.create(self._path))
             self._lock.acquire(timeout=10)
+            self._inode = inode(self._path)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            storage.unlink(self._path)
-            log.warning("%s: this file system has no locks, only leases free what a dead consumer holds", folder)
+            self._storage.unlink(self._path)
+            log.warning("%s: no locks on this file system: only leases free what a dead consumer holds", self._folder)
+
+    def keep(self) -> None:
+        """Take the sign of life up anew where somebody took the file away, so that our death will be seen."""
+        if not self._inode:
+            return
+        try:
+            if inode(self._path) == self._inode:
+                return
+        except FileNotFoundError:
+            pass
+        log.warning("%s was taken away; it is made anew", self._path)
+        self._lock.release()
+        with suppress(FileNotFoundError):  # the queue is gone: the next look at it tells
+            self._begin()
 
     def end(self) -> None:
         """Take the sign of life down; call it when nothing is held any more."""

@@ -6,7 +6,10 @@ where a queue has DropboxMQ's layout.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import translate
 
 #: The folders that hold messages, one state each, in the order of a message's life.
 STATES = ("target", "processing", "processed", "expired", "error")
@@ -130,3 +133,20 @@ class RootLayout:
         top = f"{self.path}/dropboxmq"
         transactions = tuple(f"{top}/transaction/{name}" for name in DROPBOXMQ_TRANSACTIONS)
         return (top, f"{top}/clients", f"{top}/transaction", *transactions)
+
+
+_WILD = re.compile(r"[*?\[]")
+
+
+def ignoring(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    """Return a test, true for names that are never messages: dot files, and what matches a pattern.
+
+    Plain names and `*.suffix` patterns, which is what people write, are compared without a regular expression.
+    """
+    plain = frozenset(pattern for pattern in patterns if not _WILD.search(pattern))
+    suffixes = tuple(pattern[1:] for pattern in patterns if pattern[0] == "*" and not _WILD.search(pattern[1:]))
+    others = [p for p in patterns if p not in plain and (p[0] != "*" or p[1:] not in suffixes)]
+    if not others:
+        return lambda name: name[0] == "." or name.endswith(suffixes) or name in plain
+    matches = re.compile("|".join(map(translate, others))).match
+    return lambda name: name[0] == "." or name.endswith(suffixes) or name in plain or matches(name)

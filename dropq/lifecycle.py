@@ -25,6 +25,9 @@ from dropq.storage import Clock, Storage, storage_error
 
 log = logging.getLogger("dropq")
 
+#: The largest count that a name can hold.
+LARGEST = 2**31 - 1
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -115,6 +118,9 @@ class Lifecycle:
                 self.storage.place(staged, f"{folder}/{file}")
             except FileExistsError:  # the same id twice, one chance in ten thousand million: both stay
                 self.storage.place(staged, f"{folder}/{self._copy_name(self.sidecars.parse(file))}")
+            except FileNotFoundError:
+                if not storage.exists(f"{folder}/{file}"):  # RACE: the reply was lost, not the rename
+                    raise
         except OSError as error:
             if back_to is None:
                 self.storage.unlink(staged)
@@ -322,17 +328,12 @@ class Lifecycle:
         )
         return self._carried(source, file, to, fresh)
 
-    def carry(self, source: str, file: str, to: Lifecycle, *, delivered: bool = False) -> str | None:
-        """Move a file into a queue's target/ with its counters and its expiration as they are.
-
-        Args:
-            source, file, to: as for requeue.
-            delivered: it is counted as delivered once more.
-        """
+    def carry(self, source: str, file: str, to: Lifecycle) -> str | None:
+        """Move a file into a queue's target/ with its counters and its expiration as they are; as for requeue."""
         claim, bare = names.split_claim(file)
         name = self.sidecars.parse(bare)
         count = max(name.delivery_count, claim.number if claim else 0)
-        return self._carried(source, file, to, replace(name, delivery_count=count + delivered, not_before=0))
+        return self._carried(source, file, to, replace(name, delivery_count=count, not_before=0))
 
     def _carried(self, source: str, file: str, to: Lifecycle, name: Name) -> str | None:
         if to.sidecars.folder != self.sidecars.folder:
@@ -361,7 +362,7 @@ class Lifecycle:
     def _counted(self, held: Held, *, cancel: bool = False, counted: bool = True) -> Name:
         name = self.sidecars.parse(held.file)
         number = held.claim.number if counted else held.claim.number - 1
-        return replace(name, delivery_count=number, cancels=name.cancels + cancel)
+        return replace(name, delivery_count=min(number, LARGEST), cancels=min(name.cancels + cancel, LARGEST))
 
     def _exhausted(self, name: Name, *, cancel: bool, counted: bool) -> str | None:
         config = self.config
@@ -398,7 +399,7 @@ class Lifecycle:
     def _kept_names(self, name: Name) -> Iterator[str]:
         """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, last a unique one."""
         own = self.sidecars.full(name).born_foreign if name.meta else name.born_foreign
-        if own is not None:
+        if own is not None and not self.sidecars.ignored(own):
             yield own
         elif not name.foreign:
             yield self.sidecars.fit(replace(name, not_before=0))
@@ -423,6 +424,9 @@ class Lifecycle:
         except FileNotFoundError as error:
             # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
             # cannot touch the claim of whoever has the message now.
+            if not storage.exists(self.layout.processing):
+                fate = "the queue is not where it was: the message went with it, and is still held"
+                raise storage_error(error, fate) from error
             if storage.exists(held.path):
                 fate = (
                     f"the folder that it should go to is missing; the message stays in processing/ as {held.filename}"
@@ -439,6 +443,14 @@ class Lifecycle:
             f"message {self.sidecars.parse(held.file).id}: claim {held.claim.owner} on queue {self.layout.home} is "
             "gone (its lease ran out, or it was settled or requeued by somebody else); nothing was changed"
         )
+
+    def seized(self, filename: str) -> Held:
+        """Return the claim of a script, or of a DropboxMQ client, to be given back as it was seen."""
+        claim, file = names.split_claim(filename)
+        number = self.sidecars.parse(file).delivery_count + 1
+        held = Held(self.layout.processing, Claim(claim.owner if claim else "", 0, number, ours=False), file)
+        held.filename, held.path, held.as_seen = filename, f"{self.layout.processing}/{filename}", True
+        return held
 
     def find_claim(self, owner: str) -> Held | None:
         """Return a claim by its owner and sequence, whatever its deadline is by now."""

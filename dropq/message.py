@@ -164,22 +164,22 @@ class Message:
         """When it was sent: the time in its id, else when its file came to where it was first seen."""
         name = self._name
         known = name.timestamp or name.since or (self._held.arrival if self._held is not None else 0)
-        return _utc(known or self._reading(storage.changed_ms))
+        return utc(known or self._reading(storage.changed_ms))
 
     @property
     def expiration(self) -> datetime | None:
         """When it expires by its own expiration; None for never."""
-        return _utc(self._name.expiration) if self._name.expiration else None
+        return utc(self._name.expiration) if self._name.expiration else None
 
     @property
     def not_before(self) -> datetime | None:
         """Until when it is delayed; None when it is not."""
-        return _utc(self._name.not_before) if self._name.not_before else None
+        return utc(self._name.not_before) if self._name.not_before else None
 
     @property
     def since(self) -> datetime | None:
         """Since when the queue's expiration counts where its id does not tell, as after a requeue; else None."""
-        return _utc(self._name.since) if self._name.since else None
+        return utc(self._name.since) if self._name.since else None
 
     @property
     def delivery_count(self) -> int:
@@ -200,7 +200,7 @@ class Message:
     def deadline(self) -> datetime | None:
         """When its lease runs out; None when it is not held or its lease never does."""
         claim = self._held.claim if self._held is not None else self._claim
-        return _utc(claim.deadline) if claim is not None and claim.deadline else None
+        return utc(claim.deadline) if claim is not None and claim.deadline else None
 
     @property
     def owner(self) -> str | None:
@@ -381,5 +381,10 @@ class Message:
             self._on_settled = None
 
 
-def _utc(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
+#: The last moment that a datetime can tell; names may hold later ones.
+LAST_MS = int(datetime.max.replace(tzinfo=UTC).timestamp() * 1000) - 1
+
+
+def utc(ms: int) -> datetime:
+    """Return a time in milliseconds since 1970, or the last that a datetime can tell."""
+    return datetime.fromtimestamp(min(ms, LAST_MS) / 1000, UTC)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dropq import storage
 from dropq.config import load_queue
 from dropq.errors import ConfigError, NoSuchQueue, StorageError
-from dropq.layout import FOLDERS, QueueLayout
+from dropq.layout import FOLDERS, QueueLayout, ignoring
 from dropq.lifecycle import Lifecycle
 from dropq.reasons import Reasons
 from dropq.sidecars import Sidecars
@@ -51,7 +51,9 @@ def open_queue(root: Root, name: str) -> Lifecycle:
         group=group_number(config.group),
         base=layout.base,
     )
-    sidecars = Sidecars(root.layout.meta, store, typed_replies=root.config.reply_to_style == "typed")
+    sidecars = Sidecars(
+        root.layout.meta, store, typed_replies=root.config.reply_to_style == "typed", ignored=ignoring(config.ignore)
+    )
     reasons = Reasons(layout.reasons, store)
     return Lifecycle(layout, config, storage=store, sidecars=sidecars, reasons=reasons, clock=root.clock)
 
@@ -69,6 +71,9 @@ def _check_folders(layout: QueueLayout, name: str) -> None:
             raise storage_error(error, f"queue {name} lacks its folder {folder}/: {way_out}") from error
         except OSError as error:
             raise storage_error(error, f"queue {name} cannot be opened") from error
+    for path in (layout.private, layout.delayed):
+        if storage.exists(path):
+            devices.setdefault(storage.device(path), path)
     if len(devices) > 1:
         first, second = list(devices.values())[:2]
         raise StorageError(

@@ -11,19 +11,19 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dropq import admin, names, storage
 from dropq.config import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, InvalidFilter, LeaseLost, NoSuchMessage
-from dropq.layout import FOLDERS, RESERVED, QueueLayout
+from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignoring
 from dropq.lifecycle import Lifecycle, Waiting
-from dropq.message import Duration, Message
+from dropq.message import Duration, Message, utc
 from dropq.opening import find_layout, open_queue
 from dropq.producer import Producer
-from dropq.ready import Ready, ignoring
+from dropq.ready import Ready
 from dropq.subscription import Subscription
 from dropq.sweep import SweepReport, sweep
 
@@ -293,7 +293,7 @@ class Queue(Producer):
             since = name.timestamp or name.since or found.st_ctime_ns // 1_000_000
             count, size = count + 1, size + found.st_size
             oldest = since if oldest is None else min(oldest, since)
-        return StateStats(count, size, None if oldest is None else datetime.fromtimestamp(oldest / 1000, UTC))
+        return StateStats(count, size, None if oldest is None else utc(oldest))
 
     # -- keeping it in order -----------------------------------------------------------------------------------
 

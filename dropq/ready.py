@@ -7,10 +7,10 @@ what a listing costs, so that listing never takes more than about a tenth of the
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from fnmatch import translate
 
 from dropq import names, storage
 from dropq.lifecycle import Waiting
@@ -24,26 +24,10 @@ LISTING_SHARE = 10
 ARRIVALS_LIMIT = 100_000
 
 #: A plain name: a priority, a generated id and a class. Its end has a fixed length.
-_PLAIN = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\Z").match
+_PLAIN = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\Z", re.ASCII).match
 _PLAIN_END = len(".0000000000000000-0000000000.B")
 #: A name with a generated id, whatever follows.
-_GENERATED = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\.").match
-
-_WILD = re.compile(r"[*?\[]")
-
-
-def ignoring(patterns: tuple[str, ...]) -> Callable[[str], object]:
-    """Return a test, true for names that are never messages: dot files, and what matches a pattern.
-
-    Plain names and `*.suffix` patterns, which is what people write, are compared without a regular expression.
-    """
-    plain = frozenset(pattern for pattern in patterns if not _WILD.search(pattern))
-    suffixes = tuple(pattern[1:] for pattern in patterns if pattern[0] == "*" and not _WILD.search(pattern[1:]))
-    others = [p for p in patterns if p not in plain and (p[0] != "*" or p[1:] not in suffixes)]
-    if not others:
-        return lambda name: name[0] == "." or name.endswith(suffixes) or name in plain
-    matches = re.compile("|".join(map(translate, others))).match
-    return lambda name: name[0] == "." or name.endswith(suffixes) or name in plain or matches(name)
+_GENERATED = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\.", re.ASCII).match
 
 
 class Ready:
@@ -59,7 +43,7 @@ class Ready:
         self._folder = folder
         self._sidecars = sidecars
         self._ignored = ignored
-        self._arrivals: dict[str, int] = {}
+        self._arrivals: dict[tuple[str, int], int] = {}
         self._view: Iterator[Waiting] = iter(())
         #: When the view is too old to take from, on the monotonic clock.
         self.fresh_until = 0.0
@@ -94,7 +78,7 @@ class Ready:
         plain: list[str] = []
         generated: list[str] = []
         others: list[tuple[tuple[int, str, str], Waiting]] = []
-        seen: dict[str, int] = {}
+        seen: dict[tuple[str, int], int] = {}
         ignored = self._ignored
         with storage.listing(self._folder) as entries:
             for entry in entries:
@@ -105,22 +89,25 @@ class Ready:
                     plain.append(name)
                 elif _GENERATED(name):
                     generated.append(name)
-                elif (other := self._other(name, seen)) is not None:
+                elif (other := self._other(entry, seen)) is not None:
                     others.append(other)
         self._arrivals = seen if len(seen) <= ARRIVALS_LIMIT else {}
         if others:
             return _merged(plain, generated, others)
         return _sorted(plain, generated)
 
-    def _other(self, file: str, seen: dict[str, int]) -> tuple[tuple[int, str, str], Waiting] | None:
+    def _other(
+        self, entry: os.DirEntry[str], seen: dict[tuple[str, int], int]
+    ) -> tuple[tuple[int, str, str], Waiting] | None:
+        file, arrival = entry.name, 0
         name = self._sidecars.parse(names.split_claim(file)[1])
-        arrival = 0
         if not name.generated:
+            key = file, entry.inode()  # another file may come under the name of one that went
             try:
-                arrival = self._arrivals.get(file) or storage.changed_ms(f"{self._folder}/{file}")
+                arrival = self._arrivals.get(key) or storage.changed_ms(f"{self._folder}/{file}")
             except FileNotFoundError:
                 return None  # RACE: somebody claimed it since the listing
-            seen[file] = arrival
+            seen[key] = arrival
         return names.order(name, arrival), Waiting(file, arrival)
 
 

@@ -63,13 +63,13 @@ class Root:
             ConfigError: it is a root already, and one that DropboxMQ cannot share.
         """
         layout = RootLayout(os.path.abspath(os.fspath(path)))
-        store = Storage()
         style = 'reply_to_style = "typed"\n' if dropboxmq else ""
         try:
-            store.make_folder(layout.path)
-            store.make_folder(layout.meta)
-            for folder in layout.dropboxmq if dropboxmq else ():
+            Storage().make_folder(layout.path)
+            store = _private_store(layout.path)
+            for folder in (layout.meta, *(layout.dropboxmq if dropboxmq else ())):
                 store.make_folder(folder)
+            store.touch(layout.clock)
             if not storage.exists(layout.config_file):
                 store.write_small(layout.config_file, f"format = 1\n{style}".encode())
         except OSError as error:
@@ -188,9 +188,13 @@ class Root:
             for folder in (gone.target, gone.delayed, gone.processing):
                 store.unlink(f"{folder}/{KEEPER}")
                 store.remove_folder(folder)  # from here on whatever was half-way into it fails
+            if staging.is_committed(gone.working):
+                raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
         except OSError:
-            store.make_folder(gone.target)
+            for folder in (gone.target, gone.processing):
+                store.make_folder(folder)
             store.move_folder(gone.home, home)
+            staging.sweep(self.queue(name).life)
             self._refuse_unsettled(name, self.queue(name).counts())
             raise StorageError(
                 f"queue {name!r} holds what is no message in target/ or processing/: `dropq fsck {name} --repair` sets "
@@ -245,3 +249,9 @@ class Root:
 def _cut(name: str) -> str:
     """Cut a queue's name to what leaves room in a file name for what is put around it."""
     return os.fsencode(name)[:200].decode(errors="ignore")
+
+
+def _private_store(root: str) -> Storage:
+    """Return what makes a root's private files: whoever may write in the root may write in them."""
+    mode = os.stat(root).st_mode & 0o2775
+    return Storage(file_mode=mode & 0o664, dir_mode=mode)

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dropq import names
 from dropq.layout import QueueLayout
@@ -36,10 +36,19 @@ class Sidecars:
         folder: the root's `.dropq/meta/`; made when the first sidecar is written.
         storage: where they are written; they are durable as soon as bodies are.
         typed_replies: whether reply-to is written as DropboxMQ 1.2 writes it.
+        ignored: tells which names are never messages.
     """
 
-    def __init__(self, folder: str, storage: Storage, *, typed_replies: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str,
+        storage: Storage,
+        *,
+        typed_replies: bool = False,
+        ignored: Callable[[str], object] = lambda name: False,
+    ) -> None:
         self.folder = folder
+        self.ignored = ignored
         self._storage = storage
         self._typed_replies = typed_replies
 
@@ -53,7 +62,7 @@ class Sidecars:
         # Counters may take a name over the budget that has spilled already: there is room for them, up to SPILLED.
         length = len(text) if text.isascii() else len(os.fsencode(text))
         if length <= (SPILLED if name.meta else names.NAME_BUDGET):
-            return text
+            return self._visible(text)
         token = secrets.token_hex(8)
         short, content = names.shorten(self.full(name), token)
         try:
@@ -61,7 +70,11 @@ class Sidecars:
             self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
         except OSError as error:
             raise storage_error(error, "what does not fit the name was not written, and nothing was moved") from error
-        return names.file_name(short, typed_replies=self._typed_replies)
+        return self._visible(names.file_name(short, typed_replies=self._typed_replies))
+
+    def _visible(self, text: str) -> str:
+        """Keep a name of ours from being ignored for what a sender wrote last in it, as a type `tmp`: by a dot more."""
+        return f"{text}." if self.ignored(text) else text
 
     def full(self, name: Name) -> Name:
         """Return a name with what its sidecar holds; a missing or damaged one is warned of and left out."""

@@ -194,6 +194,14 @@ class Job:
                 yield entry.path
 
 
+def is_committed(working: str) -> bool:
+    """Tell whether a folder working/ holds a job that was committed and is not finished."""
+    return any(
+        entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) and storage.exists(f"{entry.path}/{MANIFEST}")
+        for entry in storage.entries(working)
+    )
+
+
 def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
     """Finish every committed job, and drop those that were not and had no activity for so many seconds."""
     report = JobsReport()
@@ -237,7 +245,7 @@ def finish(life: Lifecycle, folder: str) -> bool:
     life.storage.make_folder(life.layout.ledger)
     entry = _ledger_entry(life, _key(os.path.basename(folder)))
     life.storage.write_small(entry, json.dumps({"job": manifest.get("job")}).encode())
-    _remove(life, folder)
+    _remove(life, folder, manifest)
     return True
 
 
@@ -269,12 +277,17 @@ def _drop(life: Lifecycle, folder: str) -> bool:
     return False
 
 
-def _remove(life: Lifecycle, folder: str) -> None:
+def _remove(life: Lifecycle, folder: str, manifest: Mapping[str, object]) -> None:
+    """Remove a finished job's folder, once nothing that it lists is left in it."""
     away = _away(folder)
     try:
         life.storage.rename_folder(folder, away)
     except FileNotFoundError:
         return  # RACE: another roll-forward is removing it
+    if any(storage.exists(f"{away}/{path}") for path in _listed(manifest)):
+        # RACE: the queue was renamed away and back while its files were sent: what was not found then is here.
+        finish(life, away)
+        return
     life.storage.remove_tree(away)
 
 

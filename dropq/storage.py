@@ -28,6 +28,8 @@ DIR_MODE = 0o775
 CLOCK_INTERVAL = 60.0
 #: Seconds of difference that are put down to coarse time stamps rather than to another clock.
 CLOCK_TOLERANCE = 0.05
+#: Seconds after which a folder that does not become empty is given up.
+DRAIN_LIMIT = 10.0
 #: Bytes that one read of a body asks for.
 READ_SIZE = 1 << 16
 
@@ -62,15 +64,17 @@ class ServerClock:
 
     def __init__(self, probe: str) -> None:
         self._probe = probe
-        self._offset = 0.0
+        self._ahead = 0.0
         self._measure_at = 0.0
 
     def now_ms(self) -> int:
         """Return the server's time in milliseconds since 1970 UTC."""
-        if time.monotonic() >= self._measure_at:
-            self._offset = self._measure()
-            self._measure_at = time.monotonic() + CLOCK_INTERVAL
-        return int((time.time() + self._offset) * 1000)
+        now = time.monotonic()
+        if now >= self._measure_at:
+            self._measure_at = now + CLOCK_INTERVAL
+            # Counted on from there by the monotonic clock: a step of this host's clock is no step of the server's.
+            self._ahead = time.time() + self._measure() - time.monotonic()
+        return int((now + self._ahead) * 1000)
 
     def _measure(self) -> float:
         try:
@@ -87,6 +91,22 @@ class ServerClock:
         finally:
             os.close(fd)
         return offset if abs(offset) > (after - before) + CLOCK_TOLERANCE else 0.0
+
+
+def _is_still(path: str, reserved: int) -> bool:
+    """Tell whether a name is still an empty reservation of ours; opened anew, as NFS caches what lstat says."""
+    try:
+        fd = os.open(path, _READ)
+    except PermissionError:
+        found = os.lstat(path)  # nobody may open a reservation
+        return found.st_ino == reserved and is_reservation(found)
+    except FileNotFoundError:
+        return False
+    try:
+        found = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return found.st_ino == reserved and is_reservation(found)
 
 
 def _load_renameat2() -> ctypes._NamedFuncPointer | None:
@@ -281,7 +301,7 @@ class Storage:
         except BaseException as error:
             # RACE: a lost reply of NFS again, or a signal on the way back: if the reservation is gone, it was our
             # rename that replaced it, and what lies there is the file itself.
-            if os.lstat(destination).st_ino == reserved:
+            if _is_still(destination, reserved):
                 os.unlink(destination)
                 raise
             if not isinstance(error, FileNotFoundError):
@@ -368,6 +388,8 @@ class Storage:
 
     def drain(self, folder: str) -> None:
         """Empty and remove a folder, until nothing comes into it any more."""
+        give_up = time.monotonic() + DRAIN_LIMIT
+        pause = 0.001
         while True:
             for entry in list(entries(folder)):
                 (self.remove_tree if entry.is_dir(follow_symlinks=False) else self.unlink)(entry.path)
@@ -376,8 +398,10 @@ class Storage:
             except FileNotFoundError:
                 return None
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY:
+                if error.errno != errno.ENOTEMPTY or time.monotonic() > give_up:
                     raise
+                time.sleep(pause)  # a send came in between, or an NFS client keeps a file that somebody has open
+                pause = min(pause * 2, 0.25)
 
     def remove_tree(self, path: str) -> None:
         """Remove a folder of ours with all that is in it; that it is gone already is no error."""

@@ -19,9 +19,8 @@ from dropq import consumers, names, storage
 from dropq.config import QueueConfig
 from dropq.durations import format_duration
 from dropq.findings import KINDS, Finding
-from dropq.layout import FOLDERS, JOB_PREFIX, KEEPER, RESERVED, STATES, QueueLayout
+from dropq.layout import FOLDERS, JOB_PREFIX, KEEPER, RESERVED, STATES, QueueLayout, ignoring
 from dropq.names import Claim, Name
-from dropq.ready import ignoring
 from dropq.staging import DROP_PREFIX, MANIFEST
 
 #: Milliseconds for which what was changed may be in the middle of something.

@@ -22,9 +22,10 @@ from dropq import names, storage
 from dropq.consumers import Presence, generation
 from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
+from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message
-from dropq.ready import MAX_AGE, Ready, ignoring
+from dropq.ready import MAX_AGE, Ready
 from dropq.storage import storage_error
 from dropq.sweep import QuickSweep, held_by
 
@@ -79,6 +80,7 @@ class Subscription:
         self._claims = itertools.count(1)
         self._lock = threading.RLock()
         self._attend_at = 0.0
+        self._refused: list[StorageError] = []
         self._generation = generation()
         self._closed = threading.Event()
         self._presence: Presence | None = None
@@ -130,8 +132,11 @@ class Subscription:
             raise ValueError(f"receive_many({n}): this subscription has {most}, and at least 1 is to be asked for")
         first = self.receive(timeout)
         messages = [] if first is None else [first]
-        while messages and len(messages) < n and (message := self._next()) is not None:
-            messages.append(message)
+        try:
+            while messages and len(messages) < n and (message := self._next()) is not None:
+                messages.append(message)
+        except DropqError as error:
+            log.warning("receive_many: %d of %d: %s", len(messages), n, error)  # what was claimed is the caller's
         return messages
 
     def __iter__(self) -> Iterator[Message]:
@@ -171,6 +176,8 @@ class Subscription:
         if self._closed.is_set() or self.inherited:
             self._refuse()
         if self._sweep.due:
+            if self._presence is not None:
+                self._presence.keep()
             self._sweep_on_the_way()
         stale = self._ready.stale
         if stale:
@@ -189,19 +196,27 @@ class Subscription:
             log.warning("queue %s was not swept: %s", self._queue.name, error)
 
     def _take(self, refreshed: bool) -> Message | None:
+        """Claim the next message of the view; one that cannot be claimed is an error only when there is no other."""
         ready = self._ready
         while True:
             waiting = ready.take()
             if waiting is None:
                 if refreshed:
+                    self._tell_refused()
                     return None
                 refreshed = True
+                self._refused.clear()
                 self._refresh()
             elif (message := self._claim(waiting)) is not None:
                 return message
 
     def _paused(self) -> bool:
         return any(storage.exists(path) for path in self._read_locks)
+
+    def _tell_refused(self) -> None:
+        if self._refused:
+            refused, self._refused = self._refused, []
+            raise refused[0]
 
     def _refresh(self) -> None:
         if self._paused():
@@ -223,7 +238,11 @@ class Subscription:
                 self._expire(waiting)
                 return None
             deadline = now + int(self.lease * 1000) if self.lease else 0
-        held = life.claim(waiting, self.next_owner(), deadline)
+        try:
+            held = life.claim(waiting, self.next_owner(), deadline)
+        except StorageError as error:
+            self._refused.append(error)  # the others may be as good as before
+            return None
         if held is None:
             return None
         return self._settled_first(held) if self._at_most_once else self._hand_out(held)
@@ -240,10 +259,14 @@ class Subscription:
 
     def _hand_out(self, held: Held) -> Message:
         owner = held.claim.owner
-        forget = partial(self._held.pop, owner, None)
+        # The message keeps its subscription: one that nobody else refers to is still alive while it holds something.
+        forget = partial(self._forget, owner)
         message = Message(self._queue, self._life, "processing", held.filename, held=held, settled=forget)
         self._held[owner] = message
         return message
+
+    def _forget(self, owner: str) -> None:
+        self._held.pop(owner, None)
 
     def _settled_first(self, held: Held) -> Message | None:
         """Archive, then deliver: whoever dies now, the message is not delivered twice."""
@@ -255,6 +278,9 @@ class Subscription:
             path = life.withhold(held)
         except LeaseLost:
             return None  # RACE: a sweep returned it in between; it was not delivered
+        except StorageError:
+            life.give_back(held, counted=False, delay=0)
+            raise
         return Message(self._queue, life, "processed", held.file, withheld=path, delivery=held.claim.number)
 
     def _forget_lost(self) -> None:

@@ -10,18 +10,21 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 
 from dropq import consumers, names, staging, storage
 from dropq.errors import DropqError, LeaseLost
+from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
-from dropq.names import Claim
-from dropq.ready import Ready, ignoring
+from dropq.ready import Ready
 
 log = logging.getLogger("dropq")
 
 #: Seconds between two sweeps that a consumer makes on the way.
 INTERVAL = 1.0
+#: The next one comes after at least so many times what the last one took.
+SWEEP_SHARE = 10
 #: Milliseconds that private leftovers (reasons of files that went, bodies of a dead consumer) are kept.
 LEFTOVERS_AGE = 86_400_000
 
@@ -79,11 +82,13 @@ class QuickSweep:
             idle: clear away the dead that held nothing, too.
         """
         report = SweepReport()
-        self.again = time.monotonic() + INTERVAL
+        started = time.monotonic()
+        self.again = started + INTERVAL
         dues = [*_return_claims(self._life, report, idle=idle), *_deliver_delayed(self._life, report)]
         self.next_due = max(min(dues) - self._life.clock.now_ms(), 0) / 1000 if dues else None
         pause = INTERVAL if self.next_due is None else min(self.next_due, INTERVAL)
-        self.again = time.monotonic() + max(pause, 0.001)
+        now = time.monotonic()
+        self.again = now + max(pause, 0.001, SWEEP_SHARE * (now - started))
         return report
 
 
@@ -99,10 +104,10 @@ def sweep(
     report = quick.run(idle=True)
     report.next_due = quick.next_due
     _return_old_claims(life, report, foreign_older_than, unleased_older_than)
+    report.pruned = _prune(life)  # first of what needs room on the disk, as it makes some
     _expire(life, report)
     jobs = staging.sweep(life, older_than=jobs_older_than)
     report.jobs_finished, report.jobs_dropped = jobs.finished, jobs.dropped
-    report.pruned = sum(1 for _ in surplus_history(life, remove=True))
     report.leftovers += _clear_leftovers(life)
     return report
 
@@ -118,15 +123,22 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     claims = list(_claims(life))
     known = consumers.known(life.layout.consumers)
     for subscription in known if idle else known & {claimed.claim.subscription for claimed in claims}:
-        with consumers.dead(life.layout.consumers, subscription) as is_dead:
-            if is_dead:
-                report.dead += sum(_returned(life, claimed) for claimed in held_by(life, subscription))
-                if not held_by(life, subscription):  # what was refused is left to the next sweep
-                    consumers.bury(life.layout.consumers, subscription, life.storage)
+        with _passing_over(life, f"subscription {subscription}"):
+            report.dead += _return_dead(life, subscription)
     now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
     report.lapsed += sum(_returned(life, claimed) for claimed in leased if claimed.claim.deadline <= now)
     return [claimed.claim.deadline for claimed in leased if claimed.claim.deadline > now]
+
+
+def _return_dead(life: Lifecycle, subscription: str) -> int:
+    returned = 0
+    with consumers.dead(life.layout.consumers, subscription) as is_dead:
+        if is_dead:
+            returned = sum(_returned(life, claimed) for claimed in held_by(life, subscription))
+            if not held_by(life, subscription):  # what was refused is left to the next sweep
+                consumers.bury(life.layout.consumers, subscription, life.storage)
+    return returned
 
 
 def _return_old_claims(
@@ -138,12 +150,12 @@ def _return_old_claims(
         old = _older(life, (c for c in _claims(life) if not c.claim.deadline), unleased_older_than)
         report.unleased += sum(_returned(life, c) for c in old if c.claim.subscription not in known)
     if foreign_older_than is not None:
-        for file, claimed in list(_foreign_claims(life)):
-            if _age(life, f"{life.layout.processing}/{file}") >= foreign_older_than * 1000:
-                back = life.carry(life.layout.processing, file, life, delivered=True)
-                report.foreign += back is not None
-                if back is not None and claimed is not None:
-                    log.warning("%s: taken from DropboxMQ client %s: its whole batch is broken", back, claimed.owner)
+        for held in _older(life, _foreign_claims(life), foreign_older_than):
+            if not _returned(life, held):
+                continue
+            report.foreign += 1
+            if held.claim.owner:
+                log.warning("%s: taken from DropboxMQ client %s: its batch is broken", held.file, held.claim.owner)
 
 
 def held_by(life: Lifecycle, subscription: str) -> list[Held]:
@@ -158,12 +170,12 @@ def _claims(life: Lifecycle) -> Iterator[Held]:
             yield Held(life.layout.processing, claim, file)
 
 
-def _foreign_claims(life: Lifecycle) -> Iterator[tuple[str, Claim | None]]:
+def _foreign_claims(life: Lifecycle) -> Iterator[Held]:
     ignored = ignoring(life.config.ignore)
     for entry in storage.entries(life.layout.processing):
         claim, _ = names.split_claim(entry.name)
         if (claim is None or not claim.ours) and not ignored(entry.name) and storage.is_message_file(entry):
-            yield entry.name, claim
+            yield life.seized(entry.name)
 
 
 def _older(life: Lifecycle, claims: Iterator[Held], seconds: float) -> list[Held]:
@@ -180,15 +192,22 @@ def _age(life: Lifecycle, path: str) -> float:
 
 def _returned(life: Lifecycle, held: Held) -> bool:
     """Return a claim to target/; False when its holder, or another sweep, was first."""
-    try:
-        held.as_seen = True  # RACE: whoever renewed it since the listing keeps it
+    held.as_seen = True  # RACE: whoever renewed it since the listing keeps it
+    with _passing_over(life, held.filename), suppress(LeaseLost):
         life.give_back(held)
+        return True
+    return False
+
+
+@contextmanager
+def _passing_over(life: Lifecycle, what: str) -> Iterator[None]:
+    """Go on with the rest of a sweep when one thing cannot be brought in order: the next sweep tries again."""
+    try:
+        yield
     except LeaseLost:
-        return False
-    except DropqError as error:
-        log.warning("sweep of %s: %s", life.layout.home, error)
-        return False
-    return True
+        raise
+    except (OSError, DropqError) as error:
+        log.warning("sweep of %s: %s: %s", life.layout.home, what, error)
 
 
 # -- time: delays and expiry -----------------------------------------------------------------------------------
@@ -206,10 +225,8 @@ def _deliver_delayed(life: Lifecycle, report: SweepReport) -> list[int]:
         if due > now:
             later.append(due)
             continue
-        try:
+        with _passing_over(life, entry.name):
             report.delayed += life.deliver_delayed(entry.name)
-        except DropqError as error:
-            log.warning("sweep of %s: %s", life.layout.home, error)
     return later
 
 
@@ -218,7 +235,8 @@ def _expire(life: Lifecycle, report: SweepReport) -> None:
     now = life.clock.now_ms()
     for waiting in list(Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore)).waiting()):
         if life.may_expire(waiting) and 0 < life.waiting_expires_at(waiting) <= now:
-            report.expired += life.expire_waiting(waiting)
+            with _passing_over(life, waiting.file):
+                report.expired += life.expire_waiting(waiting)
     for held in list(_claims(life)):
         at = life.waiting_expires_at(Waiting(held.file, now))
         if 0 < at <= now:
@@ -226,14 +244,21 @@ def _expire(life: Lifecycle, report: SweepReport) -> None:
 
 
 def _set_aside_expired(life: Lifecycle, held: Held) -> bool:
-    try:
+    with _passing_over(life, held.filename), suppress(LeaseLost):
         life.set_aside(held, "expired", "time_limit")
-    except LeaseLost:
-        return False
-    return True
+        return True
+    return False
 
 
 # -- retention -------------------------------------------------------------------------------------------------
+
+
+def _prune(life: Lifecycle) -> int:
+    pruned = 0
+    with _passing_over(life, "its history"):
+        for _ in surplus_history(life, remove=True):
+            pruned += 1
+    return pruned
 
 
 def surplus_history(
@@ -273,9 +298,11 @@ def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[tuple
     for entry in storage.entries(folder):
         if not ignored(entry.name) and storage.is_message_file(entry):
             try:
-                yield entry.stat(follow_symlinks=False).st_ctime_ns // 1_000_000, entry.name
+                found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue  # RACE: another prune, or a requeue
+            if not storage.is_reservation(found):  # whose name a move is about to take
+                yield found.st_ctime_ns // 1_000_000, entry.name
 
 
 # -- what crashes leave ----------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("group", "two words", "the name of a group"),
     ("group", -1, "the name of a group"),
     ("group", True, "the name of a group"),
-    ("ignore", ["*"], "not of all"),
+    ("ignore", ["*"], "of no message"),
     ("ignore", "a/b", "of file names"),
     ("ignore", [1], "patterns of file names"),
     ("ignore", 1, "patterns of file names"),

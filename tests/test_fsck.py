@@ -186,6 +186,7 @@ def unreferenced_sidecar(queue: Queue) -> Path:
 
 def job(queue: Queue) -> Path:
     started = staging.Job(queue.life, "nightly")
+    started.begin()
     attempt = started.attempt("0")
     write(Path(attempt.folder) / "4.x.B", b"row")
     return Path(started.folder)
