@@ -176,8 +176,6 @@ class Subscription:
         if self._closed.is_set() or self.inherited:
             self._refuse()
         if self._sweep.due:
-            if self._presence is not None:
-                self._presence.keep()
             self._sweep_on_the_way()
         stale = self._ready.stale
         if stale:
@@ -223,6 +221,8 @@ class Subscription:
             self._ready.clear()
             return
         try:
+            if self._presence is not None:
+                self._presence.keep()  # before the listing: what is claimed from it is claimed by the living
             self._ready.refresh()
         except FileNotFoundError as error:
             raise NoSuchQueue(f"queue {self._queue.name} is not there any more: {self._life.layout.home}") from error
