@@ -176,8 +176,12 @@ def _patterns(value: object) -> object:
     return patterns
 
 
+#: How plain names begin: with any of JMS's priorities, with an id of no time and with one of our time.
+_PLAIN_STARTS = [f"{n}.{id}" for n in range(10) for id in ("0" * 16 + "-" + "0" * 10, "1789012345678901-2345678901")]
+
+
 def _hides_messages(pattern: str) -> bool:
-    return any(fnmatchcase(f"4.0000000000000000-0000000000.{kind}", pattern) for kind in CLASSES)
+    return any(fnmatchcase(f"{start}.{kind}", pattern) for start in _PLAIN_STARTS for kind in CLASSES)
 
 
 def _queue_name(value: str | None) -> str | None:

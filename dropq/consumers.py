@@ -24,21 +24,17 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTS
 
 
 class _Forks:
-    """How many forks lie between this process and the one that imported this module."""
+    """How many forks lie between this process and the one that imported this module, without a system call."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.count = 0
 
-    @classmethod
-    def one_more(cls) -> None:
-        cls.count += 1
-
-
-os.register_at_fork(after_in_child=_Forks.one_more)
+    def one_more(self) -> None:
+        self.count += 1
 
 
-def generation() -> int:
-    """Return a number that differs between a process and its forked children, without a system call."""
-    return _Forks.count
+FORKS = _Forks()
+os.register_at_fork(after_in_child=FORKS.one_more)
 
 
 class Presence:
@@ -48,6 +44,7 @@ class Presence:
         self._folder = folder
         self._path = f"{folder}/{subscription}"
         self._storage = storage
+        self._has_locks = True
         self._begin()
 
     def _begin(self) -> None:
@@ -56,18 +53,20 @@ class Presence:
         self._storage.make_folder(self._folder)
         try:
             # With the queue's modes: others of its group have to open it to find out that we are dead.
-            os.close(self._storage.create(self._path))
+            with suppress(FileExistsError):  # it came back with a queue that was put back from a copy
+                os.close(self._storage.create(self._path))
             self._lock.acquire(timeout=10)
             self._inode = inode(self._path)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
+            self._has_locks = False
             self._storage.unlink(self._path)
             log.warning("%s: no locks on this file system: only leases free what a dead consumer holds", self._folder)
 
     def keep(self) -> None:
         """Take the sign of life up anew where somebody took the file away, so that our death will be seen."""
-        if not self._inode:
+        if not self._has_locks:
             return
         try:
             if inode(self._path) == self._inode:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from dropq import names, storage
 from dropq.config import QueueConfig
@@ -29,7 +30,7 @@ log = logging.getLogger("dropq")
 LARGEST = 2**31 - 1
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Rest = TypeVarTuple("Rest")
 
 
 class Waiting(NamedTuple):
@@ -64,7 +65,7 @@ class Held:
         self.file = file
         self.arrival = arrival
         self.as_seen = False
-        self.filename = claim.prefix + file
+        self.filename = f"{claim.owner},{claim.deadline},{claim.number}~{file}" if claim.ours else claim.prefix + file
         self.path = f"{folder}/{self.filename}"
 
     def follow(self, renewed: Held) -> None:
@@ -113,19 +114,13 @@ class Lifecycle:
         """
         staged = f"{self.layout.working}/{file}"
         try:
-            folder = self.sent_to(not_before)
-            try:
-                self.storage.place(staged, f"{folder}/{file}")
-            except FileExistsError:  # the same id twice, one chance in ten thousand million: both stay
-                self.storage.place(staged, f"{folder}/{self._copy_name(self.sidecars.parse(file))}")
-            except FileNotFoundError:
-                if not storage.exists(f"{folder}/{file}"):  # RACE: the reply was lost, not the rename
-                    raise
+            self.storage.rename(staged, f"{self.sent_to(not_before)}/{file}")
         except OSError as error:
-            if back_to is None:
-                self.storage.unlink(staged)
-            else:
-                self.storage.move(staged, back_to)
+            with suppress(OSError):  # what cannot be taken away now, fsck finds
+                if back_to is None:
+                    self.storage.unlink(staged)
+                else:
+                    self.storage.move(staged, back_to)
             raise self.not_sent(error) from error
 
     def not_sent(self, error: OSError) -> DropqError:
@@ -410,17 +405,17 @@ class Lifecycle:
 
     # -- moves ---------------------------------------------------------------------------------------------------
 
-    def _leave(self, held: Held, move: Callable[Concatenate[str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _leave(self, held: Held, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
         """Take a held file out of processing/ by `move(path, ...)`, whatever its deadline is by now."""
         try:
             try:
-                return move(held.path, *args, **kwargs)
+                return move(held.path, *args)
             except FileNotFoundError:
                 renewed = None if held.as_seen else self.find_claim(held.claim.owner)
                 if renewed is None:
                     raise
                 held.follow(renewed)
-                return move(held.path, *args, **kwargs)
+                return move(held.path, *args)
         except FileNotFoundError as error:
             # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
             # cannot touch the claim of whoever has the message now.

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from traceback import format_exception
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from dropq import names, storage
 from dropq.durations import parse_duration
@@ -30,6 +30,13 @@ Duration = str | int | float | timedelta
 T = TypeVar("T")
 
 
+class Holder(Protocol):
+    """What hands messages out, and counts them."""
+
+    def forget(self, owner: str) -> None:
+        """Stop counting a claim that was settled."""
+
+
 class Message:
     """A message of a queue: held by a claim, or looked at in any state."""
 
@@ -38,9 +45,9 @@ class Message:
         "_delivery",
         "_file",
         "_held",
+        "_holder",
         "_life",
         "_lock",
-        "_on_settled",
         "_parsed",
         "_queue",
         "_state",
@@ -57,7 +64,7 @@ class Message:
         held: Held | None = None,
         withheld: str | None = None,
         delivery: int = 0,
-        settled: Callable[[], object] | None = None,
+        holder: Holder | None = None,
     ) -> None:
         self._queue = queue
         self._life = life
@@ -67,8 +74,8 @@ class Message:
         self._withheld = withheld
         self._claim = held.claim if held is not None else names.split_claim(file)[0]
         self._delivery = self._claim.number if self._claim is not None else delivery
-        self._on_settled = settled
-        self._lock = threading.RLock()
+        self._holder = holder
+        self._lock = threading.Lock()
         self._parsed: Name | None = None
 
     def __repr__(self) -> str:
@@ -303,11 +310,10 @@ class Message:
             reason: what went wrong, for whoever reads error/.
             details: what else is kept with the reason, such as `traceback`, `exit_status` or `stderr`.
         """
-        with self._lock:
-            if self._claimed().claim.number <= self._life.config.redelivery_attempts:
-                self._give_back()
-            else:
-                self._set_aside("error", "failed", {"detail": reason, **details})
+        if self._claimed().claim.number <= self._life.config.redelivery_attempts:
+            self._give_back()
+        else:
+            self._set_aside("error", "failed", {"detail": reason, **details})
 
     def reject(self, reason: str, **details: object) -> None:
         """Refuse it for good: it moves to error/ at once, with the reason."""
@@ -360,7 +366,7 @@ class Message:
 
     def _settle(self, move: Callable[[Held], Place]) -> None:
         with self._lock:
-            held = self._claimed()
+            held = self._held or self._claimed()
             try:
                 place = move(held)
             except LeaseLost:
@@ -376,9 +382,9 @@ class Message:
         if self._withheld is not None:
             self._life.storage.unlink(self._withheld)
             self._withheld = None
-        if self._on_settled is not None:
-            self._on_settled()
-            self._on_settled = None
+        if self._holder is not None and self._claim is not None:
+            self._holder.forget(self._claim.owner)
+            self._holder = None
 
 
 #: The last moment that a datetime can tell; names may hold later ones.

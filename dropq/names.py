@@ -27,7 +27,7 @@ from dropq.errors import InvalidName
 __all__ = [
     "CLASSES", "ID_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "Claim", "IdSource", "Name", "Typed",
     "check_message_id", "check_property_name", "check_queue_name", "check_text", "client_part", "decode",
-    "encode", "file_name", "order", "owner_seq", "parse", "restore", "shorten", "split_claim", "write",
+    "encode", "file_name", "order", "owner", "parse", "restore", "shorten", "split_claim", "write",
 ]  # fmt: skip
 
 NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer ones are shortened
@@ -39,7 +39,6 @@ _log = logging.getLogger("dropq")
 _INT_BITS = {"Y": 7, "H": 15, "I": 31, "L": 63}
 _TYPES = "BYHILFDS"
 _TOPIC = "topic-root/"
-_BASE36 = "0123456789abcdefghijklmnopqrstuvwxyz"
 _KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"])
 #: Property name -> attribute of Name and type, of what dropq itself writes into field 8.
 _OURS = {
@@ -240,13 +239,9 @@ def client_part(client_id: str) -> str:
     return re.sub(r"%.?$", "", encode(client_id)[:16]) or "client"
 
 
-def owner_seq(n: int) -> str:
-    """Write the sequence number of a claim in base 36."""
-    digits = ""
-    while n > 35:
-        n, digit = divmod(n, 36)
-        digits = _BASE36[digit] + digits
-    return _BASE36[n] + digits
+def owner(subscription: str, n: int) -> str:
+    """Write the owner of a subscription's nth claim; no two claims ever share it."""
+    return f"{subscription}-{n:x}"
 
 
 def encode(text: str) -> str:
@@ -547,8 +542,9 @@ class IdSource:
     def next(self) -> str:
         """Make an id that sorts behind all that this process made before."""
         with self._lock:
-            self._last = max(self._last + 1, self._now_ms() * 1000)
-            return f"{self._last:016d}-{self._random.getrandbits(64) % 10**10:010d}"
+            now = self._now_ms() * 1000
+            self._last = now if now > self._last else self._last + 1
+            return "%016d-%010d" % (self._last, self._random.getrandbits(64) % 10**10)  # noqa: UP031 - half the time
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()  # the parent's may have been held by a thread that is not here

@@ -22,6 +22,7 @@ from dropq.storage import storage_error
 if TYPE_CHECKING:
     from dropq.root import Root
 
+_NOTHING = (None,) * 7
 #: Messages that send_many makes durable together.
 BATCH = 1000
 
@@ -75,13 +76,18 @@ class Producer:
             NoSuchQueue, StorageError: the message was not sent, unless the error says that it is visible.
             ValueError: a value that no name can hold; nothing was sent.
         """
-        file, message_id, not_before = self.address(
-            body, priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
-        )
         life = self.life
+        said = (type, correlation_id, reply_to, expires_in, delay, properties, message_id)
+        if said == _NOTHING:
+            file, message_id, not_before = self._plain_address(body, priority, message_class)
+        else:
+            file, message_id, not_before = self.address(
+                body, priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
+            )
         life.stage(file, body.encode() if isinstance(body, str) else body)
         life.send(file, not_before=not_before)
-        life.sent(not_before=not_before)
+        if life.storage.syncs_folders:
+            life.sent(not_before=not_before)
         return Sent(message_id, True, self.name)
 
     def send_many(self, messages: Iterable[bytes | str | Mapping[str, Any]]) -> list[Sent]:
@@ -235,25 +241,17 @@ class Producer:
     ) -> tuple[str, str, int]:
         """Return the file name of a message to send, its id, and the time before which it may not be delivered."""
         life = self.life  # a queue that is refused is refused before the clock writes its probe
-        if message_class is None:
-            message_class = "T" if isinstance(body, str) else "B"
-        elif message_class not in names.CLASSES or len(message_class) != 1:
-            raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
-        if not -(2**31) <= priority < 2**31:
-            raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
         chosen = message_id is not None
-        if message_id is None:
-            message_id = self.root.ids.next()
-            if expires_in is None and delay is None and not properties and not (type or correlation_id or reply_to):
-                return names.plain_name(message_id, priority, message_class), message_id, 0
-        else:
+        if message_id is not None:
             names.check_message_id(message_id)
+        plain, generated, _ = self._plain_address(body, priority, message_class)
+        message_id = message_id or generated
         for header, text in (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to)):
             names.check_text(header, text or "")
         name = Name(
             message_id,
             priority=priority,
-            message_class=message_class,
+            message_class=plain[-1],
             expiration=0 if expires_in is None else self._in(expires_in),
             properties={} if properties is None else _typed(properties),
             correlation_id=correlation_id,
@@ -262,6 +260,17 @@ class Producer:
             not_before=0 if delay is None else self._in(delay),
         )
         return life.sidecars.fit(life.unique(name, chosen=chosen)), message_id, name.not_before
+
+    def _plain_address(self, body: bytes | str, priority: int, message_class: str | None) -> tuple[str, str, int]:
+        """Return what `address` does for a message that has nothing else to say."""
+        if message_class is None:
+            message_class = "T" if isinstance(body, str) else "B"
+        elif message_class not in names.CLASSES or len(message_class) != 1:
+            raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
+        if not -(2**31) <= priority < 2**31:
+            raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
+        message_id = self.root.ids.next()
+        return names.plain_name(message_id, priority, message_class), message_id, 0
 
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)

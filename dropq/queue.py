@@ -146,11 +146,13 @@ class Queue(Producer):
         return self._own_subscription().receive(timeout)
 
     def _own_subscription(self) -> Subscription:
-        if self._own is None or self._own.inherited:
+        own = self._own
+        if own is None or own.inherited:
             with self._lock:
-                if self._own is None or self._own.inherited:  # after a fork the child has its own
-                    self._own = self.subscribe(max_backlog=None)
-        return self._own
+                own = self._own
+                if own is None or own.inherited:  # after a fork the child has its own
+                    own = self._own = self.subscribe(max_backlog=None)
+        return own
 
     def claimed(self, receipt: str) -> Message:
         """Take up a claim by its receipt, or, where leasing is `sublet`, by the message's id.

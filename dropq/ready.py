@@ -79,11 +79,11 @@ class Ready:
         generated: list[str] = []
         others: list[tuple[tuple[int, str, str], Waiting]] = []
         seen: dict[tuple[str, int], int] = {}
-        ignored = self._ignored
+        ignored, is_message_file = self._ignored, storage.is_message_file
         with storage.listing(self._folder) as entries:
             for entry in entries:
                 name = entry.name
-                if ignored(name) or not storage.is_message_file(entry):
+                if ignored(name) or not is_message_file(entry):
                     continue
                 if _PLAIN(name):
                     plain.append(name)
@@ -115,9 +115,11 @@ def _sorted(plain: list[str], generated: list[str]) -> Iterator[Waiting]:
     """Sort names of one priority as plain strings, which is three times as fast as by a key."""
     groups: dict[str, list[str]] = {}
     for names_alike in (plain, generated):
-        for priority in {name[: name.index(".")] for name in names_alike}:
+        priorities = {name[: name.index(".")] for name in names_alike}
+        for priority in priorities:
             start = f"{priority}."
-            groups.setdefault(priority, []).extend(name for name in names_alike if name.startswith(start))
+            alike = [name for name in names_alike if name.startswith(start)] if len(priorities) > 1 else names_alike
+            groups.setdefault(priority, []).extend(alike)
     for priority in sorted(groups, key=int, reverse=True):
         length = len(priority) + _PLAIN_END
         for name in sorted(groups[priority]):

@@ -229,9 +229,11 @@ class Root:
                         jobs_older_than=jobs_older_than,
                     )
                 )
-            except DropqError as error:
+            except (DropqError, OSError) as error:  # the other queues are swept all the same
                 log.error("queue %s was not swept: %s", queue.name, error)
-                errors.append(error)  # the other queues are swept all the same
+                if isinstance(error, OSError):
+                    error = storage_error(error, f"queue {queue.name} was not swept to its end")
+                errors.append(error)
         if errors:
             raise errors[0]
         report.sidecars += collect(self.layout.path, self.layout.meta, Storage(), self.clock)

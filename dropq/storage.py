@@ -114,9 +114,7 @@ def _load_renameat2() -> ctypes._NamedFuncPointer | None:
         function = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
         return None  # not Linux, or a C library without it
-    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    function.restype = ctypes.c_int
-    return function
+    return function  # called with int and bytes alone, which ctypes passes on by itself, and sooner than by argtypes
 
 
 _renameat2 = _load_renameat2()
@@ -163,6 +161,7 @@ class Storage:
         self._dir_mode = dir_mode
         self._group = group
         self._base = base
+        self._create_mode = FILE_MODE if file_mode is None else file_mode
         self._owns = file_mode is not None or group is not None
         self._noreplace = True
 
@@ -170,7 +169,7 @@ class Storage:
 
     def create(self, path: str) -> int:
         """Create a file that was not there and return its descriptor, open for writing."""
-        fd = os.open(path, _CREATE, FILE_MODE if self._file_mode is None else self._file_mode)
+        fd = os.open(path, _CREATE, self._create_mode)
         if self._owns:
             try:
                 self._own(fd, self._file_mode)

@@ -14,12 +14,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from dropq import names, storage
-from dropq.consumers import Presence, generation
+from dropq.consumers import FORKS, Presence
 from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.layout import ignoring
@@ -81,7 +80,7 @@ class Subscription:
         self._lock = threading.RLock()
         self._attend_at = 0.0
         self._refused: list[StorageError] = []
-        self._generation = generation()
+        self._forks = FORKS.count
         self._closed = threading.Event()
         self._presence: Presence | None = None
         if detached:
@@ -153,7 +152,7 @@ class Subscription:
     @property
     def inherited(self) -> bool:
         """Whether it was opened before a fork, by the parent of this process, whose it stays."""
-        return self._generation != generation()
+        return self._forks != FORKS.count
 
     @property
     def next_due(self) -> float | None:
@@ -163,7 +162,7 @@ class Subscription:
     def _next(self) -> Message | None:
         with self._lock:
             refreshed = False
-            if time.monotonic() >= self._attend_at or self._generation != generation():
+            if time.monotonic() >= self._attend_at or self._forks != FORKS.count:
                 refreshed = self._attend()
             if self.max_backlog is not None and len(self._held) >= self.max_backlog:
                 self._forget_lost()
@@ -203,7 +202,6 @@ class Subscription:
                     self._tell_refused()
                     return None
                 refreshed = True
-                self._refused.clear()
                 self._refresh()
             elif (message := self._claim(waiting)) is not None:
                 return message
@@ -217,6 +215,7 @@ class Subscription:
             raise refused[0]
 
     def _refresh(self) -> None:
+        self._refused.clear()  # what still waits is met again
         if self._paused():
             self._ready.clear()
             return
@@ -255,17 +254,17 @@ class Subscription:
 
     def next_owner(self) -> str:
         """Return what identifies the next claim: no two claims, of whichever process, ever share it."""
-        return f"{self.id}-{names.owner_seq(next(self._claims))}"
+        return names.owner(self.id, next(self._claims))
 
     def _hand_out(self, held: Held) -> Message:
         owner = held.claim.owner
         # The message keeps its subscription: one that nobody else refers to is still alive while it holds something.
-        forget = partial(self._forget, owner)
-        message = Message(self._queue, self._life, "processing", held.filename, held=held, settled=forget)
+        message = Message(self._queue, self._life, "processing", held.filename, held=held, holder=self)
         self._held[owner] = message
         return message
 
-    def _forget(self, owner: str) -> None:
+    def forget(self, owner: str) -> None:
+        """Stop counting a claim that was settled."""
         self._held.pop(owner, None)
 
     def _settled_first(self, held: Held) -> Message | None:
@@ -279,7 +278,8 @@ class Subscription:
         except LeaseLost:
             return None  # RACE: a sweep returned it in between; it was not delivered
         except StorageError:
-            life.give_back(held, counted=False, delay=0)
+            with suppress(LeaseLost):  # it has left all the same, and the error says what is the matter
+                life.give_back(held, counted=False, delay=0)
             raise
         return Message(self._queue, life, "processed", held.file, withheld=path, delivery=held.claim.number)
 

@@ -314,21 +314,24 @@ def _clear_leftovers(life: Lifecycle) -> int:
     known = consumers.known(life.layout.consumers)
     for entry in storage.entries(life.layout.private):
         if entry.name.startswith(".gone-") and _age(life, entry.path) > LEFTOVERS_AGE:
-            life.storage.unlink(entry.path)
-            cleared += 1
+            with _passing_over(life, entry.path):
+                life.storage.unlink(entry.path)
+                cleared += 1
     for entry in storage.entries(life.layout.held):
         claim, _ = names.split_claim(f"{entry.name},0,1~x")
         if claim is None or claim.subscription in known or life.find_claim(claim.owner) is not None:
             continue
         if _holds_the_only_copy(entry.path) and _age(life, entry.path) <= LEFTOVERS_AGE:
             continue  # delivered at most once, without a history: who received it may yet read it
-        life.storage.remove_tree(entry.path)
-        cleared += 1
+        with _passing_over(life, entry.path):
+            life.storage.remove_tree(entry.path)
+            cleared += 1
     for state in ("error", "expired"):
         for entry in storage.entries(f"{life.layout.reasons}/{state}"):
             if _age(life, entry.path) > LEFTOVERS_AGE and not _explains_something(life, state, entry.path):
-                life.storage.unlink(entry.path)
-                cleared += 1
+                with _passing_over(life, entry.path):
+                    life.storage.unlink(entry.path)
+                    cleared += 1
     return cleared
 
 

@@ -37,7 +37,7 @@ from dropq.names import (
     encode,
     file_name,
     order,
-    owner_seq,
+    owner,
     parse,
     restore,
     shorten,
@@ -380,7 +380,7 @@ class TestClaimPrefixes:
 
     @given(
         any_text,
-        st.integers(0, 36**8 - 1),
+        st.integers(1, 16**8 - 1),
         st.integers(0, 10**13 - 1),
         st.integers(1, 10**10 - 1),
         any_text.filter(bool),
@@ -388,7 +388,7 @@ class TestClaimPrefixes:
     def test_every_claim_splits_into_what_made_it(
         self, client: str, seq: int, deadline: int, number: int, rest: str
     ) -> None:
-        claim = Claim(f"{client_part(client)}-0a1b2c3d4e-{owner_seq(seq)}", deadline, number)
+        claim = Claim(owner(f"{client_part(client)}-0a1b2c3d4e", seq), deadline, number)
         assert split_claim(claim.prefix + rest) == (claim, rest)
         assert len(claim.prefix) <= PREFIX_LIMIT
         assert claim.prefix.isascii()
@@ -401,9 +401,9 @@ class TestClaimPrefixes:
         assert client_part("x" * 13 + "é") == "x" * 13 + "%C3"
         assert client_part("") == "client"
 
-    def test_sequences_are_written_in_base_36(self) -> None:
-        assert [owner_seq(n) for n in (0, 9, 10, 35, 36, 36**8 - 1)] == ["0", "9", "a", "z", "10", "z" * 8]
-        assert all(int(owner_seq(n), 36) == n for n in range(5000))
+    def test_an_owner_is_its_subscription_and_a_hexadecimal_sequence(self) -> None:
+        assert [owner("a-b", n) for n in (1, 15, 16, 16**8 - 1)] == ["a-b-1", "a-b-f", "a-b-10", "a-b-ffffffff"]
+        assert len({owner("a-b", n) for n in range(5000)}) == 5000
 
 
 class TestEncoding:

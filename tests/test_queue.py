@@ -1485,14 +1485,14 @@ def test_a_moved_file_is_back_in_its_place_when_the_send_fails(
     queue = make()
     source = tmp_path / "source"
     source.write_bytes(b"a")
-    place = Storage.place
+    rename = Storage.rename
 
     def refused(self: Storage, old: str, new: str) -> None:
         if "/target/" in new:
             raise PermissionError(errno.EACCES, "no", old)
-        place(self, old, new)
+        rename(self, old, new)
 
-    monkeypatch.setattr(Storage, "place", refused)
+    monkeypatch.setattr(Storage, "rename", refused)
     with pytest.raises(StorageError, match="not sent"):
         queue.send_file(source, move=True)
     assert where(queue) == {}
@@ -1520,21 +1520,21 @@ def test_a_send_many_cut_short_says_how_many_were_sent_and_leaves_no_halves(
 ) -> None:
     queue = make()
     calls = iter(range(1, 100))
-    write_new, place = Storage.write_new, Storage.place
+    write_new, rename = Storage.write_new, Storage.rename
 
     def failing_write(self: Storage, path: str, data: bytes | memoryview) -> None:
         if next(calls) == fails_at:
             raise OSError(errno.ENOSPC, "No space left on device", path)
         write_new(self, path, data)
 
-    def failing_place(self: Storage, source: str, destination: str) -> None:
+    def failing_rename(self: Storage, source: str, destination: str) -> None:
         if next(calls) == fails_at:
             raise OSError(errno.EIO, "Input/output error", source)
-        place(self, source, destination)
+        rename(self, source, destination)
 
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "write_new", failing_write)
-        patch.setattr(Storage, "place", failing_place)
+        patch.setattr(Storage, "rename", failing_rename)
         with pytest.raises(StorageError) as caught:
             queue.send_many([b"1", b"2", b"3", b"4"])
     sent = max(fails_at - 5, 0)

@@ -1,0 +1,645 @@
+"""What a hostile reading found: a test for each fault, which fails where the fault is."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from children import in_child, unprivileged
+from helpers import Clock, always_fresh, base, drop, make_queue, names_in, where
+
+from dropq import ConfigError, Message, NoSuchQueue, Queue, Root, StorageError, storage, work
+from dropq.cli import main as cli
+from dropq.staging import Job
+from dropq.storage import ServerClock, Storage
+from dropq.sweep import QuickSweep
+
+Make = Callable[..., Queue]
+
+#: The last of the times that a name can hold, in ms: about the year 292 million.
+LATEST = 2**63 - 1
+LARGEST = 2**31 - 1
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make queues with a settable clock, whose consumers see every change at once."""
+    always_fresh(monkeypatch)
+    made: list[Queue] = []
+
+    def one(**options: Any) -> Queue:
+        made.append(make_queue(tmp_path / f"root{len(made)}", clock=clock, **options))
+        return made[-1]
+
+    yield one
+    for queue in made:
+        if queue.exists():
+            queue.close()
+
+
+def take(queue: Queue) -> Message:
+    message = queue.receive()
+    assert message is not None, f"nothing to receive in {where(queue)}"
+    return message
+
+
+def reopened(queue: Queue) -> Queue:
+    """The same queue as another process opens it."""
+    return Root(queue.root.path, clock=queue.root.clock).queue(queue.name)
+
+
+def archive(queue: Queue, *bodies: bytes) -> None:
+    for body in bodies:
+        queue.send(body)
+        take(queue).ack()
+
+
+def mode(path: str) -> int:
+    return os.stat(path).st_mode & 0o7777
+
+
+def full_disk(path: str, data: bytes) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+# -- messages that were lost, hidden or delivered twice ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"type": "tmp"},
+        {"type": "part", "priority": 9},
+        {"reply_to": "crc"},
+        {"correlation_id": "part"},
+    ],
+)
+def test_a_message_whose_last_header_is_an_ignored_suffix_is_received_with_it(
+    make: Make, headers: dict[str, Any]
+) -> None:
+    queue = make()
+    queue.send(b"a", **headers)
+    message = take(queue)
+    assert message.body == b"a"
+    assert {
+        "type": message.type,
+        "reply_to": message.reply_to,
+        "correlation_id": message.correlation_id,
+    } == {"type": None, "reply_to": None, "correlation_id": None} | {
+        header: text for header, text in headers.items() if header != "priority"
+    }
+    message.nack()
+    assert take(queue).redelivered
+
+
+@pytest.mark.parametrize(
+    ("settle", "state"),
+    [
+        (Message.ack, "processed"),
+        (lambda message: message.fail("no good"), "error"),
+        (Message.expire, "expired"),
+    ],
+)
+def test_a_settled_message_whose_id_has_an_ignored_suffix_stays_visible(
+    make: Make, settle: Callable[[Message], None], state: str
+) -> None:
+    queue = make()
+    queue.send(b"a", message_id="upload.part")
+    settle(take(queue))
+    assert queue.counts()[state] == 1
+    assert [message.id for message in queue.browse(state)] == ["upload.part"]
+    assert queue.fsck() == []
+    assert [outcome.ok for outcome in queue.requeue(state=state)] == [True]
+
+
+def staged_job(queue: Queue, *rows: bytes) -> tuple[Job, list[Any]]:
+    job = Job(queue.life, "job")
+    job.begin()
+    attempt = job.attempt("0")
+    for row in rows:
+        attempt.write(f"4.{queue.root.ids.next()}.B", row)
+    return job, attempt.finish()
+
+
+def test_a_queue_that_is_renamed_away_and_back_while_a_job_is_sent_loses_no_row(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    rows = [b"0", b"1", b"2", b"3"]
+    job, listed = staged_job(queue, *rows)
+    home, away = queue.layout.home, f"{queue.layout.home}.away"
+    place, moves = Storage.place, iter([None, (home, away), (away, home)])
+
+    def meanwhile(self: Storage, source: str, destination: str) -> None:
+        if (move := next(moves, None)) is not None:
+            os.rename(*move)
+        place(self, source, destination)
+
+    monkeypatch.setattr(Storage, "place", meanwhile)
+    assert job.commit(listed) == len(rows)
+    assert where(queue) == {"target": rows}
+
+
+def test_a_delete_is_undone_when_a_job_was_committed_after_its_check(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    job, listed = staged_job(queue, b"row")
+    rename_folder = Storage.rename_folder
+
+    def meanwhile(self: Storage, source: str, destination: str) -> None:
+        if source == queue.layout.home:
+            job._write_manifest(listed)  # the driver commits, and dies before it sends
+        rename_folder(self, source, destination)
+
+    monkeypatch.setattr(Storage, "rename_folder", meanwhile)
+    with pytest.raises(StorageError, match="1 in target"):
+        Root(queue.root.path).delete_queue(queue.name)
+    assert where(queue) == {"target": [b"row"]}
+
+
+def test_a_message_keeps_the_subscription_alive_that_handed_it_out(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    message = queue.subscribe().receive()
+    assert message is not None
+    gc.collect()
+    assert reopened(queue).sweep().dead == 0
+    message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+def its_file(queue: Queue, look: Callable[[], object]) -> None:
+    for consumer in os.scandir(queue.layout.consumers):
+        os.unlink(consumer)
+    queue.send(b"a")
+
+
+def its_file_for_another(queue: Queue, look: Callable[[], object]) -> None:
+    copy = f"{queue.layout.home}.copy"
+    shutil.copytree(queue.layout.home, copy)
+    shutil.rmtree(queue.layout.home)
+    os.rename(copy, queue.layout.home)
+    queue.send(b"a")
+
+
+def its_queue(queue: Queue, look: Callable[[], object]) -> None:
+    queue.root.delete_queue(queue.name)
+    queue.root.create_queue(queue.name, durability="none").send(b"a")
+
+
+def its_queue_for_a_while(queue: Queue, look: Callable[[], object]) -> None:
+    queue.root.delete_queue(queue.name)
+    with pytest.raises(NoSuchQueue):
+        look()
+    queue.root.create_queue(queue.name, durability="none").send(b"a")
+
+
+@pytest.mark.parametrize("take_away", [its_file, its_file_for_another, its_queue, its_queue_for_a_while])
+def test_a_consumer_whose_sign_of_life_was_taken_away_is_found_dead_all_the_same(
+    make: Make, take_away: Callable[[Queue, Callable[[], object]], None]
+) -> None:
+    queue = make()
+
+    def dies() -> bytes:
+        subscription = reopened(queue).subscribe()
+        assert subscription.receive() is None
+        take_away(reopened(queue), subscription.receive)
+        message = subscription.receive()
+        assert message is not None
+        return message.body
+
+    assert in_child(dies) == b"a"
+    assert where(queue) == {"processing": [b"a"]}
+    assert reopened(queue).sweep().dead == 1
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_a_file_under_a_name_that_was_used_before_has_an_arrival_of_its_own(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "changed_ms", lambda path: clock.ms)  # whatever is seen first came just now
+    queue = make(expiration="30s")
+    with queue.subscribe(max_backlog=None) as subscription:
+        drop(queue, "report.csv", b"old")
+        queue.send(b"urgent", priority=9)
+        first = subscription.receive()
+        assert first is not None and first.body == b"urgent"  # the old report was seen, and left
+        os.rename(base(queue) / "target" / "report.csv", base(queue) / "processing" / "mine")
+        drop(queue, "report.csv", b"new")
+        clock.advance(60)
+        second = subscription.receive()
+        assert second is not None and second.body == b"new"
+
+
+def test_a_move_in_doubt_never_removes_the_message_for_its_reservation(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.send(b"precious")
+    message = take(queue)
+    queue.life.storage._noreplace = False
+    rename, lstat = os.rename, os.lstat
+    cached: dict[str, os.stat_result] = {}
+
+    def with_lost_reply(source: str, destination: str) -> None:
+        if "/processed/" not in destination:
+            return rename(source, destination)
+        cached[destination] = lstat(destination)
+        rename(source, destination)
+        raise FileNotFoundError(errno.ENOENT, "the reply was lost", source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", with_lost_reply)
+        patch.setattr(os, "lstat", lambda path, **more: cached.get(path) or lstat(path, **more))
+        message.ack()
+    assert where(queue) == {"processed": [b"precious"]}
+
+
+def test_retention_leaves_a_name_alone_that_a_move_has_reserved(make: Make) -> None:
+    queue = make(max_history=1)
+    reserved = base(queue) / "processed" / "report.csv"
+    os.close(os.open(reserved, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0))
+    archive(queue, b"a")
+    assert queue.sweep().pruned == 0
+    assert reserved.exists()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+# -- one bad item that ended a sweep, a worker or a batch ----------------------------------------------------
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_reason_that_cannot_be_written_keeps_no_sweep_from_pruning(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    queue = make(max_history=1)
+    archive(queue, b"1", b"2", b"3")
+    queue.send(b"late", expires_in="1s")
+    with queue.subscribe() as subscription:
+        if held:
+            subscription.receive()
+        clock.advance(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(queue.life.storage, "write_small", full_disk)
+            assert queue.sweep().pruned == 2
+        assert where(queue)["processing" if held else "target"] == [b"late"]
+        assert queue.sweep().expired == 1
+
+
+def test_a_sweep_prunes_before_it_does_what_needs_room(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(max_history=1)
+    archive(queue, b"1", b"2")
+    queue.send(b"late", expires_in="1s")
+    clock.advance(2)
+    write_small = queue.life.storage.write_small
+
+    def nearly_full(path: str, data: bytes) -> None:
+        if len(names_in(queue, "processed")) > 1:
+            full_disk(path, data)
+        write_small(path, data)
+
+    monkeypatch.setattr(queue.life.storage, "write_small", nearly_full)
+    assert queue.sweep().expired == 1
+
+
+def test_a_folder_among_the_consumers_does_not_end_a_sweep(make: Make, clock: Clock) -> None:
+    queue = make()
+    os.makedirs(f"{queue.layout.consumers}/no-consumer")
+    queue.send(b"late", expires_in="1s")
+    clock.advance(2)
+    assert queue.sweep().expired == 1
+
+
+def test_a_leftover_that_cannot_be_removed_does_not_end_a_sweep(make: Make, clock: Clock) -> None:
+    queue = make()
+    for folder in (f"{queue.layout.private}/.gone-1", f"{queue.layout.reasons}/error/no-reason", queue.layout.held):
+        os.makedirs(folder)
+    Path(queue.layout.held, "a-0123456789-1").write_bytes(b"")
+    os.mkdir(f"{queue.layout.held}/a-0123456789-2")
+    clock.advance(2 * 86_400)
+    assert queue.sweep().leftovers == 1
+    assert os.listdir(queue.layout.held) == ["a-0123456789-1"]
+
+
+@pytest.mark.parametrize("folder", ["processing", "delayed", "target"])
+def test_a_root_is_swept_over_a_queue_that_cannot_be_listed(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    queue = make()
+    denied = queue.root.create_queue("another", durability="none").layout.folder(folder)
+    queue.send(b"late", expires_in="1s")
+    clock.advance(2)
+    listing = storage.listing
+
+    def refusing(path: str) -> Any:
+        if path == denied:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listing(path)
+
+    monkeypatch.setattr(storage, "listing", refusing)
+    with pytest.raises(StorageError, match=r"another.* was not swept to its end"):
+        queue.root.sweep()
+    assert where(queue) == {"expired": [b"late"]}
+
+
+def put_a_file_for(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")
+
+
+def forbid(folder: Path) -> None:
+    folder.chmod(0o555)
+
+
+@pytest.mark.parametrize("hinder", [put_a_file_for, forbid])
+def test_a_message_that_cannot_be_claimed_is_told_of_once_all_others_are_handled(
+    make: Make, clock: Clock, hinder: Callable[[Path], None]
+) -> None:
+    queue = make()
+    hinder(Path(queue.root.layout.meta))
+    drop(queue, f"{'l' * 200}.csv", b"bad")
+    clock.advance(10)  # the bad one is the oldest
+    for body in (b"1", b"2", b"3"):
+        queue.send(body)
+
+    def worker() -> tuple[list[bytes], str]:
+        handled: list[bytes] = []
+        try:
+            work(reopened(queue), lambda message: handled.append(message.body), until_empty=True)
+        except StorageError as error:
+            return handled, str(error)
+        return handled, ""
+
+    handled, told = unprivileged(worker)
+    assert handled == [b"1", b"2", b"3"]
+    assert "nothing was moved" in told
+    assert where(queue) == {"target": [b"bad"], "processed": handled}
+
+
+def test_a_message_that_could_not_be_claimed_is_not_told_of_once_it_has_gone(make: Make, clock: Clock) -> None:
+    queue = make()
+    put_a_file_for(Path(queue.root.layout.meta))
+    bad = f"{'l' * 200}.csv"
+    drop(queue, bad, b"bad")
+    clock.advance(10)
+    archive(queue, b"good")
+    os.unlink(base(queue) / "target" / bad)
+    assert queue.receive() is None
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [
+        Message.ack,
+        Message.nack,
+        lambda message: message.nack(delay="1s"),
+        lambda message: message.reject("no good"),
+        lambda message: message.extend("1h"),
+    ],
+)
+def test_settling_while_the_queue_is_away_fails_and_keeps_the_claim(
+    make: Make, settle: Callable[[Message], None]
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    with queue.subscribe() as subscription:
+        message = subscription.receive()
+        assert message is not None
+        away = f"{queue.layout.home}.away"
+        os.rename(queue.layout.home, away)
+        with pytest.raises(StorageError):
+            settle(message)
+        os.rename(away, queue.layout.home)
+        assert message.held
+        assert subscription.held == (message,)
+        message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_at_most_once_gives_back_what_it_could_not_archive(make: Make, history: bool) -> None:
+    queue = make(semantics="at-most-once", history=history)
+    queue.send(b"a")
+    needed = Path(queue.layout.processed if history else queue.layout.held)
+    if history:
+        needed.rmdir()
+    else:
+        needed.write_bytes(b"")
+    with pytest.raises(StorageError):
+        queue.receive()
+    assert where(queue) == {"target": [b"a"]}
+    needed.mkdir() if history else needed.unlink()
+    message = take(queue)
+    assert (message.body, message.delivery_count) == (b"a", 1)
+
+
+def test_at_most_once_says_what_is_wrong_when_the_archive_was_made_but_not_durable(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(semantics="at-most-once", durability="full")
+    queue.send(b"a")
+
+    def refuse(self: Storage, *folders: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), folders[0])
+
+    with monkeypatch.context() as patch:
+        subscription = queue.subscribe()
+        patch.setattr(Storage, "sync", refuse)
+        with pytest.raises(StorageError, match="a power cut may undo it"):
+            subscription.receive()
+    subscription.close()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+def test_receive_many_returns_what_it_claimed_before_a_claim_failed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    for body in (b"1", b"2", b"3"):
+        queue.send(body)
+    claim, claims = queue.life.claim, iter([True, True])
+
+    def failing(*args: Any) -> Any:
+        if next(claims, False):
+            return claim(*args)
+        raise StorageError("the third one fails")
+
+    with queue.subscribe(max_backlog=3) as subscription:
+        monkeypatch.setattr(queue.life, "claim", failing)
+        assert [message.body for message in subscription.receive_many(3)] == [b"1", b"2"]
+
+
+# -- time, cost and limits -----------------------------------------------------------------------------------
+
+
+def test_the_more_a_sweep_costs_the_longer_is_the_pause_after_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    now = 100.0
+
+    def costly(*args: object) -> list[int]:
+        nonlocal now
+        now += 7.0
+        return []
+
+    monkeypatch.setattr("dropq.sweep.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("dropq.sweep._deliver_delayed", costly)
+    quick = QuickSweep(queue.life)
+    quick.run()
+    assert quick.again >= 107.0 + 7 * 7.0
+
+
+def test_a_sign_of_life_has_the_modes_and_the_group_of_the_queue(make: Make) -> None:
+    others = [group for group in os.getgroups() if group != os.getegid()]
+    group = 65534 if os.geteuid() == 0 else others[0] if others else os.getegid()
+    queue = make(file_mode="0660", dir_mode="2770", group=group)
+    with queue.subscribe():
+        [consumer] = os.scandir(queue.layout.consumers)
+        assert mode(consumer.path) == 0o660
+        assert consumer.stat().st_gid == group
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_private_folders_of_a_root_have_the_modes_of_the_root(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "root"
+    path.mkdir()
+    path.chmod(0o2775)
+    before = os.umask(umask)
+    try:
+        layout = Root.create(path).layout
+    finally:
+        os.umask(before)
+    assert [mode(folder) for folder in (layout.private, layout.meta)] == [0o2775] * 2
+    assert [mode(file) for file in (layout.clock, layout.config_file)] == [0o664] * 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"4.x.B.{LATEST}",
+        f"4.x.B.....JMS_dropq_sinceL={LATEST}",
+        f"4.x.B.....JMS_dropq_notBeforeL={LATEST}",
+    ],
+)
+def test_times_beyond_all_calendars_can_be_looked_at(make: Make, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = make()
+    drop(queue, name, b"a")
+    [message] = queue.browse()
+    times = [message.timestamp, message.expiration, message.not_before, message.since]
+    assert max(moment.year for moment in times if moment is not None) == 9999
+    assert queue.stats()["target"].count == 1
+    for command in (
+        ["browse", "q", "--json"],
+        ["show", "q", message.id],
+        ["show", "q", message.id, "--json"],
+    ):
+        assert cli.main(["--root", str(queue.root.path), *command]) == 0, capsys.readouterr().err
+
+
+def test_a_drain_gives_up_a_folder_that_does_not_become_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "DRAIN_LIMIT", 0.02, raising=False)
+    tries = 0
+
+    def refuse(path: str) -> None:
+        nonlocal tries
+        tries += 1
+        assert tries < 1000, "it tries for ever, and without a pause"
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
+        Storage().drain(str(tmp_path))
+
+
+@pytest.mark.parametrize("step", [7200.0, -7200.0])
+def test_a_step_of_this_hosts_clock_does_not_move_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    clock = ServerClock(str(tmp_path / "probe"))
+    before, real = clock.now_ms(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + step)
+    assert 0 <= clock.now_ms() - before < 60_000
+
+
+def test_counts_stay_at_the_largest_that_a_name_can_hold(make: Make) -> None:
+    queue = make(max_cancels=0)
+    drop(queue, f"4.x.B.....JMSXDeliveryCountI={LARGEST}&JMS_dropq_cancelsI={LARGEST}", b"a")
+    for _ in range(3):
+        take(queue).nack()
+        [message] = queue.browse()
+        assert (message.id, message.delivery_count, message.cancels) == ("x", LARGEST, LARGEST)
+
+
+@pytest.mark.parametrize("name", ["4.x.B", "report.csv"])
+def test_a_scripts_claim_that_a_sweep_returns_obeys_the_delay_and_the_limit_of_deliveries(
+    make: Make, clock: Clock, name: str
+) -> None:
+    queue = make(max_deliveries=2, redelivery_delay="10s")
+    drop(queue, name, b"a")
+    for state in ("delayed", "error"):
+        [waiting] = names_in(queue, "target")
+        claimed = f"mine~{waiting}" if waiting.startswith("4.") else waiting
+        os.rename(base(queue) / "target" / waiting, base(queue) / "processing" / claimed)
+        clock.advance(1)
+        assert queue.sweep(foreign_older_than=0).foreign == 1
+        assert where(queue) == {state: [b"a"]}
+        clock.advance(10)
+        queue.sweep()
+    [message] = queue.browse("error")
+    assert message.reason is not None and message.reason["reason"] == "max_deliveries"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[str]:
+    """A folder on another file system than tmp_path."""
+    memory = "/dev/shm"
+    if not os.path.isdir(memory) or not os.access(memory, os.W_OK) or os.stat(memory).st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system to put a folder on")
+    path = tempfile.mkdtemp(dir=memory)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("folder", ["private", "delayed"])
+def test_a_private_folder_on_another_file_system_is_refused(make: Make, elsewhere: str, folder: str) -> None:
+    queue = make()
+    path = Path(getattr(queue.layout, folder))
+    if path.exists():
+        shutil.rmtree(path)
+    path.symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="two file systems"):
+        reopened(queue).send(b"a")
+
+
+@pytest.mark.parametrize("rest", ["", "."])
+def test_a_name_with_digits_of_another_script_is_foreign_and_does_not_expire_at_once(make: Make, rest: str) -> None:
+    queue = make(expiration="1h")
+    one = "\N{ARABIC-INDIC DIGIT ONE}"
+    name = f"4.{one * 16}-{one * 10}.B{rest}"
+    drop(queue, name, b"a")
+    message = take(queue)
+    assert message.body == b"a"
+    message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+@pytest.mark.parametrize("pattern", ["*.B", "4.*", "*.[A-Z]", "[0-9]*", "*-*", "9.*", "4.1*", "?.*.T"])
+def test_a_pattern_that_would_hide_plain_messages_cannot_be_ignored(make: Make, pattern: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be ignored"):
+        make(ignore=[pattern])
