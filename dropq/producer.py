@@ -259,7 +259,10 @@ class Producer:
             type=type,
             not_before=0 if delay is None else self._in(delay),
         )
-        return life.sidecars.fit(life.unique(name, chosen=chosen)), message_id, name.not_before
+        file = life.sidecars.fit(life.unique(name, chosen=chosen))
+        if life.sidecars.ignored(file):
+            raise ValueError(f"the message would be called {file}, which queue {self.name} ignores: see `ignore`")
+        return file, message_id, name.not_before
 
     def _plain_address(self, body: bytes | str, priority: int, message_class: str | None) -> tuple[str, str, int]:
         """Return what `address` does for a message that has nothing else to say."""

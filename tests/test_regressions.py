@@ -106,6 +106,15 @@ def test_a_message_whose_last_header_is_an_ignored_suffix_is_received_with_it(
     assert take(queue).redelivered
 
 
+def test_a_message_whose_name_the_queue_would_ignore_all_the_same_is_refused(make: Make) -> None:
+    queue = make(ignore=["*draft*"])
+    with pytest.raises(ValueError, match=r"which queue q ignores"):
+        queue.send(b"a", type="draft")
+    assert where(queue) == {}
+    queue.send(b"a", type="letter")
+    assert take(queue).type == "letter"
+
+
 @pytest.mark.parametrize(
     ("settle", "state"),
     [
