@@ -50,6 +50,8 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
         records.append({"queue": "total", **sums})
     shell.show(records, columns)
+    if not records and not queues:
+        shell.tell_no_queues()
     return code
 
 

@@ -148,6 +148,8 @@ def receive(
     shell = Shell(ctx, json)
     found = shell.queue(queue)
     period = lease if lease is not None else found.config.lease_period or LEASE
+    if not period:
+        raise UsageError("--lease 0: a claim that outlives its command needs a lease")
     with found.subscribe(filter=filter, max_backlog=count, lease_period=period, detached=True) as subscription:
         messages = subscription.receive_many(count, timeout=wait or 0)
         for message in messages:

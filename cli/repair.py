@@ -208,7 +208,7 @@ def fsck(
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Find what does not belong into a root or its queues.
+    """Find what does not belong in a root or its queues.
 
     Exits with 1 when something wants attention: a warning or an error that was not repaired. --repair never deletes:
     what it sets aside lies in .dropq/set-aside/, under the path it had.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Annotated, cast
 
 import typer
@@ -49,6 +50,8 @@ def create(
     VALUE is read as TOML reads it, `10`, `true`, `["*.bak"]`, and else as text, so that `30s` needs no quotes.
     """
     shell = Shell(ctx, json)
+    if shell.strange and not shell.root.queues():
+        shell.tell_no_queues()
     made = shell.root.create_queue(queue, dropboxmq=dropboxmq, **_options(settings or ()))
     shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
 
@@ -115,7 +118,9 @@ def config_show(
     found, root = shell.queue(queue), shell.root
     settings = explain_queue(found.name, root.config, root.layout.config_file, found.layout.config_file)
     if key is not None and key not in {setting.key for setting in settings}:
-        raise UsageError(f"{key} is no key of a queue: `dropq config show {found.name}` lists them")
+        near = get_close_matches(key.lower(), [setting.key for setting in settings], n=1)
+        hint = f"; the nearest is {near[0]}" if near else ""
+        raise UsageError(f"{key} is no key of a queue{hint}: `dropq config show {found.name}` lists them")
 
     def records() -> Iterator[Record]:
         for setting in settings:

@@ -84,6 +84,16 @@ class Shell:
         _ = queue.layout  # opened here, so that what is wrong with it is said once
         return queue
 
+    def tell_no_queues(self) -> None:
+        """Say that a root has no queues, and whether it looks like a root at all."""
+        output.note(f"{self.root.path} has no queues{self.strange}")
+
+    @property
+    def strange(self) -> str:
+        """What makes one doubt that this is a root; nothing where it has a dropq.toml."""
+        known = os.path.lexists(self.root.layout.config_file)
+        return "" if known else ", and no dropq.toml: is it the right folder, is it mounted?"
+
     def queues(self, names: Sequence[str] | None) -> list[str]:
         """Return the names that were given, else those of all queues."""
         return [unescape(name) for name in names] if names else [queue.name for queue in self.root.queues()]

@@ -59,6 +59,8 @@ def work(
     shell = Shell(ctx, json)
     found = shell.queue(queue)
     period = lease if lease is not None else found.config.lease_period or LEASE
+    if found.paused:
+        output.note(f"queue {found.name} is paused: nothing comes until `dropq resume {found.name}`")
     with whoever_reads(), Command(command, timeout=timeout) as handler, stop_on_signals(Stop()) as stop:
         report = work_off(found, handler, concurrency=jobs, until_empty=until_empty, lease=period, poll=poll, stop=stop)
     counts = {key: count for key, count in asdict(report).items() if key != "halted"}
@@ -123,7 +125,9 @@ def _state(queue: Queue, id: str) -> str | None:
 
 
 def _timed_out(queue: Queue) -> int:
-    output.note(f"queue {queue.name}: that did not happen in time")
+    counts = queue.counts()
+    left = ", ".join(f"{counts[state]} in {state}" for state in UNSETTLED)
+    output.note(f"queue {queue.name}: what was waited for did not happen in time ({left})")
     return TRY_LATER
 
 

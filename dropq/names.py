@@ -120,6 +120,8 @@ class Typed:
             return cls(kind, int(text))
         if kind in ("F", "D") and _FLOAT.fullmatch(text):
             return cls(kind, float(text))
+        if kind not in _TYPES or len(kind) != 1:
+            raise ValueError(f"property type {kind!r} is none of {' '.join(_TYPES)}")
         raise ValueError(f"{text!r} is not a value of property type {kind}")
 
     @property

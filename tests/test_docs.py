@@ -37,7 +37,7 @@ def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
             commands = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
             # A worker that met a bad message ends by telling so.
             script += [f"{command} || [ $? = 1 ]" if "exit 65" in command else command for command in commands]
-        elif "needs dropq[spark]" not in text:
+        elif "needs the extra" not in text:
             (tmp_path / f"example{number}.py").write_text(text)
             script.append(f"(cd {tmp_path} && {sys.executable} example{number}.py)")
     done = subprocess.run(
@@ -53,7 +53,7 @@ def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_the_spark_example_of_the_readme_runs(tmp_path: Path) -> None:
-    (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs dropq[spark]" in text)
+    (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs the extra" in text)
     queue = dropq.Root.create(tmp_path / "work").create_queue("orders")
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False

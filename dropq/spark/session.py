@@ -134,9 +134,7 @@ def require_pyspark() -> None:
     try:
         import pyspark  # noqa: F401
     except ImportError as missing:
-        raise Unavailable(
-            "Spark is not installed for this Python: get it with: pip install 'dropq[spark]'"
-        ) from missing
+        raise Unavailable("Spark is not installed for this Python: install dropq with its extra `spark`") from missing
 
 
 def _set_environment(local: bool) -> None:
