@@ -1,4 +1,4 @@
-"""What a hostile reading found: a test for each fault, which fails where the fault is."""
+"""Faults that were: a test for each, which fails where the fault is."""
 
 from __future__ import annotations
 
