@@ -29,7 +29,7 @@ __all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
 #: Folders of a root that are no queues and belong there.
 _KNOWN = ("dropboxmq", "topic-root")
 _HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
-_HALF_DELETED = re.compile(r"\..+\.deleted-[0-9]+(-[0-9a-f]+)?", re.DOTALL)
+_HALF_DELETED = re.compile(r"\..+\.delet(?:ed|ing)-[0-9]+(-[0-9a-f]+)?", re.DOTALL)
 
 
 def fsck(queue: Queue, *, repair: bool = False) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from dropq import names, staging, storage
 from dropq.config import RootConfig, load_root, toml_text, validate_options
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError
-from dropq.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
+from dropq.layout import FOLDERS, INCOMING, KEEPER, QueueLayout, RootLayout
 from dropq.message import Duration
 from dropq.opening import group_number
 from dropq.queue import Queue
@@ -21,6 +22,11 @@ from dropq.storage import Clock, ServerClock, Storage, storage_error
 from dropq.sweep import SweepReport
 
 log = logging.getLogger("dropq")
+
+#: Milliseconds after which a delete that was not decided is taken for one that died.
+UNDECIDED_LIMIT = 60_000
+
+_UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 
 #: States whose messages keep a queue from being deleted.
 UNSETTLED = ("working", "target", "processing", "delayed")
@@ -154,18 +160,21 @@ class Root:
         queue = self.queue(name)
         layout = queue.layout
         if not force:
-            staging.sweep(
-                queue.life
-            )  # what a driver committed, and died before it sent all of it, waits to be worked on
+            staging.sweep(queue.life)  # what was committed and is not sent yet waits to be worked on
             self._refuse_unsettled(name, queue.counts())
-        away = f"{self.layout.path}/.{_cut(name)}.deleted-{self.clock.now_ms()}-{secrets.token_hex(3)}"
+        mark = f"{self.clock.now_ms()}-{secrets.token_hex(3)}"
+        hidden = f"{self.layout.path}/.{_cut(name)}"
+        away = f"{hidden}.deleted-{mark}"
         store = queue.life.storage
         try:
-            store.rename_folder(layout.home, away)
-            base = layout.base.replace(layout.home, away, 1)
-            gone = QueueLayout(away, base)
-            if not force:
-                self._restore_if_unsettled(name, gone, layout.home, store)
+            if force:
+                store.rename_folder(layout.home, away)
+            else:
+                undecided = f"{hidden}.deleting-{mark}"
+                store.rename_folder(layout.home, undecided)
+                self._restore_if_unsettled(name, _moved(layout, undecided), layout.home, store)
+                store.rename_folder(undecided, away)
+            gone = _moved(layout, away)
             for folder in (gone.target, gone.delayed):
                 store.drain(folder)
             store.remove_tree(away)
@@ -236,8 +245,26 @@ class Root:
                 errors.append(error)
         if errors:
             raise errors[0]
+        self._undo_cut_short_deletes()
         report.sidecars += collect(self.layout.path, self.layout.meta, Storage(), self.clock)
         return report
+
+    def _undo_cut_short_deletes(self) -> None:
+        """Bring back queues whose delete died before it was decided: a send may have returned just before."""
+        for entry in list(storage.entries(self.layout.path)):
+            found = _UNDECIDED.fullmatch(entry.name)
+            if found is None or self.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT:
+                continue
+            store = _private_store(entry.path)
+            base = f"{entry.path}/{INCOMING}" if os.path.isdir(f"{entry.path}/{INCOMING}") else entry.path
+            try:
+                for folder in FOLDERS:
+                    store.make_folder(f"{base}/{folder}")
+                store.move_folder(entry.path, f"{self.layout.path}/{found['name']}")
+            except OSError as error:
+                log.warning("%s: a delete was cut short, and it cannot be undone: %s", entry.path, error)
+            else:
+                log.warning("queue %s: its delete was cut short, and is undone", found["name"])
 
     def pause(self) -> None:
         """Make the consumers of every queue see an empty queue, until `resume`."""
@@ -246,6 +273,10 @@ class Root:
     def resume(self) -> None:
         """Let the consumers of every queue see their queues again."""
         Storage().unlink(self.layout.read_lock)
+
+
+def _moved(layout: QueueLayout, home: str) -> QueueLayout:
+    return QueueLayout(home, layout.base.replace(layout.home, home, 1))
 
 
 def _cut(name: str) -> str:

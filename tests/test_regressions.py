@@ -106,6 +106,29 @@ def test_a_message_whose_last_header_is_an_ignored_suffix_is_received_with_it(
     assert take(queue).redelivered
 
 
+def test_a_delete_that_died_before_it_was_decided_is_undone_by_a_sweep(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    rename_folder = Storage.rename_folder
+
+    def dies_after(self: Storage, source: str, destination: str) -> None:
+        Root(queue.root.path, clock=clock).queue("q").send(b"just before")
+        rename_folder(self, source, destination)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "rename_folder", dies_after)
+        with pytest.raises(KeyboardInterrupt):
+            queue.root.delete_queue("q")
+    assert queue.root.queues() == []
+    queue.root.sweep()
+    assert queue.root.queues() == [], "it may still be decided"
+    clock.advance(61)
+    queue.root.sweep()
+    assert [message.body for message in reopened(queue).browse()] == [b"just before"]
+
+
 def test_a_message_whose_name_the_queue_would_ignore_all_the_same_is_refused(make: Make) -> None:
     queue = make(ignore=["*draft*"])
     with pytest.raises(ValueError, match=r"which queue q ignores"):
