@@ -212,16 +212,21 @@ class Lifecycle:
             self._leave(held, self.storage.discard, self._private())
             self._settled(self.layout.processing)
             return Place("removed", "")
-        layout = self.layout
-        for file in self._archived_names(held):
-            path = f"{layout.processed}/{file}"
+        layout, file = self.layout, held.file
+        others = None
+        if held.claim.number != 1 or "JMS_dropq_" in file:
+            others = self._kept_names(self._counted(held))
+            file = next(others)
+        while True:
             try:
-                self._leave(held, self.storage.move, path)
-            except FileExistsError:
-                continue  # a foreign file of the same name was archived before: both stay
+                self._leave(held, self.storage.move, f"{layout.processed}/{file}")
+                break
+            except FileExistsError:  # a file of the same name was archived before: both stay
+                others = others or self._kept_names(self._counted(held))
+                file = next(others)
+        if self.storage.syncs_folders:
             self._settled(layout.processed, layout.processing)
-            return Place("processed", file)
-        raise AssertionError("unreachable: the last name tried is unique")
+        return Place("processed", file)
 
     def withhold(self, held: Held) -> str:
         """Move a held message to a private place, for at-most-once without a history; return the path."""
@@ -382,14 +387,6 @@ class Lifecycle:
             chosen: its id was given by a sender, who may give it twice, of whatever form it is.
         """
         return name if name.generated and not chosen else replace(name, foreign=False, copy=secrets.token_hex(5))
-
-    def _archived_names(self, held: Held) -> Iterator[str]:
-        """Yield the names to try in processed/: the message's own, then one that is unique."""
-        if held.claim.number == 1 and "JMS_dropq_" not in held.file:
-            yield held.file  # as it was sent: nothing has happened to it but this one delivery
-            yield self._copy_name(self.sidecars.parse(held.file))
-        else:
-            yield from self._kept_names(self._counted(held))
 
     def _kept_names(self, name: Name) -> Iterator[str]:
         """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, last a unique one."""

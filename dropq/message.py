@@ -256,7 +256,8 @@ class Message:
     def _reading(self, read: Callable[[str], T]) -> T:
         try:
             try:
-                return read(self.path)  # without the lock: a lease has to be renewed while a long body is read
+                held = self._held  # without the lock: a lease has to be renewed while a long body is read
+                return read(self.path if held is None else held.path)
             except FileNotFoundError:
                 return read(self._renewed_path())
         except FileNotFoundError as error:

@@ -143,16 +143,17 @@ class Queue(Producer):
         Args:
             timeout: how long to wait for one: 0 looks once, None waits for ever.
         """
-        return self._own_subscription().receive(timeout)
-
-    def _own_subscription(self) -> Subscription:
         own = self._own
         if own is None or own.inherited:
-            with self._lock:
-                own = self._own
-                if own is None or own.inherited:  # after a fork the child has its own
-                    own = self._own = self.subscribe(max_backlog=None)
-        return own
+            own = self._own_subscription()
+        return own.receive(timeout)
+
+    def _own_subscription(self) -> Subscription:
+        with self._lock:
+            own = self._own
+            if own is None or own.inherited:  # after a fork the child has its own
+                own = self._own = self.subscribe(max_backlog=None)
+            return own
 
     def claimed(self, receipt: str) -> Message:
         """Take up a claim by its receipt, or, where leasing is `sublet`, by the message's id.

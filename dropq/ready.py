@@ -44,13 +44,10 @@ class Ready:
         self._sidecars = sidecars
         self._ignored = ignored
         self._arrivals: dict[tuple[str, int], int] = {}
-        self._view: Iterator[Waiting] = iter(())
+        #: What is left of the view; each message is offered once a view.
+        self.view: Iterator[Waiting] = iter(())
         #: When the view is too old to take from, on the monotonic clock.
         self.fresh_until = 0.0
-
-    def take(self) -> Waiting | None:
-        """Return the next message of the view, or None when it is used up; each message is offered once a view."""
-        return next(self._view, None)
 
     @property
     def stale(self) -> bool:
@@ -59,7 +56,7 @@ class Ready:
 
     def clear(self) -> None:
         """Offer nothing until the next refresh."""
-        self._view = iter(())
+        self.view = iter(())
         self.fresh_until = 0.0
 
     def refresh(self) -> None:
@@ -69,7 +66,7 @@ class Ready:
             OSError: the folder cannot be listed.
         """
         started = time.monotonic()
-        self._view = self.waiting()
+        self.view = self.waiting()
         now = time.monotonic()
         self.fresh_until = now + max(MAX_AGE, LISTING_SHARE * (now - started))
 

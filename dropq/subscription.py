@@ -196,7 +196,7 @@ class Subscription:
         """Claim the next message of the view; one that cannot be claimed is an error only when there is no other."""
         ready = self._ready
         while True:
-            waiting = ready.take()
+            waiting = next(ready.view, None)
             if waiting is None:
                 if refreshed:
                     self._tell_refused()
@@ -238,7 +238,7 @@ class Subscription:
                 return None
             deadline = now + int(self.lease * 1000) if self.lease else 0
         try:
-            held = life.claim(waiting, self.next_owner(), deadline)
+            held = life.claim(waiting, names.owner(self.id, next(self._claims)), deadline)
         except StorageError as error:
             self._refused.append(error)  # the others may be as good as before
             return None

@@ -152,9 +152,9 @@ def test_without_any_java_the_error_says_what_was_tried_and_what_to_do(
 
 def test_without_pyspark_the_error_says_what_to_install(machine: pytest.MonkeyPatch) -> None:
     machine.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(Unavailable, match=r"pip install 'dropq\[spark\]'"):
+    with pytest.raises(Unavailable, match=r"extra `spark`"):
         dropq.spark.session()
-    with pytest.raises(Unavailable, match=r"pip install 'dropq\[spark\]'"):
+    with pytest.raises(Unavailable, match=r"extra `spark`"):
         _ = dropq.spark.register
 
 
