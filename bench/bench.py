@@ -175,7 +175,7 @@ def main() -> int:
     """Run the benchmarks and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--messages", type=int, default=5000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--deep", type=int, default=100_000)
     parser.add_argument("--tmpfs", default="/dev/shm", help="a folder in memory")
     parser.add_argument("--disk", default=".", help="a folder on a disk")
@@ -184,7 +184,7 @@ def main() -> int:
     rows: list[dict[str, object]] = []
     for part in (given.only,) if given.only else ("tmpfs", "depth", "disk"):
         if part == "depth":
-            rows.append(depth(given.tmpfs, max(3, given.rounds // 2), given.deep))
+            rows.append(depth(given.tmpfs, max(3, given.rounds // 3), given.deep))
         else:
             base, messages = (given.tmpfs, given.messages) if part == "tmpfs" else (given.disk, given.messages // 5)
             rows += plain_path(base, part, messages, max(3, given.rounds))

@@ -44,6 +44,7 @@ class Ready:
         self._sidecars = sidecars
         self._ignored = ignored
         self._arrivals: dict[tuple[str, int], int] = {}
+        self._plain: frozenset[str] = frozenset()
         #: What is left of the view; each message is offered once a view.
         self.view: Iterator[Waiting] = iter(())
         #: When the view is too old to take from, on the monotonic clock.
@@ -76,10 +77,13 @@ class Ready:
         generated: list[str] = []
         others: list[tuple[tuple[int, str, str], Waiting]] = []
         seen: dict[tuple[str, int], int] = {}
-        ignored, is_message_file = self._ignored, storage.is_message_file
+        ignored, is_message_file, known = self._ignored, storage.is_message_file, self._plain
         with storage.listing(self._folder) as entries:
             for entry in entries:
                 name = entry.name
+                if name in known:  # looked at before: a name of this form is one file's for ever
+                    plain.append(name)
+                    continue
                 if ignored(name) or not is_message_file(entry):
                     continue
                 if _PLAIN(name):
@@ -89,6 +93,7 @@ class Ready:
                 elif (other := self._other(entry, seen)) is not None:
                     others.append(other)
         self._arrivals = seen if len(seen) <= ARRIVALS_LIMIT else {}
+        self._plain = frozenset(plain)
         if others:
             return _merged(plain, generated, others)
         return _sorted(plain, generated)
