@@ -238,7 +238,7 @@ class Subscription:
                 return None
             deadline = now + int(self.lease * 1000) if self.lease else 0
         try:
-            held = life.claim(waiting, names.owner(self.id, next(self._claims)), deadline)
+            held = life.claim(waiting, self.next_owner(), deadline)
         except StorageError as error:
             self._refused.append(error)  # the others may be as good as before
             return None

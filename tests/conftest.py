@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers import Clock, always_fresh, make_queue
 
+import dropq
 import dropq.spark
 from dropq.errors import Unavailable
 
@@ -41,3 +44,25 @@ def spark() -> Iterator[SparkSession]:
     signal.signal(signal.SIGINT, interrupt)  # Spark takes Ctrl-C for itself, and other tests are about it
     yield session
     session.stop()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands until it is told to go on."""
+    return Clock()
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dropq.Queue]]:
+    """Make queues with a settable clock, whose consumers see every change at once."""
+    always_fresh(monkeypatch)
+    made: list[dropq.Queue] = []
+
+    def one(**options: Any) -> dropq.Queue:
+        made.append(make_queue(tmp_path / f"root{len(made)}", clock=clock, **options))
+        return made[-1]
+
+    yield one
+    for queue in made:
+        if queue.exists():
+            queue.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dropq import Queue, Root, ready, storage
+from dropq import Message, Queue, Root, ready, storage
 
 #: The folders of a queue in which a message can be, below the folder that holds its target/.
 FOLDERS = {
@@ -80,6 +80,18 @@ def drop(queue: Queue, name: str, body: bytes) -> None:
     working = base(queue) / "working" / name
     working.write_bytes(body)
     os.rename(working, base(queue) / "target" / name)
+
+
+def take(queue: Queue) -> Message:
+    """Receive a message that is known to wait."""
+    message = queue.receive()
+    assert message is not None, f"nothing to receive in {where(queue)}"
+    return message
+
+
+def reopened(queue: Queue) -> Queue:
+    """The same queue as another process opens it."""
+    return Root(queue.root.path, clock=queue.root.clock).queue(queue.name)
 
 
 def until(condition: Callable[[], object], what: str, *, timeout: float = 15.0) -> None:

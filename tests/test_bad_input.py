@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from children import in_child, unprivileged
-from helpers import base, drop, make_queue, names_in, where
+from helpers import base, drop, make_queue, names_in, take, where
 
-from dropq import ConfigError, InvalidName, Message, NoSuchQueue, Queue, Root, StorageError, storage
+from dropq import ConfigError, InvalidName, NoSuchQueue, Queue, Root, StorageError, storage
 from dropq.layout import FOLDERS
 
 #: What may be done to a queue that cannot be opened.
@@ -27,12 +27,6 @@ USES: list[Callable[[Queue], object]] = [
     lambda queue: queue.sweep(),
     lambda queue: queue.subscribe(),
 ]
-
-
-def take(queue: Queue) -> Message:
-    message = queue.receive()
-    assert message is not None
-    return message
 
 
 def reopened(queue: Queue) -> Queue:

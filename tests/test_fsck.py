@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from children import unprivileged
-from helpers import Clock, base, drop, make_queue
+from helpers import Clock, base, drop, make_queue, reopened
 
 from dropq import NoSuchQueue, Queue, Root, staging, storage
 from dropq import fsck as fsck_module
@@ -28,18 +28,8 @@ Plant = Callable[[Queue], Path]
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def queue(tmp_path: Path, clock: Clock) -> Queue:
     return make_queue(tmp_path / "root", clock=clock)
-
-
-def reopened(queue: Queue) -> Queue:
-    """The queue as another process sees it: nothing opened yet."""
-    return Root(queue.root.path, clock=queue.root.clock).queue(queue.name)
 
 
 def examined(queue: Queue, *, repair: bool = False) -> list[Finding]:

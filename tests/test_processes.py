@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -110,12 +109,21 @@ def test_of_threads_that_settle_one_message_only_one_does(queue: Queue) -> None:
     assert sum(len(bodies) for bodies in where(queue).values()) == 20
 
 
-def test_closing_a_subscription_wakes_the_thread_that_waits_on_it(queue: Queue) -> None:
+def test_closing_a_subscription_wakes_the_thread_that_waits_on_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subscription = queue.subscribe()
+    looked, look = threading.Event(), subscription._next
+
+    def looking() -> Message | None:
+        looked.set()
+        return look()
+
+    monkeypatch.setattr(subscription, "_next", looking)
     got: list[Message | None] = []
     waiting = threading.Thread(target=lambda: got.append(subscription.receive(None)))
     waiting.start()
-    time.sleep(0.05)
+    assert looked.wait(timeout=10)
     subscription.close()
     waiting.join(timeout=10)
     assert not waiting.is_alive() and got == [None]

@@ -11,13 +11,13 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from helpers import Clock, RecordingOs, always_fresh, base, drop, files, make_queue, names_in, until, where
+from helpers import Clock, RecordingOs, base, drop, files, make_queue, names_in, reopened, take, until, where
 
 from dropq import (
     ConfigError,
@@ -40,38 +40,6 @@ from dropq.sidecars import collect
 from dropq.storage import Storage
 
 Make = Callable[..., Queue]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def make(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make queues with a settable clock, whose consumers see every change at once."""
-    always_fresh(monkeypatch)
-    made: list[Queue] = []
-
-    def one(**options: Any) -> Queue:
-        made.append(make_queue(tmp_path / f"root{len(made)}", clock=clock, **options))
-        return made[-1]
-
-    yield one
-    for queue in made:
-        if queue.exists():
-            queue.close()
-
-
-def take(queue: Queue) -> Message:
-    message = queue.receive()
-    assert message is not None, f"nothing to receive in {where(queue)}"
-    return message
-
-
-def reopened(queue: Queue) -> Queue:
-    """The same queue as another process opens it."""
-    return Root(queue.root.path, clock=queue.root.clock).queue(queue.name)
 
 
 # -- the arrows, in the order of the life cycle --------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from children import in_child, unprivileged
-from helpers import Clock, always_fresh, base, drop, make_queue, names_in, where
+from helpers import Clock, base, drop, names_in, reopened, take, where
 
 from dropq import ConfigError, Message, NoSuchQueue, Queue, Root, StorageError, storage, work
 from dropq.cli import main as cli
@@ -28,38 +28,6 @@ Make = Callable[..., Queue]
 #: The last of the times that a name can hold, in ms: about the year 292 million.
 LATEST = 2**63 - 1
 LARGEST = 2**31 - 1
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def make(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make queues with a settable clock, whose consumers see every change at once."""
-    always_fresh(monkeypatch)
-    made: list[Queue] = []
-
-    def one(**options: Any) -> Queue:
-        made.append(make_queue(tmp_path / f"root{len(made)}", clock=clock, **options))
-        return made[-1]
-
-    yield one
-    for queue in made:
-        if queue.exists():
-            queue.close()
-
-
-def take(queue: Queue) -> Message:
-    message = queue.receive()
-    assert message is not None, f"nothing to receive in {where(queue)}"
-    return message
-
-
-def reopened(queue: Queue) -> Queue:
-    """The same queue as another process opens it."""
-    return Root(queue.root.path, clock=queue.root.clock).queue(queue.name)
 
 
 def archive(queue: Queue, *bodies: bytes) -> None:
