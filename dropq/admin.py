@@ -46,14 +46,14 @@ def select(
         queue: the queue.
         state: the folder.
         ids: message ids, file names or receipts.
-        filter: not built yet.
+        filter: a JMS selector: only what it matches.
         older_than: seconds since a message came to this state.
     """
-    if filter is not None:
-        raise InvalidFilter(f"filter {filter!r}: filters are not built in this version of dropq")
+    if filter is not None and not filter.strip():
+        raise InvalidFilter("the filter is empty, and would choose every message: ask for all of them, or say which")
     wanted = None if ids is None else set(ids)
     now = queue.life.clock.now_ms()
-    for message in list(queue.browse(state)):
+    for message in list(queue.browse(state, filter)):
         if wanted is not None and not wanted & {message.id, message.name, message.file}:
             continue
         if older_than is not None and not _is_older(message, now, older_than):

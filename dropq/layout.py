@@ -57,6 +57,7 @@ class QueueLayout:
     delayed: str = field(init=False)
     staged: str = field(init=False)
     ledger: str = field(init=False)
+    streams: str = field(init=False)
     set_aside: str = field(init=False)
     read_lock: str = field(init=False)
     config_file: str = field(init=False)
@@ -66,7 +67,7 @@ class QueueLayout:
         private = f"{self.base}/{PRIVATE}"
         for name in (*FOLDERS, "routing"):
             object.__setattr__(self, name, f"{self.base}/{name}")
-        for name in ("consumers", "held", "reasons", "delayed", "staged", "ledger"):
+        for name in ("consumers", "held", "reasons", "delayed", "staged", "ledger", "streams"):
             object.__setattr__(self, name, f"{private}/{name}")
         object.__setattr__(self, "private", private)
         object.__setattr__(self, "set_aside", f"{private}/set-aside")

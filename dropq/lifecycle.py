@@ -201,8 +201,12 @@ class Lifecycle:
 
     # -- settling: out of processing -------------------------------------------------------------------------
 
-    def archive(self, held: Held) -> Place:
+    def archive(self, held: Held, *, synced: bool = True) -> Place:
         """Move a held message to processed/, the ack; remove it where no history is kept.
+
+        Args:
+            held: the claim.
+            synced: make it durable at once; else `archived` does, for many.
 
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
@@ -210,7 +214,8 @@ class Lifecycle:
         """
         if not self._keeps_history:
             self._leave(held, self.storage.discard, self._private())
-            self._settled(self.layout.processing)
+            if synced:
+                self.archived()
             return Place("removed", "")
         layout, file = self.layout, held.file
         others = None
@@ -224,9 +229,14 @@ class Lifecycle:
             except FileExistsError:  # a file of the same name was archived before: both stay
                 others = others or self._kept_names(self._counted(held))
                 file = next(others)
-        if self.storage.syncs_folders:
-            self._settled(layout.processed, layout.processing)
+        if synced and self.storage.syncs_folders:
+            self.archived()
         return Place("processed", file)
+
+    def archived(self) -> None:
+        """Make what was archived durable, as far as the queue's durability asks."""
+        layout = self.layout
+        self._settled(*((layout.processed, layout.processing) if self._keeps_history else (layout.processing,)))
 
     def withhold(self, held: Held) -> str:
         """Move a held message to a private place, for at-most-once without a history; return the path."""

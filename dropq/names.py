@@ -26,8 +26,8 @@ from dropq.errors import InvalidName
 
 __all__ = [
     "CLASSES", "ID_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "Claim", "IdSource", "Name", "Typed",
-    "check_message_id", "check_property_name", "check_queue_name", "check_text", "client_part", "decode",
-    "encode", "file_name", "order", "owner", "parse", "restore", "shorten", "split_claim", "write",
+    "check_message_id", "check_property_name", "check_queue_name", "check_text", "claim_order", "client_part", "decode",
+    "encode", "file_name", "is_plain", "order", "owner", "parse", "restore", "shorten", "split_claim", "write",
 ]  # fmt: skip
 
 NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer ones are shortened
@@ -246,6 +246,11 @@ def owner(subscription: str, n: int) -> str:
     return f"{subscription}-{n:x}"
 
 
+def claim_order(owner: str) -> int:
+    """Return what sorts the owners of one subscription in the order of their claims."""
+    return int(owner.rpartition("-")[2], 36)
+
+
 def encode(text: str) -> str:
     """URL-encode, dots and tildes too; the bytes of an undecodable file name become escapes."""
     if _BARE.fullmatch(text):
@@ -389,6 +394,10 @@ def _fits(ours: tuple[str, str], typed: Typed) -> bool:
 def plain_name(message_id: str, priority: int, message_class: str) -> str:
     """Write the name of a message with a generated id that has nothing else to say."""
     return f"{priority}.{message_id}.{message_class}"
+
+
+#: Tells a plain name: one that has nothing but a priority, a generated id and a class.
+is_plain = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\Z", re.ASCII).match
 
 
 #: The attributes of a Name that has nothing to say but the first three fields.
@@ -547,6 +556,14 @@ class IdSource:
             now = self._now_ms() * 1000
             self._last = now if now > self._last else self._last + 1
             return "%016d-%010d" % (self._last, self._random.getrandbits(64) % 10**10)  # noqa: UP031 - half the time
+
+    def take(self, count: int) -> list[str]:
+        """Make so many ids at once, in order."""
+        bits = self._random.getrandbits
+        with self._lock:
+            first = max(self._now_ms() * 1000, self._last + 1)
+            self._last = first + count - 1
+        return ["%016d-%010d" % (number, bits(64) % 10**10) for number in range(first, first + count)]  # noqa: UP031
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()  # the parent's may have been held by a thread that is not here

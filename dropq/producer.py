@@ -275,6 +275,10 @@ class Producer:
         message_id = self.root.ids.next()
         return names.plain_name(message_id, priority, message_class), message_id, 0
 
+    def plain_addresses(self, count: int, message_class: str) -> list[str]:
+        """Return the file names of so many messages that have nothing to say but their class."""
+        return [names.plain_name(message_id, 4, message_class) for message_id in self.root.ids.take(count)]
+
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
         return self.root.clock.now_ms() + int(seconds * 1000) if seconds else 0

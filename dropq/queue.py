@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from dropq import admin, names, storage
 from dropq.config import QueueConfig
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, InvalidFilter, LeaseLost, NoSuchMessage
+from dropq.errors import ConfigError, LeaseLost, NoSuchMessage
 from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignoring
 from dropq.lifecycle import Lifecycle, Waiting
 from dropq.message import Duration, Message, utc
 from dropq.opening import find_layout, open_queue
 from dropq.producer import Producer
-from dropq.ready import Ready
+from dropq.ready import Ready, matching
 from dropq.subscription import Subscription
 from dropq.sweep import SweepReport, sweep
 
@@ -111,7 +111,7 @@ class Queue(Producer):
 
         Args:
             client_id: who receives, for people who read processing/; None takes host and process.
-            filter: not built yet.
+            filter: a JMS selector: other messages are left to others.
             max_backlog: how many messages it may hold at once; None for as many as the queue's cap allows.
             lease_period: after which a claim runs out; None takes the queue's.
             detached: its claims outlive the process, as those of a shell command; they must have a lease.
@@ -119,7 +119,6 @@ class Queue(Producer):
         Raises:
             ConfigError: a detached subscription without a lease.
         """
-        _no_filter(filter)
         if max_backlog is not None and max_backlog < 1:
             raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
         life = self.life
@@ -133,6 +132,7 @@ class Queue(Producer):
             client_id=client_id or _client_id(),
             max_backlog=min(limits) if limits else None,
             lease=lease or None,
+            matches=None if filter is None else matching(filter, life.sidecars),
             read_locks=(self.root.layout.read_lock, life.layout.read_lock),
             detached=detached,
         )
@@ -223,11 +223,26 @@ class Queue(Producer):
     # -- looking ---------------------------------------------------------------------------------------------
 
     def browse(self, state: str = "target", filter: str | None = None) -> Iterator[Message]:
-        """Yield the messages of a state in order of delivery, without touching any."""
-        _no_filter(filter)
+        """Yield the messages of a state in order of delivery, without touching any.
+
+        Args:
+            state: the state.
+            filter: a JMS selector: only what it matches.
+
+        Raises:
+            InvalidFilter: the filter cannot be read; the error points at the column.
+        """
+        for waiting in self.listed(state, filter):
+            yield Message(self, self.life, state, waiting.file)
+
+    def listed(self, state: str = "target", filter: str | None = None) -> Iterator[Waiting]:
+        """Yield the files of a state's messages in order of delivery, by one listing."""
+        matches = None if filter is None else matching(filter, self.life.sidecars, state)
         for waiting in self._waiting(state):
-            if state not in RESERVED or not self._is_reserved(state, waiting.file):
-                yield Message(self, self.life, state, waiting.file)
+            if (state not in RESERVED or not self._is_reserved(state, waiting.file)) and (
+                matches is None or matches(waiting)
+            ):
+                yield waiting
 
     def _is_reserved(self, state: str, file: str) -> bool:
         try:
@@ -308,10 +323,9 @@ class Queue(Producer):
         Args:
             ids: which; None takes all of the state.
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims.
-            filter: not built yet.
+            filter: a JMS selector: only what it matches.
         """
-        _no_filter(filter)
-        return list(admin.requeue(self, ids=ids, state=state))
+        return list(admin.requeue(self, ids=ids, state=state, filter=filter))
 
     def sweep(
         self,
@@ -364,11 +378,6 @@ class Queue(Producer):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _no_filter(filter: str | None) -> None:
-    if filter is not None:
-        raise InvalidFilter(f"filter {filter!r}: filters are not built in this version of dropq")
 
 
 def _seconds(period: Duration | None) -> float | None:

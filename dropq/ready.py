@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from dropq import names, storage
+from dropq.filters import compile_filter, for_name
 from dropq.lifecycle import Waiting
 from dropq.sidecars import Sidecars
 
@@ -23,8 +24,7 @@ LISTING_SHARE = 10
 #: Order keys that are kept for names that do not tell their time; beyond it they are looked up again.
 ARRIVALS_LIMIT = 100_000
 
-#: A plain name: a priority, a generated id and a class. Its end has a fixed length.
-_PLAIN = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\Z", re.ASCII).match
+#: The end of a plain name has a fixed length.
 _PLAIN_END = len(".0000000000000000-0000000000.B")
 #: A name with a generated id, whatever follows.
 _GENERATED = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\.", re.ASCII).match
@@ -78,6 +78,7 @@ class Ready:
         others: list[tuple[tuple[int, str, str], Waiting]] = []
         seen: dict[tuple[str, int], int] = {}
         ignored, is_message_file, known = self._ignored, storage.is_message_file, self._plain
+        is_plain = names.is_plain
         with storage.listing(self._folder) as entries:
             for entry in entries:
                 name = entry.name
@@ -86,7 +87,7 @@ class Ready:
                     continue
                 if ignored(name) or not is_message_file(entry):
                     continue
-                if _PLAIN(name):
+                if is_plain(name):
                     plain.append(name)
                 elif _GENERATED(name):
                     generated.append(name)
@@ -111,6 +112,25 @@ class Ready:
                 return None  # RACE: somebody claimed it since the listing
             seen[key] = arrival
         return names.order(name, arrival), Waiting(file, arrival)
+
+
+def matching(filter: str, sidecars: Sidecars, state: str = "target") -> Callable[[Waiting], bool]:
+    """Return a test of listed files by a filter, which sees the delivery that is to come, or the last there was.
+
+    Raises:
+        InvalidFilter: it cannot be read.
+    """
+    compiled = compile_filter(filter)
+    waits = state in ("target", "delayed")
+
+    def matches(waiting: Waiting) -> bool:
+        claim, bare = names.split_claim(waiting.file)
+        name = sidecars.full(sidecars.parse(bare))
+        seen = max(name.delivery_count, claim.number if claim else 0)
+        count = seen + 1 if waits else max(seen, 1)
+        return compiled.matches(for_name(name, delivery_count=count, arrival=waiting.arrival or None))
+
+    return matches
 
 
 def _sorted(plain: list[str], generated: list[str]) -> Iterator[Waiting]:

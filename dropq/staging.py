@@ -8,18 +8,19 @@ first renamed away, so that no manifest can appear in it any more, and only then
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import secrets
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import IO, NamedTuple
 
 from dropq import names, storage
-from dropq.errors import DropqError, NoSuchQueue, StorageError
+from dropq.errors import DropqError, NoSuchQueue
 from dropq.layout import JOB_PREFIX
 from dropq.lifecycle import Lifecycle
 from dropq.storage import storage_error
@@ -36,10 +37,10 @@ JOB_ID_LIMIT = 100
 
 
 class Staged(NamedTuple):
-    """A staged message: its path below the job's folder, and its size in bytes."""
+    """What an attempt staged: the name of its folder, below the job's, and those of its files."""
 
-    path: str
-    size: int
+    attempt: str
+    files: list[str]
 
 
 @dataclass
@@ -57,12 +58,16 @@ class Attempt:
     life: Lifecycle
     folder: str
     label: str
-    files: list[Staged] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
 
     def write(self, file: str, body: bytes | memoryview) -> None:
         """Stage a message under the name that it will be sent by."""
-        self.life.storage.write_new(f"{self.folder}/{file}", body)
-        self.files.append(Staged(f"{self.label}/{file}", len(body)))
+        self.write_all([file], [body])
+
+    def write_all(self, files: Sequence[str], bodies: Iterable[bytes | memoryview]) -> None:
+        """Stage many messages; when one cannot be written, the attempt has failed, and is to be discarded."""
+        self.life.storage.write_all(self.folder, zip(files, bodies, strict=True))
+        self.files += files
 
     @contextmanager
     def open(self, file: str) -> Iterator[IO[bytes]]:
@@ -71,12 +76,12 @@ class Attempt:
             yield body
             body.flush()
             self.life.storage.sync_file(body.fileno())
-            self.files.append(Staged(f"{self.label}/{file}", os.fstat(body.fileno()).st_size))
+        self.files.append(file)
 
-    def finish(self) -> list[Staged]:
+    def finish(self) -> Staged:
         """Make the attempt durable as the queue asks; return what it staged, for the driver to commit."""
         self.life.storage.sync(self.folder)
-        return self.files
+        return Staged(self.label, self.files)
 
     def discard(self) -> None:
         """Remove what it staged."""
@@ -107,6 +112,10 @@ class Job:
         committed = any(_manifest(folder) is not None for folder in (self.folder, *self._dropped()))
         return committed or storage.exists(_ledger_entry(self._life, self._key))
 
+    def forget(self) -> None:
+        """Strike the job from the ledger: its id will not come again."""
+        self._life.storage.unlink(_ledger_entry(self._life, self._key))
+
     def begin(self) -> None:
         """Make the job's folder, before its first attempt; that it is there already is no error."""
         self._life.storage.make_folder(self.folder, parents=False)
@@ -124,17 +133,17 @@ class Job:
         self._life.storage.make_folder(f"{self.folder}/{unique}", parents=False)
         return Attempt(self._life, f"{self.folder}/{unique}", unique)
 
-    def commit(self, files: Iterable[Staged]) -> int:
+    def commit(self, attempts: Iterable[Staged]) -> int:
         """Send everything that is listed: when this returns, all of it is in target/; return how many were sent.
 
         Nothing is sent, and what was staged is removed, where a job of this id was sent before.
 
         Raises:
-            StorageError: a listed file is missing or of another size, or the job was dropped meanwhile; nothing was
-                sent. Or the roll-forward was cut short; then all is sent by the next sweep.
+            StorageError: a listed file is missing, or the job was dropped meanwhile; nothing was sent. Or the
+                roll-forward was cut short; then all is sent by the next sweep.
             NoSuchQueue: the queue was deleted meanwhile, and the job with it.
         """
-        listed = list(files)
+        listed = [staged for staged in attempts if staged.files]
         if not listed or self.sent or not self._write_manifest(listed):
             self.abort()
             return 0
@@ -148,7 +157,7 @@ class Job:
         if not storage.exists(_ledger_entry(self._life, self._key)):  # whoever finishes a job leaves it
             home = self._life.layout.home
             raise NoSuchQueue(f"queue {home} is not there any more; job {self.id} went with it, nothing was sent")
-        return len(listed)
+        return sum(len(staged.files) for staged in listed)
 
     def abort(self) -> bool:
         """Drop the job, unless it was committed: then finish it; return whether it was sent after all.
@@ -163,7 +172,8 @@ class Job:
 
     def _write_manifest(self, listed: list[Staged]) -> bool:
         """Commit; False where another driver of the same job was first, so that its files count."""
-        content = {"format": 1, "job": self.id, "files": [staged.path for staged in listed]}
+        paths = [f"{staged.attempt}/{file}" for staged in listed for file in staged.files]
+        content = {"format": 1, "job": self.id, "files": paths}
         draft = f"{self.folder}/.manifest-{secrets.token_hex(6)}"
         try:
             self._life.storage.write_new(draft, json.dumps(content).encode())
@@ -171,7 +181,7 @@ class Job:
             # RACE: a sweep may drop the job, and another run of it make the folder anew. The draft goes with what was
             # dropped: that it can still be renamed proves that what was looked at after it was written is there.
             for staged in listed:
-                self._check(f"{self.folder}/{staged.path}", staged.size)
+                self._check(staged)
             self._life.storage.move(draft, f"{self.folder}/{MANIFEST}")
         except OSError as error:
             if self.sent:
@@ -179,10 +189,14 @@ class Job:
             raise storage_error(error, self._not_sent) from error
         return True
 
-    def _check(self, path: str, size: int) -> None:
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-            raise StorageError(f"{path} has {found.st_size} bytes, not {size}; {self._not_sent}", path=path)
+    def _check(self, staged: Staged) -> None:
+        """Refuse an attempt that lacks a file; that each is whole was seen where it was written and closed."""
+        folder = f"{self.folder}/{staged.attempt}"
+        there = {entry.name for entry in storage.entries(folder) if storage.is_message_file(entry)}
+        missing = [file for file in staged.files if file not in there]
+        if missing:
+            what = f"{len(missing)} of the staged files are not there, the first"
+            raise FileNotFoundError(errno.ENOENT, what, f"{folder}/{missing[0]}")
 
     @property
     def _not_sent(self) -> str:
@@ -211,7 +225,11 @@ def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
         try:
             if _manifest(entry.path) is not None:
                 report.finished += finish(life, entry.path)
-            elif entry.name.startswith(DROP_PREFIX) or _idle(life, entry.path, older_than):
+            elif (
+                entry.name.startswith(DROP_PREFIX)
+                or storage.exists(_ledger_entry(life, _key(entry.name)))  # sent already: a task came too late
+                or _idle(life, entry.path, older_than)
+            ):
                 sent = _drop(life, entry.path)
                 report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
         except (OSError, DropqError) as error:
@@ -234,13 +252,7 @@ def finish(life: Lifecycle, folder: str) -> bool:
         life.storage.sync(folder)  # the manifest is durable before the first rename, whoever wrote it
     except FileNotFoundError:
         return False  # RACE: somebody else took the folder away, and finishes it
-    destinations, seen = set(), set()
-    for path in _listed(manifest):
-        file = os.path.basename(path)
-        target = life.sent_to(life.sidecars.parse(file).not_before)
-        destinations.add(target)
-        _send(life, f"{folder}/{path}", f"{target}/{file}", taken=file in seen)
-        seen.add(file)
+    destinations = _send_all(life, folder, _listed(manifest))
     life.storage.sync(*sorted(destinations))
     life.storage.make_folder(life.layout.ledger)
     entry = _ledger_entry(life, _key(os.path.basename(folder)))
@@ -249,7 +261,34 @@ def finish(life: Lifecycle, folder: str) -> bool:
     return True
 
 
-def _send(life: Lifecycle, source: str, destination: str, *, taken: bool) -> None:
+def _send_all(life: Lifecycle, folder: str, listed: Mapping[str, list[str]]) -> set[str]:
+    """Rename what is listed to where it is sent to; return those folders."""
+    destinations, seen = {life.layout.target}, set[str]()
+    for attempt, files in listed.items():
+        source = f"{folder}/{attempt}"
+        at_once = []
+        for file in files:
+            if "_notBeforeL=" not in file and file not in seen:
+                at_once.append(file)
+                continue
+            destination = life.sent_to(life.sidecars.parse(file).not_before)
+            destinations.add(destination)
+            _send(life, f"{source}/{file}", f"{destination}/{file}", taken=file in seen)
+        seen.update(files)
+        storage.shared_out(at_once, partial(_send_some, life, source))
+    return destinations
+
+
+def _send_some(life: Lifecycle, source: str, files: Iterable[str]) -> None:
+    place, target = life.storage.place, life.layout.target
+    for file in files:
+        try:
+            place(f"{source}/{file}", f"{target}/{file}")
+        except (FileExistsError, FileNotFoundError):
+            _send(life, f"{source}/{file}", f"{target}/{file}")
+
+
+def _send(life: Lifecycle, source: str, destination: str, *, taken: bool = False) -> None:
     """Rename a staged file into target/; where two made the same name, however unlikely, both get there."""
     try:
         if not taken:
@@ -284,7 +323,7 @@ def _remove(life: Lifecycle, folder: str, manifest: Mapping[str, object]) -> Non
         life.storage.rename_folder(folder, away)
     except FileNotFoundError:
         return  # RACE: another roll-forward is removing it
-    if any(storage.exists(f"{away}/{path}") for path in _listed(manifest)):
+    if any(_left(f"{away}/{attempt}", files) for attempt, files in _listed(manifest).items()):
         # RACE: the queue was renamed away and back while its files were sent: what was not found then is here.
         finish(life, away)
         return
@@ -319,14 +358,23 @@ def _manifest(folder: str) -> Mapping[str, object] | None:
     return content
 
 
-def _listed(manifest: Mapping[str, object]) -> Iterator[str]:
-    files = manifest.get("files")
-    for path in files if isinstance(files, list) else ():
-        parts = path.split("/") if isinstance(path, str) else []
-        if len(parts) == 2 and all(part and part[0] != "." and "\0" not in part for part in parts):
-            yield path
+def _listed(manifest: Mapping[str, object]) -> dict[str, list[str]]:
+    """Return the files that a manifest lists, by the folder of their attempt; what is no path of one is left out."""
+    listed: dict[str, list[str]] = {}
+    paths = manifest.get("files")
+    for path in paths if isinstance(paths, list) else ():
+        attempt, _, file = path.partition("/") if isinstance(path, str) else ("", "", "")
+        if attempt and file and attempt[0] != "." != file[0] and "/" not in file and "\0" not in path:
+            listed.setdefault(attempt, []).append(file)
         else:
             log.warning("job %s lists %r, which is no path of a staged file: passed over", manifest.get("job"), path)
+    return listed
+
+
+def _left(folder: str, files: list[str]) -> bool:
+    """Tell whether any of these files lies in a folder."""
+    there = {entry.name for entry in storage.entries(folder)}
+    return not there.isdisjoint(files)
 
 
 def _idle(life: Lifecycle, folder: str, older_than: float | None) -> bool:

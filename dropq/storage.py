@@ -15,9 +15,10 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
 from dropq.errors import StorageError
 
@@ -32,6 +33,11 @@ CLOCK_TOLERANCE = 0.05
 DRAIN_LIMIT = 10.0
 #: Bytes that one read of a body asks for.
 READ_SIZE = 1 << 16
+#: Threads that share a long list of renames: one does its Python while the other is in the kernel, which makes no two
+#: renames between folders of one file system at a time.
+THREADS = 2
+#: Shorter lists are not worth a thread.
+LONG_LIST = 1000
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -39,6 +45,8 @@ _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -195,6 +203,22 @@ class Storage:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
+
+    def write_all(self, folder: str, files: Iterable[tuple[str, bytes | memoryview]]) -> None:
+        """Write many files that were not there into a folder that goes as a whole when one of them fails."""
+        mode, owns, syncs = self._create_mode, self._owns, self.syncs_files
+        for name, data in files:
+            fd = os.open(f"{folder}/{name}", _CREATE, mode)
+            try:
+                if owns:
+                    self._own(fd, self._file_mode)
+                written = os.write(fd, data)
+                while written < len(data):
+                    written += os.write(fd, data[written:])
+                if syncs:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def write_small(self, path: str, data: bytes) -> None:
         """Replace a small file of ours whole: a reader sees the old content or the new, also after a crash."""
@@ -439,6 +463,15 @@ class Storage:
             os.fchmod(fd, mode)
 
 
+def shared_out(items: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:
+    """Do the work on all items, in parts that several threads share where there are many; raise what a part raises."""
+    if len(items) < LONG_LIST:
+        return work(items)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(work, items[part::THREADS]) for part in range(THREADS)]:
+            done.result()
+
+
 # -- reading: nothing below changes anything -----------------------------------------------------------------
 
 
@@ -512,6 +545,11 @@ def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
 def changed_ms(path: str) -> int:
     """Return when a file was last renamed or changed: its ctime in milliseconds since 1970."""
     return os.lstat(path).st_ctime_ns // 1_000_000
+
+
+def written_ms(path: str) -> int:
+    """Return when a file's content was last written: its mtime in milliseconds since 1970."""
+    return os.lstat(path).st_mtime_ns // 1_000_000
 
 
 def is_reservation(status: os.stat_result) -> bool:

@@ -12,7 +12,7 @@ import secrets
 import string
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -49,6 +49,7 @@ class Subscription:
         client_id: who holds what it claims, for people who read processing/.
         max_backlog: how many messages it may hold at once; None for no limit.
         lease: seconds after which a claim runs out; None for never.
+        matches: tells which messages it takes; None for all.
         read_locks: files that, while one of them exists, make the queue look empty.
         detached: its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
     """
@@ -61,6 +62,7 @@ class Subscription:
         client_id: str,
         max_backlog: int | None,
         lease: float | None,
+        matches: Callable[[Waiting], bool] | None = None,
         read_locks: tuple[str, ...],
         detached: bool = False,
     ) -> None:
@@ -70,7 +72,9 @@ class Subscription:
         self.lease = lease
         self._queue = queue
         self._life = life
+        self._matches = matches
         self._read_locks = read_locks
+        self._snapshot = False
         self._ready = Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore))
         self._timed = lease is not None or life.config.expiration is not None
         self._at_most_once = life.config.semantics == "at-most-once"
@@ -159,6 +163,17 @@ class Subscription:
         """Seconds until a delay or a lease that was seen in the queue ends; None when none was."""
         return self._sweep.next_due
 
+    def snapshot(self) -> None:
+        """Offer from now on only what waits at this moment."""
+        with self._lock:
+            self._refresh()
+            self._snapshot = True
+
+    def adopt(self, held: Held) -> Message:
+        """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
+        with self._lock:
+            return self._hand_out(held)
+
     def _next(self) -> Message | None:
         with self._lock:
             refreshed = False
@@ -176,7 +191,7 @@ class Subscription:
             self._refuse()
         if self._sweep.due:
             self._sweep_on_the_way()
-        stale = self._ready.stale
+        stale = self._ready.stale and not self._snapshot
         if stale:
             self._refresh()
         elif self._paused():
@@ -198,7 +213,7 @@ class Subscription:
         while True:
             waiting = next(ready.view, None)
             if waiting is None:
-                if refreshed:
+                if refreshed or self._snapshot:
                     self._tell_refused()
                     return None
                 refreshed = True
@@ -230,6 +245,8 @@ class Subscription:
 
     def _claim(self, waiting: Waiting) -> Message | None:
         life = self._life
+        if self._matches is not None and not self._matches(waiting):
+            return None
         deadline = 0
         if self._timed or not waiting.plain:
             now = life.clock.now_ms()

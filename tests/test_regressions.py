@@ -132,7 +132,7 @@ def staged_job(queue: Queue, *rows: bytes) -> tuple[Job, list[Any]]:
     attempt = job.attempt("0")
     for row in rows:
         attempt.write(f"4.{queue.root.ids.next()}.B", row)
-    return job, attempt.finish()
+    return job, [attempt.finish()]
 
 
 def test_a_queue_that_is_renamed_away_and_back_while_a_job_is_sent_loses_no_row(

@@ -31,7 +31,7 @@ from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 import dropq.spark
 from dropq import ConfigError, Message, NoSuchQueue, Queue, Root
 from dropq.spark.datasource import DropqDataSource
-from dropq.spark.options import BODY_FORMATS, OPTIONS, WriteOptions
+from dropq.spark.options import BODY_FORMATS, READ_OPTIONS, STREAM_READ_OPTIONS, WRITE_OPTIONS, WriteOptions
 from dropq.spark.writer import QueueWriter
 from dropq.storage import Storage
 
@@ -372,23 +372,6 @@ def test_spark_refuses_in_the_driver_what_the_format_refuses(spark: SparkSession
     assert (bodies(queue), working(queue)) == ([], [])
 
 
-def test_reading_and_streams_say_that_they_are_not_built(spark: SparkSession) -> None:
-    source, schema = DropqDataSource({}), struct("value:string")
-    refused: list[Callable[[], object]] = [
-        source.schema,
-        partial(source.reader, schema),
-        partial(source.streamReader, schema),
-        partial(source.simpleStreamReader, schema),
-        partial(source.streamWriter, schema, False),
-    ]
-    for call in refused:
-        with pytest.raises(ConfigError, match="is not built in this version"):
-            call()
-    dropq.spark.register(spark)
-    with pytest.raises(AnalysisException, match="is not built in this version"):
-        spark.read.format("dropq").load()
-
-
 def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root")
     orders, sales = root.create_queue("orders"), root.create_queue("sales")
@@ -401,7 +384,8 @@ def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> N
 
 def test_the_paper_tells_every_option_and_format() -> None:
     paper = PAPER.read_text()
-    assert [option for option in (*OPTIONS, *BODY_FORMATS) if f"`{option}`" not in paper] == []
+    told = (*WRITE_OPTIONS, *READ_OPTIONS, *STREAM_READ_OPTIONS, *BODY_FORMATS)
+    assert [option for option in told if f"`{option}`" not in paper] == []
 
 
 # -- all or nothing ------------------------------------------------------------------------------------------------

@@ -1,25 +1,31 @@
-"""The data source `dropq` of PySpark: `df.write.format("dropq")`, once `register(spark)` was called.
-
-What is not built yet is refused by name, never half done.
-"""
+"""The data source `dropq` of PySpark: queues as a format to read and to write, in batches and in streams."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StringType, StructType
 
 from dropq.errors import ConfigError
-from dropq.spark.options import WriteOptions
-from dropq.spark.writer import QueueWriter
+from dropq.spark.columns import SCHEMA, check_columns
+from dropq.spark.options import ReadOptions, WriteOptions
+from dropq.spark.reader import PushdownReader, QueueReader
+from dropq.spark.streams import QueueStreamReader
+from dropq.spark.writer import QueueStreamWriter, QueueWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session write to queues with `df.write.format("dropq")`; safe to repeat."""
+    """Let a session use the format `dropq`, also where it cannot be found by itself; safe to repeat."""
     spark.dataSource.register(DropqDataSource)
 
 
@@ -30,6 +36,35 @@ class DropqDataSource(DataSource):
     def name(cls) -> str:
         """Return what the format is called."""
         return "dropq"
+
+    def schema(self) -> StructType:
+        """Return the columns of a read without a schema: those of a message, or a line of text."""
+        body_format = next((value for key, value in self.options.items() if key.lower() == "bodyformat"), None)
+        if body_format is None:
+            return SCHEMA
+        if body_format == "text":
+            return StructType().add("value", StringType())
+        raise ConfigError(f"bodyFormat={body_format} needs the columns of the rows: give them by .schema(...)")
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read messages as they lie there, and take none; Spark asks for it in the driver.
+
+        Raises:
+            ConfigError: an option or a column cannot be used.
+        """
+        options = ReadOptions.parse(self.options)
+        _check_read(options, schema)
+        return (PushdownReader if options.pushdown else QueueReader)(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Take messages in micro-batches, and acknowledge them with the checkpoint.
+
+        Raises:
+            ConfigError: an option, a column or the queue's configuration cannot be used.
+        """
+        options = ReadOptions.parse(self.options, stream=True)
+        _check_read(options, schema)
+        return QueueStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Begin a job that sends a data frame; Spark asks for it in the driver, before any task runs.
@@ -44,26 +79,23 @@ class DropqDataSource(DataSource):
         options.check_columns(schema)
         return QueueWriter.begin(options)
 
-    def schema(self) -> NoReturn:
-        """Refuse to read, as a table or a stream: both ask for the schema first."""
-        raise _not_built("reading a queue")
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """Send each epoch of a stream once.
 
-    def reader(self, schema: StructType) -> NoReturn:
-        """Refuse to read a table whose schema was given."""
-        raise _not_built("reading a queue")
-
-    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
-        """Refuse to read a stream whose schema was given."""
-        raise _not_built("reading a queue as a stream")
-
-    def simpleStreamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
-        """Refuse to read a stream whose schema was given."""
-        raise _not_built("reading a queue as a stream")
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
-        """Refuse to write a stream."""
-        raise _not_built("writing a stream to a queue")
+        Raises:
+            ConfigError: an option or a column cannot be used, or the output mode is complete.
+            NoSuchQueue: there is no such queue.
+        """
+        if overwrite:
+            raise ConfigError("outputMode complete is refused: what waits in a queue is not the writer's; use append")
+        options = WriteOptions.parse(self.options, stream=True)
+        options.check_columns(schema)
+        options.open().life  # noqa: B018 - opens the queue, or says why it cannot be
+        return QueueStreamWriter(options)
 
 
-def _not_built(what: str) -> ConfigError:
-    return ConfigError(f"{what} is not built in this version of dropq: it writes data frames, in batches")
+def _check_read(options: ReadOptions, schema: StructType) -> None:
+    if options.body_format is None:
+        check_columns(schema)
+    elif options.body_format == "text" and [field.dataType for field in schema.fields] != [StringType()]:
+        raise ConfigError(f"bodyFormat=text reads one string column, and there are {schema.simpleString()}")

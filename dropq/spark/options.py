@@ -1,22 +1,39 @@
-"""What may be written and how: the writer's options and columns, checked in the driver before any task runs.
+"""What may be written and read and how: options and columns, checked in the driver before any task runs.
 
-Invariant: whatever passes here is written as it was asked for; an option or a column that would be ignored, or that
-cannot be written, is refused by name.
+Invariant: whatever passes here is written, or read, as it was asked for; an option or a column that would be ignored,
+or that cannot be written, is refused by name.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import types as t
 
+from dropq import layout
+from dropq.durations import parse_duration
 from dropq.errors import ConfigError
+from dropq.queue import Queue
+from dropq.root import Root
 
-#: The options of the format, in the spelling that errors use; Spark hands them over in lower case.
-OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")
+#: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
+WRITE_OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")
+STREAM_WRITE_OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage")
+READ_OPTIONS = ("root", "queue", "state", "filter", "bodyFormat", "numPartitions", "pushdown", "claimed")
+STREAM_READ_OPTIONS = (
+    "root", "queue", "filter", "bodyFormat", "numPartitions", "maxMessagesPerTrigger", "leasePeriod", "clientId",
+)  # fmt: skip
+#: Spark's own options of a stream, which it hands over too.
+_SPARKS_OWN = frozenset({"checkpointlocation"})
+#: The states that can be read: where messages lie, delayed ones too.
+STATES = (*layout.STATES, "delayed")
+#: Tasks that read messages, where there are enough of them.
+PARTITIONS = 8
+#: Messages that a micro-batch takes at most.
+MESSAGES_PER_TRIGGER = 10_000
 #: What a message is made of.
 MESSAGE_PER = ("row", "partition")
 #: How the rows of a partition are written; the first is the default.
@@ -48,33 +65,45 @@ _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """The options of one write, as they were given or by default."""
+@dataclass(frozen=True)
+class Options:
+    """What every use of the format needs: the root, under a path that all processes see, and the queue."""
 
     root: str
     queue: str
+
+    def open(self) -> Queue:
+        """Return the queue.
+
+        Raises:
+            NoSuchQueue: there is no such root.
+        """
+        return Root(self.root).queue(self.queue)
+
+
+@dataclass(frozen=True)
+class WriteOptions(Options):
+    """The options of one write, as they were given or by default."""
+
     message_per: str
     body_format: str
     max_records: int | None
     job_id: str | None
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Read the options of a write.
+    def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> WriteOptions:
+        """Read the options of a write, or of a stream that is written.
 
         Raises:
             ConfigError: one is unknown, missing or wrong; it is named, with what is allowed.
         """
-        given = {key.lower(): value for key, value in options.items()}
-        _check_known(given)
+        given = _known(options, STREAM_WRITE_OPTIONS if stream else WRITE_OPTIONS, "save()", stream=stream)
         message_per = _choice(given, "messagePer", MESSAGE_PER)
         for option in ("bodyFormat", "maxRecordsPerMessage"):
             if message_per == "row" and option.lower() in given:
                 raise ConfigError(f"option {option} says how partitions are written: it needs messagePer=partition")
         return cls(
-            root=os.path.abspath(_required(given, "root")),  # executors run in folders of their own
-            queue=_required(given, "queue"),
+            *_place(given),
             message_per=message_per,
             body_format=_choice(given, "bodyFormat", BODY_FORMATS),
             max_records=_count(given, "maxRecordsPerMessage"),
@@ -94,20 +123,86 @@ class WriteOptions:
             raise ConfigError(f"these columns cannot be sent: {'; '.join(problems)}")
 
 
-def _check_known(given: Iterable[str]) -> None:
-    spelling = {option.lower(): option for option in OPTIONS}
+@dataclass(frozen=True)
+class ReadOptions(Options):
+    """The options of one read, or of a stream that is read, as they were given or by default.
+
+    `claimed` is what a claiming batch holds: its subscription and the number of its messages.
+    """
+
+    states: tuple[str, ...]
+    filter: str | None
+    body_format: str | None
+    partitions: int
+    pushdown: bool = False
+    claimed: str | None = None
+    limit: int = MESSAGES_PER_TRIGGER
+    lease: float | None = None
+    client_id: str = "spark"
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
+        """Read the options of a read, or of a stream that is read.
+
+        Raises:
+            ConfigError: one is unknown, missing or wrong; it is named, with what is allowed.
+        """
+        given = _known(options, STREAM_READ_OPTIONS if stream else READ_OPTIONS, "load()", stream=stream)
+        return cls(
+            *_place(given),
+            states=_states(given),
+            filter=given.get("filter"),
+            body_format=_choice(given, "bodyFormat", BODY_FORMATS) if "bodyformat" in given else None,
+            partitions=_count(given, "numPartitions") or PARTITIONS,
+            pushdown=_choice(given, "pushdown", ("false", "true")) == "true",
+            claimed=given.get("claimed"),
+            limit=_count(given, "maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER,
+            lease=_period(given, "leasePeriod"),
+            client_id=given.get("clientid", "spark"),
+        )
+
+
+def _known(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, stream: bool) -> dict[str, str]:
+    given = {key.lower(): value for key, value in options.items() if not (stream and key.lower() in _SPARKS_OWN)}
+    spelling = {option.lower(): option for option in allowed}
     for key in given:
         if key == "path":
-            raise ConfigError("save() takes no path here: the options root and queue say where to write")
+            raise ConfigError(f"{call} takes no path here: the options root and queue say where the messages are")
         if key not in spelling:
             near = difflib.get_close_matches(key, spelling, n=1)
             hint = f"did you mean {spelling[near[0]]}? " if near else ""
-            raise ConfigError(f"option {key} is unknown: {hint}The options are {', '.join(OPTIONS)}")
+            raise ConfigError(f"option {key} is unknown: {hint}The options are {', '.join(allowed)}")
+    return given
+
+
+def _place(given: Mapping[str, str]) -> tuple[str, str]:
+    return os.path.abspath(_required(given, "root")), _required(given, "queue")  # executors run in folders of their own
+
+
+def _states(given: Mapping[str, str]) -> tuple[str, ...]:
+    states = tuple(state.strip() for state in given.get("state", "target").split(","))
+    for state in states:
+        if state not in STATES:
+            raise ConfigError(f"option state = {given['state']!r}: one or more of {', '.join(STATES)}, with commas")
+    return tuple(dict.fromkeys(states))
+
+
+def _period(given: Mapping[str, str], option: str) -> float | None:
+    text = given.get(option.lower())
+    if text is None:
+        return None
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise ConfigError(f"option {option} = {text!r}: {error}") from error
+    if not seconds:
+        raise ConfigError(f"option {option} = {text!r}: a claim that outlives its process needs a lease, such as 10m")
+    return seconds
 
 
 def _required(given: Mapping[str, str], option: str) -> str:
     if not (value := given.get(option.lower())):
-        raise ConfigError(f"option {option} is missing: the options root and queue say where to write")
+        raise ConfigError(f"option {option} is missing: the options root and queue say where the messages are")
     return value
 
 

@@ -11,17 +11,17 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain, groupby
+from dataclasses import dataclass
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from dropq.errors import ConfigError
 from dropq.queue import Queue
-from dropq.root import Root
 from dropq.spark.bodies import BODIES, in_utc
 from dropq.spark.options import WriteOptions
 from dropq.staging import Attempt, Job, Staged
@@ -29,12 +29,19 @@ from dropq.storage import storage_error
 
 log = logging.getLogger("dropq")
 
+#: The properties of a task by which Spark says for which query and which epoch of it the task runs.
+QUERY_ID = "sql.streaming.queryId"
+EPOCH = "streaming.sql.batchId"
+#: What the ids of the jobs that send epochs begin with.
+EPOCH_JOB = "epoch-"
+
 
 @dataclass
 class StagedFiles(WriterCommitMessage):
-    """What a task staged, for the driver to commit."""
+    """What a task staged for a job, for the driver to commit."""
 
-    files: list[Staged] = field(default_factory=list)
+    job_id: str
+    staged: Staged | None = None
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -61,39 +68,17 @@ class QueueWriter(DataSourceArrowWriter):
         job = writer._job()
         if job.sent:
             log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, options.queue)
-            return writer
-        try:
-            job.begin()
-        except OSError as error:
-            raise storage_error(error, f"job {job.id} did not begin, nothing was sent") from error
+        else:
+            _begin(job)
         return writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; nothing is made for an empty one, or for a job that was sent before."""
-        queue = self._queue()
-        job = Job(queue.life, self.job_id)
-        batches = (batch for batch in iterator if batch.num_rows)
-        first = next(batches, None)
-        if first is None or job.sent:
-            deque(batches, maxlen=0)  # Spark wants its rows read
-            return StagedFiles()
-        context = TaskContext.get()
-        partition, number = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
-        try:
-            attempt = job.attempt(f"p{partition:05d}-a{number}")
-            try:
-                self._stage(queue, attempt, chain([first], batches), partition)
-                return StagedFiles(attempt.finish())
-            except BaseException:
-                attempt.discard()
-                raise
-        except OSError as error:
-            raise storage_error(error, f"partition {partition} of job {self.job_id} was not staged") from error
+        return stage(self.options, self.job_id, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send all that was staged, once, in the driver."""
-        job = self._job()
-        sent = job.commit(chain.from_iterable(part.files for part in messages if isinstance(part, StagedFiles)))
+        sent = self._job().commit(_staged(messages))
         log.info("job %s sent %d messages to queue %s", self.job_id, sent, self.options.queue)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -101,39 +86,171 @@ class QueueWriter(DataSourceArrowWriter):
         if self._job().abort():
             log.warning("job %s was committed before it failed: all of it is sent, do not send it again", self.job_id)
 
-    def _queue(self) -> Queue:
-        return Root(self.options.root).queue(self.options.queue)
-
     def _job(self) -> Job:
-        return Job(self._queue().life, self.job_id)
+        return Job(self.options.open().life, self.job_id)
 
-    def _stage(self, queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], partition: int) -> None:
-        if self.options.message_per == "row":
-            return _stage_rows(queue, attempt, batches, partition)
-        _stage_bodies(queue, attempt, batches, self.options.body_format, self.options.max_records)
+
+class QueueStreamWriter(DataSourceStreamArrowWriter):
+    """Sends each epoch of a streaming query as a job of its own, named by both: a replayed one sends nothing.
+
+    Spark makes a writer for the tasks of an epoch and another for its commit, so that what they share is in the
+    tasks' answers.
+
+    Args:
+        options: where to and how.
+    """
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage a partition of an epoch, in a task; nothing is made where it is empty or the epoch was sent before."""
+        context = TaskContext.get()
+        query = context.getLocalProperty(QUERY_ID) if context else None
+        epoch = context.getLocalProperty(EPOCH) if context else None
+        if query is None or epoch is None:
+            raise ConfigError("only micro-batches can be written to a queue: of them Spark tells query and epoch")
+        return stage(self.options, epoch_job(query, int(epoch)), iterator, begins=True)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Send all that an epoch staged, once, in the driver; then the ledger need not know of the epoch before it."""
+        life = self.options.open().life
+        for job_id in _jobs(messages):
+            sent = Job(life, job_id).commit(_staged(messages))
+            log.info("epoch %d (%s) sent %d messages to queue %s", batchId, job_id, sent, self.options.queue)
+            Job(life, _before(job_id)).forget()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Drop an epoch, unless it was committed: the query runs it again, under the same name."""
+        life = self.options.open().life
+        for job_id in _jobs(messages):
+            if Job(life, job_id).abort():
+                log.warning("epoch %d (%s) was committed before it failed: all of it is sent", batchId, job_id)
+
+
+def epoch_job(query: str, epoch: int) -> str:
+    """Return the id of the job that sends an epoch of a query."""
+    return f"{EPOCH_JOB}{query}-{epoch}"
+
+
+def _before(job_id: str) -> str:
+    """Return the id of the job that sent the epoch before: that this one came says that it will not come again."""
+    query, _, epoch = job_id.rpartition("-")
+    return f"{query}-{int(epoch) - 1}"
+
+
+def _jobs(messages: Iterable[WriterCommitMessage | None]) -> list[str]:
+    """Return the job that the tasks of an epoch staged for: one, or none where Spark gives no answer of theirs."""
+    return sorted({part.job_id for part in messages if isinstance(part, StagedFiles)})
+
+
+def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[Staged]:
+    return [part.staged for part in messages if isinstance(part, StagedFiles) and part.staged is not None]
+
+
+def _begin(job: Job) -> None:
+    try:
+        job.begin()
+    except OSError as error:
+        raise storage_error(error, f"job {job.id} did not begin, nothing was sent") from error
+
+
+def stage(
+    options: WriteOptions, job_id: str, iterator: Iterator[pa.RecordBatch], *, begins: bool = False
+) -> StagedFiles:
+    """Stage the batches of one task for a job.
+
+    Args:
+        options: how they become messages.
+        job_id: the job.
+        iterator: the task's batches, which are read to their end.
+        begins: the job begins with its first task; else the driver has begun it.
+    """
+    queue = options.open()
+    job = Job(queue.life, job_id)
+    batches = (batch for batch in iterator if batch.num_rows)
+    first = next(batches, None)
+    if first is None or job.sent:
+        deque(batches, maxlen=0)  # Spark wants its rows read
+        return StagedFiles(job_id)
+    if begins:
+        _begin(job)
+    context = TaskContext.get()
+    partition, number = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
+    try:
+        attempt = job.attempt(f"p{partition:05d}-a{number}")
+        try:
+            _stage(queue, attempt, chain([first], batches), partition, options)
+            return StagedFiles(job_id, attempt.finish())
+        except BaseException:
+            attempt.discard()
+            raise
+    except OSError as error:
+        raise storage_error(error, f"partition {partition} of job {job_id} was not staged") from error
+
+
+def _stage(
+    queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], partition: int, options: WriteOptions
+) -> None:
+    if options.message_per == "row":
+        return _stage_rows(queue, attempt, batches, partition)
+    _stage_bodies(queue, attempt, batches, options.body_format, options.max_records)
 
 
 def _stage_rows(queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], partition: int) -> None:
-    """Stage a message for each row; null in a column but `value` is as if the column were not there."""
+    """Stage a message for each row, its body out of Arrow's own memory."""
     number = 0
     for batch in batches:
-        value = batch.schema.get_field_index("value")
-        text = pa.types.is_string(batch.column(value).type) or pa.types.is_large_string(batch.column(value).type)
-        columns = [column if i != value else column.cast(pa.large_binary()) for i, column in enumerate(batch.columns)]
-        for row in zip(*(column.to_pylist() for column in columns), strict=True):
-            given = {name: cell for name, cell in zip(batch.schema.names, row, strict=True) if cell is not None}
-            try:
-                file, _, _ = queue.address(b"", message_class="T" if text else "B", **_fields(given))
-                attempt.write(file, row[value])
-            except ValueError as error:
-                raise ValueError(f"row {number} of partition {partition} (from 0): {error}") from error
-            number += 1
+        value = batch.column(batch.schema.get_field_index("value"))
+        message_class = "B" if pa.types.is_binary(value.type) or pa.types.is_large_binary(value.type) else "T"
+        try:
+            files = _files(queue, batch, message_class)
+        except RowError as error:
+            raise ValueError(f"row {number + error.row} of partition {partition} (from 0): {error}") from error
+        attempt.write_all(files, bodies(value))
+        number += batch.num_rows
+
+
+class RowError(ValueError):
+    """Raised when a row cannot be a message; tells which of its batch."""
+
+    def __init__(self, row: int, reason: object) -> None:
+        super().__init__(str(reason))
+        self.row = row
+
+
+def _files(queue: Queue, batch: pa.RecordBatch, message_class: str) -> list[str]:
+    """Return the names that rows are sent by; null in a column but `value` is as if it were not there."""
+    value = batch.column(batch.schema.get_field_index("value"))
+    if value.null_count:
+        row = value.is_null().to_pylist().index(True)
+        raise RowError(row, "value is null, and a message has a body, if an empty one")
+    others = [name for name in batch.schema.names if name != "value"]
+    if not others:
+        return queue.plain_addresses(batch.num_rows, message_class)
+    files = []
+    for row, cells in enumerate(zip(*(batch.column(name).to_pylist() for name in others), strict=True)):
+        given = {name: cell for name, cell in zip(others, cells, strict=True) if cell is not None}
+        try:
+            files.append(queue.address(b"", message_class=message_class, **_fields(given))[0])
+        except ValueError as error:
+            raise RowError(row, error) from error
+    return files
+
+
+def bodies(column: pa.Array) -> Iterator[memoryview]:
+    """Yield the values of a column of text or binary, without nulls, as they lie in Arrow's memory."""
+    if not any(known(column.type) for known in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string)):
+        column = column.cast(pa.large_binary())
+    wide = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
+    _, offsets, data = column.buffers()
+    ends = memoryview(offsets).cast("q" if wide else "i")[column.offset : column.offset + len(column) + 1]
+    whole = memoryview(data) if data is not None else memoryview(b"")
+    return (whole[start:end] for start, end in pairwise(ends))
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a send but for the body."""
-    if given.pop("value", None) is None:
-        raise ValueError("value is null, and a message has a body, if an empty one")
     if "properties" in given:
         given["properties"] = {key: value for key, value in given["properties"] if value is not None}
     return given

@@ -1,0 +1,183 @@
+"""The columns of a message that is read: their types, and how the names and bodies of files become Arrow batches.
+
+Nothing but the name is looked at for any column but `length` and `value`; only `value` opens a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from dropq import names, storage
+from dropq.errors import ConfigError, StorageError
+from dropq.message import LAST_MS
+from dropq.names import Name
+from dropq.sidecars import Sidecars
+
+#: The columns of a message, in the order that a read without a schema has them.
+COLUMNS: dict[str, t.DataType] = {
+    "id": t.StringType(),
+    "priority": t.IntegerType(),
+    "class": t.StringType(),
+    "timestamp": t.TimestampType(),
+    "expiration": t.TimestampType(),
+    "correlation_id": t.StringType(),
+    "reply_to": t.StringType(),
+    "type": t.StringType(),
+    "properties": t.MapType(t.StringType(), t.StringType()),
+    "delivery_count": t.IntegerType(),
+    "state": t.StringType(),
+    "path": t.StringType(),
+    "length": t.LongType(),
+    "value": t.BinaryType(),
+}
+#: The columns that need the file itself; where it moved on since the listing they are null.
+OF_THE_FILE = frozenset({"length", "value"})
+#: Bytes that a value of Spark can hold.
+LONGEST_VALUE = 2**31 - 1
+
+SCHEMA = t.StructType([t.StructField(name, kind) for name, kind in COLUMNS.items()])
+
+
+def check_columns(schema: t.StructType) -> None:
+    """Refuse a schema that messages do not have, all of what is wrong in one error.
+
+    Raises:
+        ConfigError: with the name of each such column and what is wrong with it.
+    """
+    problems = []
+    for field in schema.fields:
+        kind = COLUMNS.get(field.name)
+        if kind is None:
+            problems.append(f"column {field.name} is none of {', '.join(COLUMNS)}")
+        elif field.dataType.simpleString() != kind.simpleString():
+            problems.append(f"column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}")
+    if problems:
+        raise ConfigError(f"messages cannot be read with this schema: {'; '.join(problems)}")
+
+
+def arrow_schema(schema: t.StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark wants batches of a schema in."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+class Columns:
+    """Makes batches of the wanted columns.
+
+    Args:
+        schema: the wanted columns, in Arrow's types.
+        sidecars: what reads names.
+    """
+
+    def __init__(self, schema: pa.Schema, sidecars: Sidecars) -> None:
+        self._schema = schema
+        self._sidecars = sidecars
+
+    def batch(
+        self,
+        state: str,
+        folder: str,
+        files: Sequence[str],
+        arrivals: Mapping[str, int],
+        values: Sequence[bytes | None],
+    ) -> pa.RecordBatch:
+        """Return the messages that files of a folder are.
+
+        Args:
+            state: their state.
+            folder: where they lie.
+            files: their names.
+            arrivals: when they came, in ms, by name, for those that do not tell.
+            values: their bodies, or nothing where no body was asked for; None for one that moved on.
+        """
+        plain = all(map(names.is_plain, files))
+        make = self._plain if plain else self._parsed
+        columns = make(files, arrivals)
+        columns |= {
+            "state": lambda: [state] * len(files),
+            "path": lambda: [f"{folder}/{file}" for file in files],
+            "length": lambda: [None if v is None else len(v) for v in values] if values else _lengths(folder, files),
+            "value": lambda: values,
+        }
+        arrays = [pa.array(columns[field.name](), field.type) for field in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _plain(self, files: Sequence[str], arrivals: Mapping[str, int]) -> dict[str, Callable[[], Iterable[Any]]]:
+        """Take apart names that have nothing but a priority, a generated id and a class."""
+        parts = [file.split(".") for file in files]
+        nothing = pa.nulls(len(files))
+        return {
+            "id": lambda: [part[1] for part in parts],
+            "priority": lambda: [int(part[0]) for part in parts],
+            "class": lambda: [part[2] for part in parts],
+            "timestamp": lambda: [int(part[1][:13]) * 1000 for part in parts],
+            "expiration": lambda: nothing,
+            "correlation_id": lambda: nothing,
+            "reply_to": lambda: nothing,
+            "type": lambda: nothing,
+            "properties": lambda: [()] * len(files),
+            "delivery_count": lambda: [0] * len(files),
+        }
+
+    def _parsed(self, files: Sequence[str], arrivals: Mapping[str, int]) -> dict[str, Callable[[], Iterable[Any]]]:
+        rows = [self.row(file, arrivals.get(file, 0)) for file in files]
+        return {name: lambda name=name: [row[name] for row in rows] for name in rows[0]}  # type: ignore[misc]
+
+    def row(self, file: str, arrival: int) -> dict[str, Any]:
+        """Return what a file's name tells, by column; times in microseconds."""
+        claim, bare = names.split_claim(file)
+        name = self._sidecars.full(self._sidecars.parse(bare))
+        return {
+            "id": name.id,
+            "priority": name.priority,
+            "class": name.message_class,
+            "timestamp": _microseconds(name.timestamp or name.since or arrival),
+            "expiration": _microseconds(name.expiration),
+            "correlation_id": name.correlation_id,
+            "reply_to": name.reply_to,
+            "type": name.type,
+            "properties": _properties(name),
+            "delivery_count": max(name.delivery_count, claim.number if claim else 0),
+        }
+
+
+def _microseconds(ms: int) -> int | None:
+    return min(ms, LAST_MS) * 1000 if ms else None
+
+
+def as_datetime(microseconds: int | None) -> datetime | None:
+    """Return a time of `Columns.row` as Spark's filters compare it."""
+    return None if microseconds is None else datetime.fromtimestamp(microseconds / 1_000_000, UTC)
+
+
+def _properties(name: Name) -> list[tuple[str, str]]:
+    return [(key, typed.text) for key, typed in name.properties.items()]
+
+
+def _lengths(folder: str, files: Iterable[str]) -> list[int | None]:
+    lengths: list[int | None] = []
+    for file in files:
+        try:
+            lengths.append(os.lstat(f"{folder}/{file}").st_size)
+        except FileNotFoundError:
+            lengths.append(None)  # RACE: it moved on since the listing
+    return lengths
+
+
+def read_value(path: str) -> bytes:
+    """Read a body that is to be a value of Spark.
+
+    Raises:
+        StorageError: it is too long for one.
+        FileNotFoundError: it moved on.
+    """
+    body = storage.read_body(path)
+    if len(body) > LONGEST_VALUE:
+        raise StorageError(f"{path} has {len(body)} bytes, and a value of Spark at most {LONGEST_VALUE}", path=path)
+    return body

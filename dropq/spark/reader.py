@@ -1,0 +1,284 @@
+"""Reading messages as rows: the driver lists names once, executors read the files, and nothing is moved.
+
+What is read is fixed when the read is planned. A file that moved on since then is reported, not failed on; one that a
+claim holds is found again under its renewed name, and is an error when the claim is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from dropq import names, storage
+from dropq.errors import DropqError, LeaseLost
+from dropq.lifecycle import Lifecycle, Waiting
+from dropq.queue import Queue
+from dropq.spark.columns import Columns, arrow_schema, read_value
+from dropq.spark.options import ReadOptions
+from dropq.spark.parsing import PARSERS, BadBody
+from dropq.spark.pushdown import keeps
+
+log = logging.getLogger("dropq")
+
+#: Messages of one batch, at most, and bytes of their bodies after which a batch ends.
+BATCH_MESSAGES = 5000
+BATCH_BYTES = 32 << 20
+#: Rows that small bodies are gathered to before they are handed to Spark.
+BATCH_ROWS = 10_000
+#: A task is worth its cost from so many messages on.
+TASK_MESSAGES = 1000
+#: How often a claimed file is looked for before its claim is believed to be gone.
+LOOKS = 5
+
+T = TypeVar("T")
+
+
+@dataclass
+class Part(InputPartition):
+    """The messages that one task reads: the files of a state, and when those came whose names do not tell."""
+
+    state: str
+    files: list[str]
+    arrivals: dict[str, int] = field(default_factory=dict)
+    held: bool = False
+
+
+def parts(state: str, waiting: Sequence[Waiting], size: int, *, held: bool = False) -> Iterator[Part]:
+    """Split what was listed into parts of a size."""
+    for start in range(0, len(waiting), size):
+        chosen = waiting[start : start + size]
+        arrivals = {one.file: one.arrival for one in chosen if one.arrival}
+        yield Part(state, [one.file for one in chosen], arrivals, held)
+
+
+def part_size(messages: int, tasks: int) -> int:
+    """Return how many messages a task reads where there are so many for at most so many tasks."""
+    return max(TASK_MESSAGES, -(-messages // tasks))
+
+
+class Rows:
+    """Reads parts: the half of every reader that runs in the executors.
+
+    Args:
+        options: what is read and how.
+        schema: the columns of the rows.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.schema = arrow_schema(schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part."""
+        if not isinstance(partition, Part):
+            return  # Spark's own, where there is nothing to read
+        files = _Files(self.options.open().life, partition)
+        if self.options.body_format is None:
+            yield from self._messages(files)
+        else:
+            yield from _gathered(self._expanded(files, self.options.body_format))
+        files.report()
+
+    def _messages(self, files: _Files) -> Iterator[pa.RecordBatch]:
+        columns = Columns(self.schema, files.life.sidecars)
+        part, wants_bodies = files.part, "value" in self.schema.names
+        names_left = iter(part.files)
+        while chosen := list(islice(names_left, BATCH_MESSAGES)):
+            while chosen:
+                values = list(files.bodies(chosen)) if wants_bodies else []
+                some = chosen[: len(values)] if wants_bodies else chosen
+                yield columns.batch(part.state, files.folder, some, part.arrivals, values)
+                chosen = chosen[len(some) :]
+
+    def _expanded(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
+        parse = PARSERS[body_format]
+        for file in files.part.files:
+            body = files.reading(file, storage.open_body)
+            if body is None:
+                continue
+            with body:
+                yield from self._parsed(parse(body, self.schema), f"{files.folder}/{file}", body_format)
+
+    def _parsed(self, batches: Iterator[pa.RecordBatch], path: str, body_format: str) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except BadBody as error:
+            way_out = "read it without bodyFormat, and take it apart with Spark's own functions, to tell bad from good"
+            raise DropqError(f"{path} is no {body_format} of this schema: {error}; {way_out}") from error
+
+
+class _Files:
+    """Finds the files of a part, wherever a renewed lease has put them meanwhile, and counts those that moved on."""
+
+    def __init__(self, life: Lifecycle, part: Part) -> None:
+        self.life = life
+        self.part = part
+        self.folder = life.layout.folder(part.state)
+        self._renewed: dict[str, str] = {}
+        self._moved: list[str] = []
+
+    def bodies(self, files: Iterable[str]) -> Iterator[bytes | None]:
+        """Yield bodies in order, None for a file that moved on, until they come to as much as a batch holds."""
+        size = 0
+        for file in files:
+            try:
+                body = read_value(f"{self.folder}/{file}")
+            except FileNotFoundError:
+                found = self.reading(file, read_value)
+                yield found
+                size += len(found or b"")
+            else:
+                yield body
+                size += len(body)
+            if size > BATCH_BYTES:
+                return
+
+    def reading(self, file: str, read: Callable[[str], T]) -> T | None:
+        """Read a file; None for one that moved on, unless a claim holds it.
+
+        Raises:
+            LeaseLost: the claim that held it is gone.
+        """
+        try:
+            return read(f"{self.folder}/{file}")
+        except FileNotFoundError:
+            if self.part.held:
+                return self._reading_renewed(file, read)
+            self._moved.append(file)
+            return None
+
+    def _reading_renewed(self, file: str, read: Callable[[str], T]) -> T:
+        """RACE: a renewed lease renames a file between any listing and its opening; its claim's owner finds it."""
+        claim, bare = names.split_claim(file)
+        owner = claim.owner if claim else ""
+        for _ in range(LOOKS):
+            if owner in self._renewed:
+                try:
+                    return read(f"{self.folder}/{self._renewed[owner]}")
+                except FileNotFoundError:
+                    pass
+            self._renewed = {claim.owner: found for claim, found in claims(self.life)}
+        raise LeaseLost(
+            f"message {self.life.sidecars.parse(bare).id}: its claim {owner} is gone (its lease ran out, or somebody "
+            "settled or requeued it), and was not read"
+        )
+
+    def report(self) -> None:
+        """Say which files moved on between the listing and the reading."""
+        if self._moved:
+            told = f"the first was {self._moved[0]}"
+            log.warning("%d messages left %s while it was read: %s", len(self._moved), self.folder, told)
+
+
+def claims(life: Lifecycle) -> Iterator[tuple[names.Claim, str]]:
+    """Yield the claims of dropq in processing/, each with its file."""
+    for entry in storage.entries(life.layout.processing):
+        claim, _ = names.split_claim(entry.name)
+        if claim is not None and claim.ours:
+            yield claim, entry.name
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join the batches of small bodies."""
+    gathered: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        gathered.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield from _joined(gathered)
+            gathered, rows, size = [], 0, 0
+    yield from _joined(gathered)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if len(batches) == 1:
+        yield batches[0]
+    elif batches:
+        yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
+
+
+class QueueReader(Rows, DataSourceReader):
+    """Reads the messages of some states of a queue as they were listed once, or those that a claiming batch holds."""
+
+    def partitions(self) -> list[InputPartition]:
+        """List the messages, in the driver, and share them out.
+
+        Raises:
+            NoSuchQueue, StorageError: the queue cannot be listed.
+            LeaseLost: a claiming batch does not hold all of its messages any more.
+        """
+        queue = self.options.open()
+        if self.options.claimed is not None:
+            listed = {"processing": held(queue, self.options.claimed)}
+        else:
+            listed = {state: self._listed(queue, state) for state in self.options.states}
+        size = part_size(sum(map(len, listed.values())), self.options.partitions)
+        is_held = self.options.claimed is not None
+        return [part for state, waiting in listed.items() for part in parts(state, waiting, size, held=is_held)]
+
+    def _listed(self, queue: Queue, state: str) -> list[Waiting]:
+        return list(queue.listed(state, self.options.filter))
+
+
+class PushdownReader(QueueReader):
+    """Leaves out, by their names, what Spark's own filters would not keep: those files are not opened.
+
+    A class of its own, since Spark refuses a reader with `pushFilters` in a session that does not push.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Note the filters, and leave them all to Spark too, which knows its own rules best."""
+        self._filters = filters
+        return filters
+
+    def _listed(self, queue: Queue, state: str) -> list[Waiting]:
+        columns = Columns(self.schema, queue.life.sidecars)
+        keep = keeps(getattr(self, "_filters", []))
+        return [
+            one for one in super()._listed(queue, state) if keep({"state": state, **columns.row(one.file, one.arrival)})
+        ]
+
+
+def held(queue: Queue, claimed: str) -> list[Waiting]:
+    """Return what a claiming batch holds, in the order that it was claimed in.
+
+    Args:
+        queue: the queue.
+        claimed: the batch's subscription and how many messages it holds, with a colon between.
+
+    Raises:
+        LeaseLost: some of them are not held any more.
+    """
+    subscription, _, count = claimed.rpartition(":")
+    for _ in range(LOOKS):  # RACE: a listing may miss a file whose lease is being renewed
+        found = {claim.owner: file for claim, file in claims(queue.life) if claim.subscription == subscription}
+        if len(found) == int(count):
+            return listed(queue.life, (found[owner] for owner in sorted(found, key=names.claim_order)))
+    raise LeaseLost(
+        f"{len(found)} of the {count} messages that were claimed from queue {queue.name} are still held (leases ran "
+        "out, or somebody settled or requeued them): what was read before and what could be read now differ"
+    )
+
+
+def listed(life: Lifecycle, files: Iterable[str]) -> list[Waiting]:
+    """Return claimed files as they are read; where a name tells no time, its body does, which no rename changes."""
+    return [Waiting(file, _written(life, file)) for file in files]
+
+
+def _written(life: Lifecycle, file: str) -> int:
+    _, bare = names.split_claim(file)
+    if names.is_plain(bare):
+        return 0
+    name = life.sidecars.parse(bare)
+    try:
+        return 0 if name.timestamp or name.since else storage.written_ms(f"{life.layout.processing}/{file}")
+    except FileNotFoundError:
+        return 0  # RACE: its lease was renewed this moment, or is gone, which the reader will find
