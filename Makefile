@@ -6,10 +6,10 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-cluster torture-spark lint bench bench-spark clean
 
 help: ## list these targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## install dropq and all its tools into .venv (PY=python3.12 chooses a Python)
 
@@ -19,6 +19,12 @@ demo: $(STAMP) ## show the main job on real input, ending in an accounting of ev
 test: $(STAMP) ## run the tests (ARGS="-k lease" chooses some, ARGS="-m 'not spark'" leaves Spark out)
 	@$(RUN) -m pytest $(ARGS)
 
+test-cluster: $(STAMP) ## run the tests on a Spark cluster of a master and two workers, which are part of make test too
+	@$(RUN) -m pytest -m cluster $(ARGS)
+
+torture-spark: $(STAMP) ## kill Spark jobs at random moments until each phase had ten kills, and account for every message
+	@$(RUN) tests/spark_kills.py $(ARGS)
+
 lint: $(STAMP) ## check style, format and types
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
@@ -26,6 +32,9 @@ lint: $(STAMP) ## check style, format and types
 
 bench: $(STAMP) ## measure against the raw loop of system calls
 	@$(RUN) bench/bench.py $(ARGS)
+
+bench-spark: $(STAMP) ## measure Spark jobs against plain processes and Spark's own sink
+	@$(RUN) bench/bench_spark.py $(ARGS)
 
 clean: ## remove what builds, tests and tools left behind (.venv stays)
 	@rm -rf build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -172,8 +172,7 @@ class Job:
 
     def _write_manifest(self, listed: list[Staged]) -> bool:
         """Commit; False where another driver of the same job was first, so that its files count."""
-        paths = [f"{staged.attempt}/{file}" for staged in listed for file in staged.files]
-        content = {"format": 1, "job": self.id, "files": paths}
+        content = {"format": 1, "job": self.id, "attempts": {staged.attempt: staged.files for staged in listed}}
         draft = f"{self.folder}/.manifest-{secrets.token_hex(6)}"
         try:
             self._life.storage.write_new(draft, json.dumps(content).encode())
@@ -192,11 +191,9 @@ class Job:
     def _check(self, staged: Staged) -> None:
         """Refuse an attempt that lacks a file; that each is whole was seen where it was written and closed."""
         folder = f"{self.folder}/{staged.attempt}"
-        there = {entry.name for entry in storage.entries(folder) if storage.is_message_file(entry)}
-        missing = [file for file in staged.files if file not in there]
-        if missing:
+        if missing := set(staged.files).difference(storage.names_in(folder)):
             what = f"{len(missing)} of the staged files are not there, the first"
-            raise FileNotFoundError(errno.ENOENT, what, f"{folder}/{missing[0]}")
+            raise FileNotFoundError(errno.ENOENT, what, f"{folder}/{min(missing)}")
 
     @property
     def _not_sent(self) -> str:
@@ -252,12 +249,12 @@ def finish(life: Lifecycle, folder: str) -> bool:
         life.storage.sync(folder)  # the manifest is durable before the first rename, whoever wrote it
     except FileNotFoundError:
         return False  # RACE: somebody else took the folder away, and finishes it
-    destinations = _send_all(life, folder, _listed(manifest))
-    life.storage.sync(*sorted(destinations))
+    listed = _listed(manifest)
+    life.storage.sync(*sorted(_send_all(life, folder, listed)))
     life.storage.make_folder(life.layout.ledger)
     entry = _ledger_entry(life, _key(os.path.basename(folder)))
     life.storage.write_small(entry, json.dumps({"job": manifest.get("job")}).encode())
-    _remove(life, folder, manifest)
+    _remove(life, folder, listed)
     return True
 
 
@@ -266,16 +263,14 @@ def _send_all(life: Lifecycle, folder: str, listed: Mapping[str, list[str]]) -> 
     destinations, seen = {life.layout.target}, set[str]()
     for attempt, files in listed.items():
         source = f"{folder}/{attempt}"
-        at_once = []
-        for file in files:
-            if "_notBeforeL=" not in file and file not in seen:
-                at_once.append(file)
-                continue
+        apart = {file for file in files if "_notBeforeL=" in file} | seen.intersection(files)
+        for file in apart:
             destination = life.sent_to(life.sidecars.parse(file).not_before)
             destinations.add(destination)
             _send(life, f"{source}/{file}", f"{destination}/{file}", taken=file in seen)
-        seen.update(files)
+        at_once = [file for file in files if file not in apart] if apart else files
         storage.shared_out(at_once, partial(_send_some, life, source))
+        seen.update(files)
     return destinations
 
 
@@ -316,14 +311,14 @@ def _drop(life: Lifecycle, folder: str) -> bool:
     return False
 
 
-def _remove(life: Lifecycle, folder: str, manifest: Mapping[str, object]) -> None:
+def _remove(life: Lifecycle, folder: str, listed: Mapping[str, list[str]]) -> None:
     """Remove a finished job's folder, once nothing that it lists is left in it."""
     away = _away(folder)
     try:
         life.storage.rename_folder(folder, away)
     except FileNotFoundError:
         return  # RACE: another roll-forward is removing it
-    if any(_left(f"{away}/{attempt}", files) for attempt, files in _listed(manifest).items()):
+    if any(not storage.names_in(f"{away}/{attempt}").isdisjoint(files) for attempt, files in listed.items()):
         # RACE: the queue was renamed away and back while its files were sent: what was not found then is here.
         finish(life, away)
         return
@@ -353,28 +348,27 @@ def _manifest(folder: str) -> Mapping[str, object] | None:
         return None
     except ValueError as error:
         raise DropqError(f"{path} is damaged ({error}): set it aside by hand, then sweep again") from error
-    if data is not None and not (isinstance(content, dict) and isinstance(content.get("files"), list)):
+    if data is not None and not (isinstance(content, dict) and isinstance(content.get("attempts"), dict)):
         raise DropqError(f"{path} lists no files: set it aside by hand, then sweep again")
     return content
 
 
 def _listed(manifest: Mapping[str, object]) -> dict[str, list[str]]:
-    """Return the files that a manifest lists, by the folder of their attempt; what is no path of one is left out."""
+    """Return the files that a manifest lists, by the folder of their attempt; what is no name of one is left out."""
+    attempts = manifest.get("attempts")
     listed: dict[str, list[str]] = {}
-    paths = manifest.get("files")
-    for path in paths if isinstance(paths, list) else ():
-        attempt, _, file = path.partition("/") if isinstance(path, str) else ("", "", "")
-        if attempt and file and attempt[0] != "." != file[0] and "/" not in file and "\0" not in path:
-            listed.setdefault(attempt, []).append(file)
-        else:
-            log.warning("job %s lists %r, which is no path of a staged file: passed over", manifest.get("job"), path)
+    for attempt, files in attempts.items() if isinstance(attempts, dict) else ():
+        named = [file for file in files if _is_name(file)] if isinstance(files, list) and _is_name(attempt) else []
+        if named:
+            listed[attempt] = named
+        if len(named) < (len(files) if isinstance(files, list) else 1):
+            log.warning("job %s: its manifest lists in %r what are no names of staged files: passed over",
+                        manifest.get("job"), attempt)  # fmt: skip
     return listed
 
 
-def _left(folder: str, files: list[str]) -> bool:
-    """Tell whether any of these files lies in a folder."""
-    there = {entry.name for entry in storage.entries(folder)}
-    return not there.isdisjoint(files)
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and name[0] != "." and "/" not in name and "\0" not in name
 
 
 def _idle(life: Lifecycle, folder: str, older_than: float | None) -> bool:

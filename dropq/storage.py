@@ -494,6 +494,14 @@ def entries(folder: str) -> Iterator[os.DirEntry[str]]:
         yield from found  # type: ignore[misc]
 
 
+def names_in(folder: str) -> frozenset[str]:
+    """Return the names of all that lies in a folder; one that is not there is empty."""
+    try:
+        return frozenset(os.listdir(folder))
+    except FileNotFoundError:
+        return frozenset()
+
+
 def is_message_file(entry: os.DirEntry[str]) -> bool:
     """Tell whether an entry is a regular file, by what the listing says where it says it."""
     try:

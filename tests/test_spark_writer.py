@@ -376,10 +376,16 @@ def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> N
     root = Root.create(tmp_path / "root")
     orders, sales = root.create_queue("orders"), root.create_queue("sales")
     blocks = re.findall(r"^```python\n(.*?)^```", PAPER.read_text(), re.MULTILINE | re.DOTALL)
-    exec("\n".join(blocks).replace("/mnt/queues", str(root.path)), {})
-    (order,) = orders.browse()
+    namespace: dict[str, Any] = {}
+    exec("\n".join(blocks).replace("/tmp/", f"{tmp_path}/").replace("/mnt/queues", str(root.path)), namespace)
+    (order,) = orders.browse("processed")  # by the claiming batch
     assert (order.text, order.priority, order.properties) == ('{"order": 4711}', 6, {"region": "EU"})
+    assert [file.read_text() for file in (tmp_path / "orders").glob("part-*") if file.stat().st_size] == [
+        f"{order.text}\n"
+    ]
     assert sum(pq.read_table(io.BytesIO(message.body)).num_rows for message in sales.browse()) == 1000
+    assert namespace["rows"].count() == 1000
+    assert sorted(message.text for message in orders.browse()) == list("01234")  # by the stream out
 
 
 def test_the_paper_tells_every_option_and_format() -> None:

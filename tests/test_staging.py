@@ -443,21 +443,11 @@ def test_a_move_that_was_done_although_it_failed_keeps_the_file(
 # -- what a commit refuses --------------------------------------------------------------------------------------
 
 
-def spoil_missing(path: Path) -> None:
-    path.unlink()
-
-
-def spoil_link(path: Path) -> None:
-    path.rename(f"{path}-aside")
-    path.symlink_to(f"{path}-aside")
-
-
-@pytest.mark.parametrize("spoil", [spoil_missing, spoil_link])
-def test_a_job_whose_files_are_not_as_staged_is_not_committed(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_job_that_lacks_a_staged_file_is_not_committed(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     job = Job(queue.life, "job")
     listed = stage(queue, job)
-    spoil(Path(job.folder, listed[-1].attempt, listed[-1].files[0]))
+    Path(job.folder, listed[-1].attempt, listed[-1].files[0]).unlink()
     with pytest.raises(StorageError, match="nothing was sent"):
         job.commit(listed)
     assert job.abort() is False
@@ -657,29 +647,27 @@ def test_a_manifest_with_hostile_paths_moves_nothing_but_staged_files(tmp_path: 
     folder = Path(Job(queue.life, "job").folder)
     listed = stage(queue, Job(queue.life, "job"))
     hostile = [
-        f"{tmp_path}/secret", "../../../secret", "/etc/passwd", "..", "", "/", "a/", "/a", "a//b", "./manifest.json",
-        "p/../manifest.json", "p/..", "p/.", "a\0b/c", "a/b\0c", "p/.hidden", 7, None, ["a/b"], {"a": 1},
-        "nowhere/4.x.B",
+        f"{tmp_path}/secret", "../../../secret", "/etc/passwd", "..", "", "/", "a/", "/a", "./manifest.json", "p/..",
+        "a\0b", ".hidden", 7, None, ["a"], {"a": 1}, "4.x.B",
     ]  # fmt: skip
-    (folder / staging.MANIFEST).write_text(
-        json.dumps(
-            {"job": {}, "files": [*hostile, *(f"{part.attempt}/{file}" for part in listed for file in part.files)]}
-        )
-    )
+    attempts: dict[str, object] = {str(name): ["secret"] for name in hostile}
+    attempts |= {"one": None, "two": 7, "three": {"a": 1}, "..": ["secret"], f"{tmp_path}": ["secret"]}
+    attempts |= {part.attempt: [*hostile, *part.files] for part in listed}
+    (folder / staging.MANIFEST).write_text(json.dumps({"job": {}, "attempts": attempts}))
     queue.sweep()
     assert (sent(queue), working(queue)) == (ALL, [])
     assert (tmp_path / "secret").read_bytes() == b"secret"
     assert Job(queue.life, "job").sent
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "null", "7", {}, {"files": None}, {"files": "p/x"}, "\udce9"])
+@pytest.mark.parametrize("content", ["{", "[]", "null", "7", {}, {"attempts": None}, {"attempts": "p/x"}, "\udce9"])
 def test_a_damaged_manifest_is_left_for_a_person_with_all_its_files(
     tmp_path: Path, content: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = make_queue(tmp_path)
     manifest = put_manifest(queue, content) if content != "\udce9" else put_manifest(queue, "x")
     if content == "\udce9":
-        manifest.write_bytes(b'{"files": ["\xe9"]}')
+        manifest.write_bytes(b'{"attempts": {"\xe9": []}}')
     before = sorted(manifest.parent.rglob("*"))
     queue.sweep(jobs_older_than=0)
     assert sorted(manifest.parent.rglob("*")) == before

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import IO, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as compute  # type: ignore[import-untyped]
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -73,8 +74,11 @@ def write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.Recor
 def write_text(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write the one column, a line for each row and an empty one for a null, as Spark's text format does."""
     for batch in batches:
-        lines = batch.column(0).fill_null("").cast(pa.large_binary()).to_pylist()
-        file.write(b"\n".join([*lines, b""]))
+        column = batch.column(0).fill_null("").cast(pa.large_string())
+        lines = compute.binary_join_element_wise(column, *(pa.scalar(text, pa.large_string()) for text in ("", "\n")))
+        _, offsets, data = lines.buffers()  # a new array: it begins where its memory does
+        end = memoryview(offsets).cast("q")[len(lines)]
+        file.write(memoryview(data)[:end])
 
 
 def write_jsonl(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as compute  # type: ignore[import-untyped]
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from dropq import names, storage
-from dropq.errors import ConfigError, StorageError
+from dropq import names
+from dropq.errors import ConfigError
 from dropq.message import LAST_MS
 from dropq.names import Name
 from dropq.sidecars import Sidecars
@@ -39,8 +40,8 @@ COLUMNS: dict[str, t.DataType] = {
 }
 #: The columns that need the file itself; where it moved on since the listing they are null.
 OF_THE_FILE = frozenset({"length", "value"})
-#: Bytes that a value of Spark can hold.
-LONGEST_VALUE = 2**31 - 1
+
+_PLAIN_PARTS = r"^(?P<priority>[^.]+)\.(?P<id>[^.]+)\.(?P<class>.)$"
 
 SCHEMA = t.StructType([t.StructField(name, kind) for name, kind in COLUMNS.items()])
 
@@ -85,7 +86,7 @@ class Columns:
         folder: str,
         files: Sequence[str],
         arrivals: Mapping[str, int],
-        values: Sequence[bytes | None],
+        values: Sequence[bytes | None] | None,
     ) -> pa.RecordBatch:
         """Return the messages that files of a folder are.
 
@@ -94,38 +95,19 @@ class Columns:
             folder: where they lie.
             files: their names.
             arrivals: when they came, in ms, by name, for those that do not tell.
-            values: their bodies, or nothing where no body was asked for; None for one that moved on.
+            values: their bodies, None for one that moved on; or None where no body is asked for.
         """
-        plain = all(map(names.is_plain, files))
-        make = self._plain if plain else self._parsed
-        columns = make(files, arrivals)
+        columns = _plain_columns(files) if all(map(names.is_plain, files)) else self._parsed(files, arrivals)
         columns |= {
-            "state": lambda: [state] * len(files),
-            "path": lambda: [f"{folder}/{file}" for file in files],
-            "length": lambda: [None if v is None else len(v) for v in values] if values else _lengths(folder, files),
+            "state": lambda: _Repeated(state),
+            "path": lambda: compute.binary_join_element_wise(folder, pa.array(files, pa.string()), "/"),
+            "length": lambda: _lengths(folder, files) if values is None else compute.binary_length(pa.array(values)),
             "value": lambda: values,
         }
-        arrays = [pa.array(columns[field.name](), field.type) for field in self._schema]
+        arrays = [_array(columns[field.name](), field.type, len(files)) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _plain(self, files: Sequence[str], arrivals: Mapping[str, int]) -> dict[str, Callable[[], Iterable[Any]]]:
-        """Take apart names that have nothing but a priority, a generated id and a class."""
-        parts = [file.split(".") for file in files]
-        nothing = pa.nulls(len(files))
-        return {
-            "id": lambda: [part[1] for part in parts],
-            "priority": lambda: [int(part[0]) for part in parts],
-            "class": lambda: [part[2] for part in parts],
-            "timestamp": lambda: [int(part[1][:13]) * 1000 for part in parts],
-            "expiration": lambda: nothing,
-            "correlation_id": lambda: nothing,
-            "reply_to": lambda: nothing,
-            "type": lambda: nothing,
-            "properties": lambda: [()] * len(files),
-            "delivery_count": lambda: [0] * len(files),
-        }
-
-    def _parsed(self, files: Sequence[str], arrivals: Mapping[str, int]) -> dict[str, Callable[[], Iterable[Any]]]:
+    def _parsed(self, files: Sequence[str], arrivals: Mapping[str, int]) -> dict[str, Callable[[], Any]]:
         rows = [self.row(file, arrivals.get(file, 0)) for file in files]
         return {name: lambda name=name: [row[name] for row in rows] for name in rows[0]}  # type: ignore[misc]
 
@@ -145,6 +127,34 @@ class Columns:
             "properties": _properties(name),
             "delivery_count": max(name.delivery_count, claim.number if claim else 0),
         }
+
+
+class _Repeated(NamedTuple):
+    """A column that has one value in all rows."""
+
+    value: object
+
+
+def _plain_columns(files: Sequence[str]) -> dict[str, Callable[[], Any]]:
+    """Take apart names that have nothing but a priority, a generated id and a class, in Arrow's own loops."""
+    parts = compute.extract_regex(pa.array(files, pa.string()), _PLAIN_PARTS)
+    priority, ids, classes = (parts.field(number) for number in range(3))
+    sent = compute.utf8_slice_codeunits(ids, 0, 13)
+    return {
+        "id": lambda: ids,
+        "priority": lambda: priority,
+        "class": lambda: classes,
+        "timestamp": lambda: compute.multiply(sent.cast(pa.int64()), 1000),
+        "properties": lambda: _Repeated([]),
+        "delivery_count": lambda: _Repeated(0),
+        **{name: lambda: _Repeated(None) for name in ("expiration", "correlation_id", "reply_to", "type")},
+    }
+
+
+def _array(column: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    if isinstance(column, _Repeated):
+        return pa.repeat(pa.scalar(column.value, kind), rows)
+    return column.cast(kind) if isinstance(column, pa.Array) else pa.array(column, kind)
 
 
 def _microseconds(ms: int) -> int | None:
@@ -168,16 +178,3 @@ def _lengths(folder: str, files: Iterable[str]) -> list[int | None]:
         except FileNotFoundError:
             lengths.append(None)  # RACE: it moved on since the listing
     return lengths
-
-
-def read_value(path: str) -> bytes:
-    """Read a body that is to be a value of Spark.
-
-    Raises:
-        StorageError: it is too long for one.
-        FileNotFoundError: it moved on.
-    """
-    body = storage.read_body(path)
-    if len(body) > LONGEST_VALUE:
-        raise StorageError(f"{path} has {len(body)} bytes, and a value of Spark at most {LONGEST_VALUE}", path=path)
-    return body

@@ -8,6 +8,7 @@ fit is none: the body is refused.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import re
@@ -31,7 +32,7 @@ ROWS = 4096
 CHUNK = 256 << 10
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_WHOLE = re.compile("-?[0-9]{1,20}")
+_WHOLE = re.compile("0|-?[1-9][0-9]{0,19}")
 _FINER = re.compile(r"[.,]\d{6}0*[1-9]")  # Python would cut a time off after its microseconds
 _ARROW_SAYS = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )?(?:Row #(\d+): )?(.*)")
 
@@ -55,9 +56,11 @@ def read_csv(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if not any(known(field.type) for known in _IN_CSV):
             raise BadBody(f"column {field.name} is {field.type}, which csv does not hold")
     names: list[str] = []
-    if longest := _longest_row(file):
+    lengths = _row_lengths(file)
+    if header := next(lengths):
+        longest = max(header, max(lengths, default=0))
         with _refusing("csv", names):
-            names += _open_csv(file, longest).schema.names
+            names += _csv_names(file, header)
             _present(names, schema)
             for batch in _open_csv(file, longest, column_types=schema, include_columns=schema.names):
                 yield from _conform(batch, schema)
@@ -295,21 +298,29 @@ _IN_CSV = [known for known, _, _ in _LEAVES if known is not _is_bytes]
 # -- Arrow: the columns of a body in the wanted types ----------------------------------------------------------------
 
 
-def _longest_row(file: IO[bytes]) -> int:
-    """Return the bytes of the longest row of csv, which Arrow wants in one block: it ends where no quote is open."""
-    longest = row = quotes = 0
+def _row_lengths(file: IO[bytes]) -> Iterator[int]:
+    """Yield the bytes of each row of csv, the header first; a row ends where no quote is open."""
+    row = quotes = 0
     for line in file:
         row, quotes = row + len(line), quotes + line.count(b'"')
-        longest = max(longest, row)
-        row = row if quotes % 2 else 0
-    return longest
+        if quotes % 2 == 0:
+            yield row
+            row = 0
+    yield row
+
+
+def _csv_names(file: IO[bytes], header: int) -> list[str]:
+    file.seek(0)
+    first = io.BytesIO(file.read(header))  # a file of its own, since a thread of Arrow's reads ahead, even when dropped
+    names: list[str] = _open_csv(first, header).schema.names
+    return names
 
 
 def _open_csv(file: IO[bytes], longest: int, **columns: Any) -> pa_csv.CSVStreamingReader:
     file.seek(0)
     return pa_csv.open_csv(
         file,
-        # One thread: with more, Arrow's errors do not say in which row.
+        # Arrow wants each row in one block. One thread: with more, its errors do not say in which row.
         read_options=pa_csv.ReadOptions(use_threads=False, block_size=min(max(longest, CHUNK), (1 << 31) - 1)),
         # An empty line is a row: the null of a table that has one column.
         parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
@@ -412,10 +423,19 @@ def _refuse_nulls(array: pa.Array, field: pa.Field, where: str) -> None:
     """Refuse nulls where there must not be any: Spark would take them for zeros."""
     if array.null_count and not field.nullable:
         raise BadBody(f"{where} is null, and must not be")
-    if types.is_map(array.type):
-        array = array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field])))
-    if types.is_struct(array.type):
-        for child, part in zip(array.type, array.drop_null().flatten(), strict=True):
-            _refuse_nulls(part, child, f"{where}.{child.name}")
-    elif types.is_list(array.type):
-        _refuse_nulls(array.flatten(), array.type.value_field, f"{where}[]")
+    parts: list[tuple[pa.Array, pa.Field, str]] = []
+    if types.is_struct(field.type):
+        parts = [(part, child, f".{child.name}") for part, child in zip(_members(array), field.type, strict=True)]
+    elif types.is_list(field.type):
+        parts = [(array.flatten(), field.type.value_field, "[]")]
+    elif types.is_map(field.type):
+        pairs = array.cast(pa.list_(pa.struct([field.type.key_field, field.type.item_field])))
+        parts = [(_members(pairs.flatten())[1], field.type.item_field, "{}")]
+    for part, child, name in parts:
+        _refuse_nulls(part, child, f"{where}{name}")
+
+
+def _members(structs: pa.StructArray) -> list[pa.Array]:
+    """Return the fields of those structs that are not null."""
+    members: list[pa.Array] = structs.drop_null().flatten()
+    return members

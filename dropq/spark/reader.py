@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -17,10 +16,10 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from dropq import names, storage
-from dropq.errors import DropqError, LeaseLost
+from dropq.errors import DropqError, LeaseLost, StorageError
 from dropq.lifecycle import Lifecycle, Waiting
 from dropq.queue import Queue
-from dropq.spark.columns import Columns, arrow_schema, read_value
+from dropq.spark.columns import Columns, arrow_schema
 from dropq.spark.options import ReadOptions
 from dropq.spark.parsing import PARSERS, BadBody
 from dropq.spark.pushdown import keeps
@@ -30,6 +29,8 @@ log = logging.getLogger("dropq")
 #: Messages of one batch, at most, and bytes of their bodies after which a batch ends.
 BATCH_MESSAGES = 5000
 BATCH_BYTES = 32 << 20
+#: Bytes that a value of Spark can hold.
+LONGEST_VALUE = 2**31 - 1
 #: Rows that small bodies are gathered to before they are handed to Spark.
 BATCH_ROWS = 10_000
 #: A task is worth its cost from so many messages on.
@@ -89,11 +90,11 @@ class Rows:
     def _messages(self, files: _Files) -> Iterator[pa.RecordBatch]:
         columns = Columns(self.schema, files.life.sidecars)
         part, wants_bodies = files.part, "value" in self.schema.names
-        names_left = iter(part.files)
-        while chosen := list(islice(names_left, BATCH_MESSAGES)):
+        for start in range(0, len(part.files), BATCH_MESSAGES):
+            chosen = part.files[start : start + BATCH_MESSAGES]
             while chosen:
-                values = list(files.bodies(chosen)) if wants_bodies else []
-                some = chosen[: len(values)] if wants_bodies else chosen
+                values = files.bodies(chosen) if wants_bodies else None
+                some = chosen if values is None else chosen[: len(values)]
                 yield columns.batch(part.state, files.folder, some, part.arrivals, values)
                 chosen = chosen[len(some) :]
 
@@ -124,21 +125,28 @@ class _Files:
         self._renewed: dict[str, str] = {}
         self._moved: list[str] = []
 
-    def bodies(self, files: Iterable[str]) -> Iterator[bytes | None]:
-        """Yield bodies in order, None for a file that moved on, until they come to as much as a batch holds."""
+    def bodies(self, files: Sequence[str]) -> list[bytes | None]:
+        """Return the bodies of the first files, None for one that moved on: as many as a batch holds, at least one.
+
+        Raises:
+            StorageError: a body is too long for a value of Spark.
+        """
+        found: list[bytes | None] = []
+        body: bytes | None
         size = 0
         for file in files:
             try:
-                body = read_value(f"{self.folder}/{file}")
+                body = storage.read_body(f"{self.folder}/{file}")
             except FileNotFoundError:
-                found = self.reading(file, read_value)
-                yield found
-                size += len(found or b"")
-            else:
-                yield body
-                size += len(body)
+                body = self.reading(file, storage.read_body)
+            found.append(body)
+            size += len(body or b"")
             if size > BATCH_BYTES:
-                return
+                break
+        if size > LONGEST_VALUE and len(found) == 1:
+            path = f"{self.folder}/{files[0]}"
+            raise StorageError(f"{path} has {size} bytes, and a value of Spark at most {LONGEST_VALUE}", path=path)
+        return found[:-1] if len(found) > 1 and size > LONGEST_VALUE else found
 
     def reading(self, file: str, read: Callable[[str], T]) -> T | None:
         """Read a file; None for one that moved on, unless a claim holds it.
