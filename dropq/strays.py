@@ -359,7 +359,8 @@ def temporaries(case: Case) -> Iterator[Finding]:
     """Find small files that were being written when their writer died."""
     layout = case.layout
     private = (layout.private, layout.ledger, f"{layout.reasons}/error", f"{layout.reasons}/expired")
-    return temporaries_in((layout.base, *private), case.now)
+    streams = (entry.path for entry in storage.entries(layout.streams))
+    return temporaries_in((layout.base, *private, *streams), case.now)
 
 
 def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:

@@ -27,6 +27,8 @@ INTERVAL = 1.0
 SWEEP_SHARE = 10
 #: Milliseconds that private leftovers (reasons of files that went, bodies of a dead consumer) are kept.
 LEFTOVERS_AGE = 86_400_000
+#: Milliseconds for which a stream is remembered that nobody goes on with: 30 days.
+STREAMS_AGE = 30 * 86_400_000
 
 
 @dataclass
@@ -326,6 +328,11 @@ def _clear_leftovers(life: Lifecycle) -> int:
         with _passing_over(life, entry.path):
             life.storage.remove_tree(entry.path)
             cleared += 1
+    for entry in storage.entries(life.layout.streams):
+        if _newest(life, entry.path) > STREAMS_AGE:
+            with _passing_over(life, entry.path):
+                life.storage.remove_tree(entry.path)
+                cleared += 1
     for state in ("error", "expired"):
         for entry in storage.entries(f"{life.layout.reasons}/{state}"):
             if _age(life, entry.path) > LEFTOVERS_AGE and not _explains_something(life, state, entry.path):
@@ -333,6 +340,11 @@ def _clear_leftovers(life: Lifecycle) -> int:
                     life.storage.unlink(entry.path)
                     cleared += 1
     return cleared
+
+
+def _newest(life: Lifecycle, folder: str) -> float:
+    """Return how long ago anything happened in a folder, in ms."""
+    return min([_age(life, folder), *(_age(life, entry.path) for entry in storage.entries(folder))])
 
 
 def _holds_the_only_copy(folder: str) -> bool:

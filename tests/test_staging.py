@@ -687,3 +687,47 @@ def test_a_name_that_was_reserved_for_a_manifest_is_none(tmp_path: Path) -> None
         job.commit(stage(queue, job))
     assert queue.sweep(jobs_older_than=0).jobs_dropped == 1
     assert (sent(queue), working(queue)) == ([], [])
+
+
+def test_what_a_task_staged_after_its_job_was_sent_goes_with_the_next_sweep(tmp_path: Path) -> None:
+    """A task of an epoch begins its job itself: one that comes too late makes the job's folder anew."""
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    job.commit(stage(queue, job))
+    job.begin()
+    job.attempt("p00000-a1").write(queue.address(b"")[0], b"late")
+    report = queue.sweep()
+    assert (report.jobs_finished, report.jobs_dropped) == (0, 1)
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+def test_a_job_that_was_struck_from_the_ledger_may_come_again(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    job.commit(stage(queue, job))
+    job.forget()
+    assert not job.sent
+    assert job.commit(stage(queue, job, [b"again"])) == 1
+
+
+def test_many_messages_of_a_job_are_renamed_by_several_threads_and_an_error_of_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    many = [b"%d" % number for number in range(2 * storage.LONG_LIST)]
+    listed = stage(queue, job, many)
+    place, left = storage.Storage.place, iter(range(len(many) // 2))
+
+    def fail_half_way(self: storage.Storage, source: str, destination: str) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+        place(self, source, destination)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.Storage, "place", fail_half_way)
+        with pytest.raises(StorageError, match="Input/output error .* is committed"):
+            job.commit(listed)
+    assert 0 < len(sent(queue)) < len(many)
+    assert queue.sweep().jobs_finished == 1
+    assert (sent(queue), working(queue)) == (sorted(many), [])
