@@ -83,8 +83,14 @@ class Journal:
         self._batches: dict[int, list[Message]] = {}
         self._subscription = subscription
         self._has_looked_back = False
-        self._life.storage.make_folder(self._folder)
-        self._life.storage.touch(f"{self._folder}/{_RUN}{subscription.id}")
+        self._run = f"{self._folder}/{_RUN}{subscription.id}"
+        self._announce()
+
+    def _announce(self) -> None:
+        """Say that this run claims for the stream, unless that is known: a sweep forgets a stream that was idle long."""
+        if not storage.exists(self._run):
+            self._life.storage.make_folder(self._folder)
+            self._life.storage.touch(self._run)
 
     # -- taking --------------------------------------------------------------------------------------------------
 
@@ -96,6 +102,7 @@ class Journal:
             limit: the most messages; None for all that wait.
         """
         with self._lock:
+            self._announce()
             if batch in self._numbers() and (entries := self._entries(batch)):
                 return len(entries)
             messages = [] if self._has_looked_back else self._left_over()

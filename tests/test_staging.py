@@ -726,7 +726,7 @@ def test_many_messages_of_a_job_are_renamed_by_several_threads_and_an_error_of_o
 
     with monkeypatch.context() as patch:
         patch.setattr(storage.Storage, "place", fail_half_way)
-        with pytest.raises(StorageError, match="Input/output error .* is committed"):
+        with pytest.raises(StorageError, match=r"Input/output error .* is committed"):
             job.commit(listed)
     assert 0 < len(sent(queue)) < len(many)
     assert queue.sweep().jobs_finished == 1
