@@ -87,7 +87,7 @@ class Journal:
         self._announce()
 
     def _announce(self) -> None:
-        """Say that this run claims for the stream, unless that is known: a sweep forgets a stream that was idle long."""
+        """Say that this run claims for the stream, unless it is known: a sweep forgets a stream that was idle long."""
         if not storage.exists(self._run):
             self._life.storage.make_folder(self._folder)
             self._life.storage.touch(self._run)
