@@ -31,6 +31,10 @@ log = logging.getLogger("dropq")
 #: Seconds of a stream's leases where neither reader nor queue says: enough to start a query again after a crash.
 LEASE = 600.0
 
+#: Milliseconds that a file's time may lag behind the clock that ended its lease: coarse times, and clocks unlike by less
+#: than is corrected.
+CLOCKS_APART = 100
+
 _BATCH = re.compile(r"([0-9]+)\.json")
 _STREAM = re.compile(r"[\w*%+-]{1,100}", re.ASCII)
 _RUN = "run-"
@@ -47,6 +51,12 @@ class Entry(NamedTuple):
         """The owner of its claim."""
         claim, _ = names.split_claim(self.filename)
         return claim.owner if claim is not None else ""
+
+    @property
+    def deadline(self) -> int:
+        """When its lease ends, in ms, unless it was renewed."""
+        claim, _ = names.split_claim(self.filename)
+        return claim.deadline if claim is not None else 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -106,6 +116,7 @@ class Journal:
             if batch in self._numbers() and (entries := self._entries(batch)):
                 return len(entries)
             messages = [] if self._has_looked_back else self._left_over()
+            self._has_looked_back = False  # until what is claimed now is written down
             messages += self._claimed(limit)
             if messages:
                 self._write(batch, messages)
@@ -159,6 +170,7 @@ class Journal:
     def _taken_up(self, claims: Iterable[Held]) -> list[Message]:
         """Renew claims, and hold them; one whose lease runs out at this moment is left to whoever gets it."""
         messages = []
+        self._note_renewal()
         for held in claims:
             message = self._subscription.adopt(held)
             with suppress(LeaseLost):
@@ -201,11 +213,17 @@ class Journal:
         """Renew the leases of all that this run holds; one that is lost is found out by whoever reads it."""
         with self._lock:
             messages = [message for batch in self._batches.values() for message in batch if message.held]
+            self._note_renewal()
         for message in messages:
             try:
                 message.extend(self.lease)
             except LeaseLost as error:
                 log.warning("%s", error)
+
+    def _note_renewal(self) -> None:
+        """Write down, before leases are renewed, until when they last at the least."""
+        until = self._life.clock.now_ms() + int(self.lease * 1000)
+        self._life.storage.write_small(self._run, str(until).encode())
 
     def close(self) -> None:
         """End the run: what is not settled stays claimed until its lease runs out, for the next run to go on with."""
@@ -262,12 +280,17 @@ class Journal:
         return [held for held in found if held is not None]
 
     def _claimed_again(self, missing: list[Entry]) -> dict[tuple[str, int], Held]:
-        """Claim messages whose leases ran out and that nobody else took since."""
-        life, wanted, claimed = self._life, {entry.key for entry in missing}, {}
+        """Claim messages whose leases ran out and that nobody else took since.
+
+        One that came back while its lease still ran was given back, by the stream's own user or an administrator: it
+        is to be delivered anew, and left alone here.
+        """
+        life, renewed, claimed = self._life, self._renewed_until(), dict[tuple[str, int], Held]()
+        wanted = {entry.key: max(entry.deadline, renewed) for entry in missing}
         for folder in (life.layout.delayed, life.layout.target) if wanted else ():
             for file, inode in self._lying(folder):
                 found = key(file, inode)
-                if found not in wanted:
+                if found not in wanted or found in claimed or not _came_after(f"{folder}/{file}", wanted[found]):
                     continue
                 if folder == life.layout.delayed:
                     life.deliver_delayed(file)  # its name changes: it is found in target/ next
@@ -277,6 +300,11 @@ class Journal:
                 if held is not None:
                     claimed[found] = held
         return claimed
+
+    def _renewed_until(self) -> int:
+        """Return until when the last renewal of any run lasted, in ms."""
+        notes = (storage.read_small(f"{self._folder}/{_RUN}{run}") or b"0" for run in self._runs())
+        return max((int(note) for note in notes if note.isdigit()), default=0)
 
     def _lying(self, folder: str) -> Iterator[tuple[str, int]]:
         entries = [entry for entry in storage.entries(folder) if storage.is_message_file(entry)]
@@ -289,6 +317,14 @@ def check_semantics(queue: Queue) -> None:
         raise ConfigError(
             f'queue {queue.name} has semantics = "at-most-once", and Spark may have to read a message twice'
         )
+
+
+def _came_after(path: str, deadline: int) -> bool:
+    """Tell whether a file came to where it lies when a lease had run out, and not before; False when it is gone."""
+    try:
+        return storage.changed_ms(path) >= deadline - CLOCKS_APART
+    except FileNotFoundError:
+        return False
 
 
 def _inode(message: Message) -> int:
