@@ -15,11 +15,11 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dropq import names, storage
 from dropq.errors import ConfigError, DropqError, LeaseLost
-from dropq.lifecycle import Held, Waiting
+from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Message, ack_all
 
 if TYPE_CHECKING:
@@ -31,43 +31,26 @@ log = logging.getLogger("dropq")
 #: Seconds of a stream's leases where neither reader nor queue says: enough to start a query again after a crash.
 LEASE = 600.0
 
-#: Milliseconds that a file's time may lag behind the clock that ended its lease: coarse times, and clocks unlike by less
-#: than is corrected.
-CLOCKS_APART = 100
-
 _BATCH = re.compile(r"([0-9]+)\.json")
 _STREAM = re.compile(r"[\w*%+-]{1,100}", re.ASCII)
 _RUN = "run-"
 
 
-class Entry(NamedTuple):
-    """A message of a batch: its file in processing/ as it was claimed, and its inode."""
-
-    filename: str
-    inode: int
-
-    @property
-    def owner(self) -> str:
-        """The owner of its claim."""
-        claim, _ = names.split_claim(self.filename)
-        return claim.owner if claim is not None else ""
-
-    @property
-    def deadline(self) -> int:
-        """When its lease ends, in ms, unless it was renewed."""
-        claim, _ = names.split_claim(self.filename)
-        return claim.deadline if claim is not None else 0
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What tells the message wherever it went: its id, and where a sender chose that, its inode too."""
-        return key(self.filename, self.inode)
+def runs(life: Lifecycle) -> frozenset[str]:
+    """Return the subscriptions that claim for any stream of a queue: what their leases lose says so in its name."""
+    folders = [entry.path for entry in storage.entries(life.layout.streams)]
+    return frozenset(run for folder in folders for run in _runs(folder))
 
 
-def key(filename: str, inode: int) -> tuple[str, int]:
-    """Return what tells a message wherever it went, by its file in any state."""
-    name = names.parse(names.split_claim(filename)[1])
-    return name.id, 0 if name.generated else inode
+def _runs(folder: str) -> Iterator[str]:
+    found = storage.names_in(folder)
+    return (name.removeprefix(_RUN) for name in found if name.startswith(_RUN))
+
+
+def _owners(filename: str) -> tuple[str, str]:
+    """Return who holds a file, and whose lease on it ran out before, by its name; empty for nobody."""
+    claim, file = names.split_claim(filename)
+    return claim.owner if claim is not None else "", names.parse(file).lapsed
 
 
 class Journal:
@@ -109,7 +92,10 @@ class Journal:
 
         Args:
             batch: its number, one more than the last that was settled.
-            limit: the most messages; None for all that wait.
+            limit: the most messages; None for all that wait. What an earlier run claimed comes all the same.
+
+        Raises:
+            DropqError: another run of the stream made the batch at this moment.
         """
         with self._lock:
             self._announce()
@@ -117,9 +103,9 @@ class Journal:
                 return len(entries)
             messages = [] if self._has_looked_back else self._left_over()
             self._has_looked_back = False  # until what is claimed now is written down
-            messages += self._claimed(limit)
+            messages += self._claimed(None if limit is None else limit - len(messages))
             if messages:
-                self._write(batch, messages)
+                self._write_new(batch, messages)
                 self._batches[batch] = messages
             self._has_looked_back = True
             return len(messages)
@@ -128,7 +114,8 @@ class Journal:
         subscription = self._subscription
         room = subscription.max_backlog
         if room is not None:
-            limit = min(limit or room, room - len(subscription.held))
+            room -= len(subscription.held)
+            limit = room if limit is None else min(limit, room)
         messages: list[Message] = []
         while (limit is None or len(messages) < limit) and (message := subscription.receive()) is not None:
             messages.append(message)
@@ -136,8 +123,10 @@ class Journal:
 
     def _left_over(self) -> list[Message]:
         """Take up what earlier runs claimed and did not live to write down."""
-        written = {entry.key for number in self._numbers() for entry in self._entries(number)}
-        return self._taken_up(held for held, inode in self._claims() if key(held.filename, inode) not in written)
+        claims = self._claims()
+        self._strike_out({*_runs(self._folder)} - {self._subscription.id}, claims)
+        written = {owner for number in self._numbers() for owner in self._entries(number)}
+        return self._taken_up(held for held in claims if written.isdisjoint(_owners(held.filename)))
 
     def messages(self, batch: int) -> list[Message]:
         """Return the messages of a batch, held by this run: the same as ever, but for those that others have settled.
@@ -170,7 +159,6 @@ class Journal:
     def _taken_up(self, claims: Iterable[Held]) -> list[Message]:
         """Renew claims, and hold them; one whose lease runs out at this moment is left to whoever gets it."""
         messages = []
-        self._note_renewal()
         for held in claims:
             message = self._subscription.adopt(held)
             with suppress(LeaseLost):
@@ -188,51 +176,40 @@ class Journal:
         settled = 0
         with self._lock:
             for number in [number for number in self._numbers() if number <= upto]:
-                entries = self._entries(number)
-                messages = self._batches.pop(number, None)
-                if messages is None:
-                    messages = [self._subscription.adopt(held) for held in self._found(entries)]
-                lost = ack_all(message for message in messages if message.held)
-                again = self._found(entries) if lost else []
-                ack_all(self._subscription.adopt(held) for held in again)
-                settled += len(messages) - len(lost) + len(again)
+                self._batches.pop(number, None)
+                claims = self._found(self._entries(number))
+                settled += len(claims) - len(ack_all(self._subscription.adopt(held) for held in claims))
                 self._life.storage.unlink(f"{self._folder}/{number}.json")
-            if settled:
-                self._forget_runs()
         return settled
-
-    def _forget_runs(self) -> None:
-        """Strike out the earlier runs of which nothing is claimed any more."""
-        earlier = self._runs() - {self._subscription.id}
-        for run in earlier - {held.claim.subscription for held, _ in self._claims()} if earlier else ():
-            self._life.storage.unlink(f"{self._folder}/{_RUN}{run}")
 
     # -- renewing and ending ---------------------------------------------------------------------------------------
 
     def renew(self) -> None:
         """Renew the leases of all that this run holds; one that is lost is found out by whoever reads it."""
         with self._lock:
-            messages = [message for batch in self._batches.values() for message in batch if message.held]
-            self._note_renewal()
-        for message in messages:
-            try:
-                message.extend(self.lease)
-            except LeaseLost as error:
-                log.warning("%s", error)
-
-    def _note_renewal(self) -> None:
-        """Write down, before leases are renewed, until when they last at the least."""
-        until = self._life.clock.now_ms() + int(self.lease * 1000)
-        self._life.storage.write_small(self._run, str(until).encode())
+            for message in [message for batch in self._batches.values() for message in batch if message.held]:
+                try:
+                    message.extend(self.lease)
+                except LeaseLost as error:
+                    log.warning("%s", error)
 
     def close(self) -> None:
         """End the run: what is not settled stays claimed until its lease runs out, for the next run to go on with."""
         with self._lock:
-            if self._numbers() or self._claims():
-                return
-            for entry in list(storage.entries(self._folder)):
-                self._life.storage.unlink(entry.path)
-            self._life.storage.remove_folder(self._folder)
+            self._strike_out({*_runs(self._folder)}, self._claims())
+            with suppress(OSError):  # another run, or a batch, is there
+                self._life.storage.remove_folder(self._folder)
+
+    def _strike_out(self, runs: set[str], claims: Iterable[Held]) -> None:
+        """Remove the runs that hold nothing, and what they were writing.
+
+        RACE: one that lives says again who it is before its next claim; what it claims in between would, at worst, be
+        returned as if nobody came again.
+        """
+        for run in runs.difference(held.claim.subscription for held in claims):
+            for name in storage.names_in(self._folder):
+                if name.endswith(f"-{run}"):
+                    self._life.storage.unlink(f"{self._folder}/{name}")
 
     # -- what is written down ----------------------------------------------------------------------------------------
 
@@ -240,57 +217,62 @@ class Journal:
         found = (_BATCH.fullmatch(entry.name) for entry in storage.entries(self._folder))
         return sorted(int(match[1]) for match in found if match)
 
-    def _entries(self, batch: int) -> list[Entry]:
+    def _entries(self, batch: int) -> list[str]:
+        """Return the owners of a batch's claims."""
         path = f"{self._folder}/{batch}.json"
         try:
             content = json.loads(storage.read_small(path, limit=-1) or b"null")
-            return [Entry(str(filename), int(inode)) for filename, inode in content["messages"]]
+            return [str(owner) for owner in content["claims"]]
         except (ValueError, TypeError, KeyError) as error:
             raise DropqError(f"{path} is damaged ({error}): move it away, its messages return to the queue") from error
 
     def _write(self, batch: int, messages: Iterable[Message]) -> None:
-        entries = [(message.file, _inode(message)) for message in messages]
-        content = {"format": 1, "messages": entries}
-        self._life.storage.write_small(f"{self._folder}/{batch}.json", json.dumps(content).encode())
+        self._life.storage.write_small(f"{self._folder}/{batch}.json", _content(messages))
+
+    def _write_new(self, batch: int, messages: Iterable[Message]) -> None:
+        store, draft = self._life.storage, f"{self._folder}/.{batch}-{self._subscription.id}"
+        store.write_new(draft, _content(messages))
+        try:
+            store.move(draft, f"{self._folder}/{batch}.json")
+        except FileExistsError as error:
+            # RACE: two runs of one stream; the one whose rename succeeds has made the batch.
+            store.unlink(draft)
+            raise DropqError(
+                f"another run of the stream {self._folder} made batch {batch} at this moment: end one of the two; what "
+                "this one claimed returns when its leases run out"
+            ) from error
+        store.sync(self._folder)
 
     # -- where messages are now ----------------------------------------------------------------------------------------
 
-    def _runs(self) -> set[str]:
-        found = (entry.name for entry in storage.entries(self._folder))
-        return {name.removeprefix(_RUN) for name in found if name.startswith(_RUN)}
-
-    def _claims(self) -> list[tuple[Held, int]]:
-        """Return the claims of all runs of the stream, each with its file's inode, in the order they were made."""
-        runs, processing = self._runs(), self._life.layout.processing
+    def _claims(self) -> list[Held]:
+        """Return the claims of all runs of the stream, in the order they were made."""
+        known, processing = {*_runs(self._folder)}, self._life.layout.processing
         found = []
         for entry in storage.entries(processing):
             claim, file = names.split_claim(entry.name)
-            if claim is not None and claim.ours and claim.subscription in runs:
-                found.append((Held(processing, claim, file), entry.inode()))
-        return sorted(found, key=lambda one: (one[0].claim.subscription, names.claim_order(one[0].claim.owner)))
+            if claim is not None and claim.ours and claim.subscription in known:
+                found.append(Held(processing, claim, file))
+        return sorted(found, key=lambda held: (held.claim.subscription, names.claim_order(held.claim.owner)))
 
-    def _found(self, entries: list[Entry]) -> list[Held]:
-        """Return the claims on what a batch lists: its own, else another of the stream's, else a new one."""
-        claims = self._claims()
-        by_owner = {held.claim.owner: held for held, _ in claims}
-        by_key = {key(held.filename, inode): held for held, inode in claims}
-        missing = [entry for entry in entries if entry.owner not in by_owner and entry.key not in by_key]
-        by_key |= self._claimed_again(missing)
-        found = (by_owner.get(entry.owner) or by_key.get(entry.key) for entry in entries)
-        return [held for held in found if held is not None]
+    def _found(self, owners: list[str]) -> list[Held]:
+        """Return the claims of a batch: those it lists, or the stream's on what one of them lost by its lease."""
+        claims: dict[str, Held] = {}
+        for held in self._claims():
+            owner, lapsed = _owners(held.filename)
+            claims[owner] = held
+            if lapsed:
+                claims.setdefault(lapsed, held)
+        claims |= self._claimed_again({*owners} - claims.keys())
+        return [claims[owner] for owner in owners if owner in claims]
 
-    def _claimed_again(self, missing: list[Entry]) -> dict[tuple[str, int], Held]:
-        """Claim messages whose leases ran out and that nobody else took since.
-
-        One that came back while its lease still ran was given back, by the stream's own user or an administrator: it
-        is to be delivered anew, and left alone here.
-        """
-        life, renewed, claimed = self._life, self._renewed_until(), dict[tuple[str, int], Held]()
-        wanted = {entry.key: max(entry.deadline, renewed) for entry in missing}
-        for folder in (life.layout.delayed, life.layout.target) if wanted else ():
-            for file, inode in self._lying(folder):
-                found = key(file, inode)
-                if found not in wanted or found in claimed or not _came_after(f"{folder}/{file}", wanted[found]):
+    def _claimed_again(self, missing: set[str]) -> dict[str, Held]:
+        """Claim what lies where a sweep has put it when a lease ran out, and what nobody has touched since."""
+        life, claimed = self._life, dict[str, Held]()
+        for folder in (life.layout.delayed, life.layout.target) if missing else ():
+            for file in storage.names_in(folder):
+                _, lapsed = _owners(file) if "_lapsed" in file else ("", "")
+                if lapsed not in missing:
                     continue
                 if folder == life.layout.delayed:
                     life.deliver_delayed(file)  # its name changes: it is found in target/ next
@@ -298,17 +280,12 @@ class Journal:
                 deadline = life.clock.now_ms() + int(self.lease * 1000)
                 held = life.claim(Waiting(file), self._subscription.next_owner(), deadline)
                 if held is not None:
-                    claimed[found] = held
+                    claimed[lapsed] = held
         return claimed
 
-    def _renewed_until(self) -> int:
-        """Return until when the last renewal of any run lasted, in ms."""
-        notes = (storage.read_small(f"{self._folder}/{_RUN}{run}") or b"0" for run in self._runs())
-        return max((int(note) for note in notes if note.isdigit()), default=0)
 
-    def _lying(self, folder: str) -> Iterator[tuple[str, int]]:
-        entries = [entry for entry in storage.entries(folder) if storage.is_message_file(entry)]
-        return ((entry.name, entry.inode()) for entry in entries)
+def _content(messages: Iterable[Message]) -> bytes:
+    return json.dumps({"format": 1, "claims": [message.owner for message in messages]}).encode()
 
 
 def check_semantics(queue: Queue) -> None:
@@ -317,18 +294,3 @@ def check_semantics(queue: Queue) -> None:
         raise ConfigError(
             f'queue {queue.name} has semantics = "at-most-once", and Spark may have to read a message twice'
         )
-
-
-def _came_after(path: str, deadline: int) -> bool:
-    """Tell whether a file came to where it lies when a lease had run out, and not before; False when it is gone."""
-    try:
-        return storage.changed_ms(path) >= deadline - CLOCKS_APART
-    except FileNotFoundError:
-        return False
-
-
-def _inode(message: Message) -> int:
-    try:
-        return storage.inode(message.path)
-    except FileNotFoundError:
-        return 0  # RACE: its lease was renewed, or ran out, this moment: its id tells it

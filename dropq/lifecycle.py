@@ -246,7 +246,15 @@ class Lifecycle:
         self._leave(held, self.storage.rename, path)
         return path
 
-    def give_back(self, held: Held, *, cancel: bool = False, counted: bool = True, delay: float | None = None) -> Place:
+    def give_back(
+        self,
+        held: Held,
+        *,
+        cancel: bool = False,
+        counted: bool = True,
+        delay: float | None = None,
+        lapsed: bool = False,
+    ) -> Place:
         """Return a held message to target/, or to delayed/.
 
         A message that has been delivered `max_deliveries` times, or cancelled `max_cancels` times, goes where
@@ -256,8 +264,11 @@ class Lifecycle:
             cancel: its holder gave it back of its own will, which counts as a cancel.
             counted: the delivery counts.
             delay: seconds before it may be delivered again; None asks the queue's redelivery_delay.
+            lapsed: its lease ran out, and its name says whose, for a holder that may come again.
         """
         name = self._counted(held, cancel=cancel, counted=counted)
+        if lapsed:
+            name = replace(name, lapsed=held.claim.owner)
         if reason := self._exhausted(name, cancel=cancel, counted=counted):
             return self.set_aside(held, self.config.exhausted, reason, cancel=cancel)
         wait = self._redelivery_delay(name) if delay is None else delay
@@ -290,7 +301,7 @@ class Lifecycle:
         """Move a message from target/ to expired/ with a reason; False when somebody else took it."""
         _, file = names.split_claim(waiting.file)
         source = f"{self.layout.target}/{waiting.file}"
-        for kept in self._kept_names(self.sidecars.parse(file)):
+        for kept in self._kept_names(replace(self.sidecars.parse(file), lapsed="")):
             try:
                 self._explained(source, "expired", kept, reason, {})
             except FileExistsError:
@@ -334,7 +345,7 @@ class Lifecycle:
         expiration = name.expiration if keep_expiration else 0
         now = to.clock.now_ms()
         fresh = replace(
-            name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, since=now, expiration=expiration
+            name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, since=now, expiration=expiration, lapsed=""
         )
         return self._carried(source, file, to, fresh)
 
@@ -343,7 +354,7 @@ class Lifecycle:
         claim, bare = names.split_claim(file)
         name = self.sidecars.parse(bare)
         count = max(name.delivery_count, claim.number if claim else 0)
-        return self._carried(source, file, to, replace(name, delivery_count=count, not_before=0))
+        return self._carried(source, file, to, replace(name, delivery_count=count, not_before=0, lapsed=""))
 
     def _carried(self, source: str, file: str, to: Lifecycle, name: Name) -> str | None:
         if to.sidecars.folder != self.sidecars.folder:
@@ -372,7 +383,8 @@ class Lifecycle:
     def _counted(self, held: Held, *, cancel: bool = False, counted: bool = True) -> Name:
         name = self.sidecars.parse(held.file)
         number = held.claim.number if counted else held.claim.number - 1
-        return replace(name, delivery_count=min(number, LARGEST), cancels=min(name.cancels + cancel, LARGEST))
+        cancels = min(name.cancels + cancel, LARGEST)
+        return replace(name, delivery_count=min(number, LARGEST), cancels=cancels, lapsed="")
 
     def _exhausted(self, name: Name, *, cancel: bool, counted: bool) -> str | None:
         config = self.config

@@ -47,6 +47,7 @@ _OURS = {
     "JMS_dropq_notBefore": ("not_before", "L"),
     "JMS_dropq_since": ("since", "L"),
     "JMS_dropq_copy": ("copy", "S"),
+    "JMS_dropq_lapsed": ("lapsed", "S"),
     "JMS_dropq_meta": ("meta", "S"),
     "JMS_dropq_via": ("via", "S"),
     "JMS_dropq_hops": ("hops", "I"),
@@ -171,6 +172,7 @@ class Name:
     not_before: int = 0
     since: int = 0
     copy: str = ""
+    lapsed: str = ""
     meta: str = ""
     via: str = ""
     hops: int = 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 
-from dropq import consumers, names, staging, storage
+from dropq import consumers, journal, names, staging, storage
 from dropq.errors import DropqError, LeaseLost
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
@@ -129,7 +129,9 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
             report.dead += _return_dead(life, subscription)
     now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
-    report.lapsed += sum(_returned(life, claimed) for claimed in leased if claimed.claim.deadline <= now)
+    lapsed = [claimed for claimed in leased if claimed.claim.deadline <= now]
+    comes_again = journal.runs(life) if lapsed else frozenset()
+    report.lapsed += sum(_returned(life, one, lapsed=one.claim.subscription in comes_again) for one in lapsed)
     return [claimed.claim.deadline for claimed in leased if claimed.claim.deadline > now]
 
 
@@ -192,11 +194,11 @@ def _age(life: Lifecycle, path: str) -> float:
         return 0
 
 
-def _returned(life: Lifecycle, held: Held) -> bool:
+def _returned(life: Lifecycle, held: Held, *, lapsed: bool = False) -> bool:
     """Return a claim to target/; False when its holder, or another sweep, was first."""
     held.as_seen = True  # RACE: whoever renewed it since the listing keeps it
     with _passing_over(life, held.filename), suppress(LeaseLost):
-        life.give_back(held)
+        life.give_back(held, lapsed=lapsed)
         return True
     return False
 
