@@ -93,9 +93,6 @@ class Journal:
         Args:
             batch: its number, one more than the last that was settled.
             limit: the most messages; None for all that wait. What an earlier run claimed comes all the same.
-
-        Raises:
-            DropqError: another run of the stream made the batch at this moment.
         """
         with self._lock:
             self._announce()
@@ -105,7 +102,7 @@ class Journal:
             self._has_looked_back = False  # until what is claimed now is written down
             messages += self._claimed(None if limit is None else limit - len(messages))
             if messages:
-                self._write_new(batch, messages)
+                self._write(batch, messages)
                 self._batches[batch] = messages
             self._has_looked_back = True
             return len(messages)
@@ -176,11 +173,22 @@ class Journal:
         settled = 0
         with self._lock:
             for number in [number for number in self._numbers() if number <= upto]:
-                self._batches.pop(number, None)
-                claims = self._found(self._entries(number))
-                settled += len(claims) - len(ack_all(self._subscription.adopt(held) for held in claims))
+                messages = self._batches.pop(
+                    number, None
+                )  # RACE: what another run made of the batch is not ours to ack
+                if messages is None:
+                    messages = [self._subscription.adopt(held) for held in self._found(self._entries(number))]
+                settled += self._acknowledged(messages)
                 self._life.storage.unlink(f"{self._folder}/{number}.json")
         return settled
+
+    def _acknowledged(self, messages: list[Message]) -> int:
+        """Acknowledge messages, those too that were returned when their leases ran out; return how many there were."""
+        owners = {message.owner or "": message for message in messages}
+        lost = ack_all(message for message in messages if message.held)
+        gone = {owner for owner, message in owners.items() if message in lost or message.state == "processing"}
+        again = [self._subscription.adopt(held) for held in self._claimed_again(gone).values()]
+        return len(owners) - len(gone) + len(again) - len(ack_all(again))
 
     # -- renewing and ending ---------------------------------------------------------------------------------------
 
@@ -227,21 +235,9 @@ class Journal:
             raise DropqError(f"{path} is damaged ({error}): move it away, its messages return to the queue") from error
 
     def _write(self, batch: int, messages: Iterable[Message]) -> None:
-        self._life.storage.write_small(f"{self._folder}/{batch}.json", _content(messages))
-
-    def _write_new(self, batch: int, messages: Iterable[Message]) -> None:
-        store, draft = self._life.storage, f"{self._folder}/.{batch}-{self._subscription.id}"
-        store.write_new(draft, _content(messages))
-        try:
-            store.move(draft, f"{self._folder}/{batch}.json")
-        except FileExistsError as error:
-            # RACE: two runs of one stream; the one whose rename succeeds has made the batch.
-            store.unlink(draft)
-            raise DropqError(
-                f"another run of the stream {self._folder} made batch {batch} at this moment: end one of the two; what "
-                "this one claimed returns when its leases run out"
-            ) from error
-        store.sync(self._folder)
+        content = {"format": 1, "claims": [message.owner for message in messages]}
+        draft = f"{self._folder}/.{batch}-{self._subscription.id}"  # what a crash leaves of it goes with the run
+        self._life.storage.write_small(f"{self._folder}/{batch}.json", json.dumps(content).encode(), by=draft)
 
     # -- where messages are now ----------------------------------------------------------------------------------------
 
@@ -282,10 +278,6 @@ class Journal:
                 if held is not None:
                     claimed[lapsed] = held
         return claimed
-
-
-def _content(messages: Iterable[Message]) -> bytes:
-    return json.dumps({"format": 1, "claims": [message.owner for message in messages]}).encode()
 
 
 def check_semantics(queue: Queue) -> None:

@@ -220,10 +220,18 @@ class Storage:
             finally:
                 os.close(fd)
 
-    def write_small(self, path: str, data: bytes) -> None:
-        """Replace a small file of ours whole: a reader sees the old content or the new, also after a crash."""
+    def write_small(self, path: str, data: bytes, *, by: str | None = None) -> None:
+        """Replace a small file of ours whole: a reader sees the old content or the new, also after a crash.
+
+        Args:
+            path: the file.
+            data: its new content.
+            by: where to write it first, beside the file; a name of nobody else's. None makes one.
+        """
         folder, name = os.path.split(path)
-        temporary = f"{folder}/.{name[:100]}.{secrets.token_hex(6)}.tmp"
+        temporary = by or f"{folder}/.{name[:100]}.{secrets.token_hex(6)}.tmp"
+        if by is not None:
+            self.unlink(by)  # what an error left
         self.write_new(temporary, data)
         try:
             try:
