@@ -77,6 +77,7 @@ class Journal:
         self._subscription = subscription
         self._has_looked_back = False
         self._run = f"{self._folder}/{_RUN}{subscription.id}"
+        self._earlier = frozenset(_runs(self._folder))
         self._announce()
 
     def _announce(self) -> None:
@@ -120,8 +121,9 @@ class Journal:
 
     def _left_over(self) -> list[Message]:
         """Take up what earlier runs claimed and did not live to write down."""
-        claims = self._claims()
-        self._strike_out({*_runs(self._folder)} - {self._subscription.id}, claims)
+        known = {*_runs(self._folder)}
+        claims = [held for held in self._claims() if held.claim.subscription in known]
+        self._strike_out(self._earlier, claims)
         written = {owner for number in self._numbers() for owner in self._entries(number)}
         return self._taken_up(held for held in claims if written.isdisjoint(_owners(held.filename)))
 
@@ -204,15 +206,15 @@ class Journal:
     def close(self) -> None:
         """End the run: what is not settled stays claimed until its lease runs out, for the next run to go on with."""
         with self._lock:
-            self._strike_out({*_runs(self._folder)}, self._claims())
+            self._strike_out(self._earlier | {self._subscription.id}, self._claims())
             with suppress(OSError):  # another run, or a batch, is there
                 self._life.storage.remove_folder(self._folder)
 
-    def _strike_out(self, runs: set[str], claims: Iterable[Held]) -> None:
+    def _strike_out(self, runs: frozenset[str], claims: Iterable[Held]) -> None:
         """Remove the runs that hold nothing, and what they were writing.
 
-        RACE: one that lives says again who it is before its next claim; what it claims in between would, at worst, be
-        returned as if nobody came again.
+        RACE: an earlier one may still live. It says again who it is before its next claim; what it claims in between
+        would, at worst, be returned as if nobody came again.
         """
         for run in runs.difference(held.claim.subscription for held in claims):
             for name in storage.names_in(self._folder):
@@ -242,22 +244,19 @@ class Journal:
     # -- where messages are now ----------------------------------------------------------------------------------------
 
     def _claims(self) -> list[Held]:
-        """Return the claims of all runs of the stream, in the order they were made."""
-        known, processing = {*_runs(self._folder)}, self._life.layout.processing
-        found = []
-        for entry in storage.entries(processing):
-            claim, file = names.split_claim(entry.name)
-            if claim is not None and claim.ours and claim.subscription in known:
-                found.append(Held(processing, claim, file))
+        """Return the claims on the queue's messages, each subscription's in the order they were made."""
+        processing = self._life.layout.processing
+        split = (names.split_claim(entry.name) for entry in storage.entries(processing))
+        found = [Held(processing, claim, file) for claim, file in split if claim is not None and claim.ours]
         return sorted(found, key=lambda held: (held.claim.subscription, names.claim_order(held.claim.owner)))
 
     def _found(self, owners: list[str]) -> list[Held]:
         """Return the claims of a batch: those it lists, or the stream's on what one of them lost by its lease."""
-        claims: dict[str, Held] = {}
+        claims, known = dict[str, Held](), {*_runs(self._folder)}
         for held in self._claims():
             owner, lapsed = _owners(held.filename)
             claims[owner] = held
-            if lapsed:
+            if lapsed and held.claim.subscription in known:  # else somebody else has it now
                 claims.setdefault(lapsed, held)
         claims |= self._claimed_again({*owners} - claims.keys())
         return [claims[owner] for owner in owners if owner in claims]
