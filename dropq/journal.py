@@ -34,6 +34,7 @@ LEASE = 600.0
 _BATCH = re.compile(r"([0-9]+)\.json")
 _STREAM = re.compile(r"[\w*%+-]{1,100}", re.ASCII)
 _RUN = "run-"
+_SETTLED = "settled-"
 
 
 def runs(life: Lifecycle) -> frozenset[str]:
@@ -140,6 +141,11 @@ class Journal:
 
     def _resumed(self, batch: int) -> list[Message]:
         """Take up what an earlier run held; what was returned since, because its lease ran out, is claimed again."""
+        if batch not in self._numbers() and batch <= max(self._settled(), default=0):
+            log.warning(
+                "batch %d of %s was acknowledged: it was committed once, and is not read again", batch, self._folder
+            )
+            return []
         if batch not in self._numbers():
             raise DropqError(
                 f"batch {batch} is not in the journal {self._folder}: the checkpoint belongs to another queue, or is "
@@ -181,8 +187,19 @@ class Journal:
                 if messages is None:
                     messages = [self._subscription.adopt(held) for held in self._found(self._entries(number))]
                 settled += self._acknowledged(messages)
-                self._life.storage.unlink(f"{self._folder}/{number}.json")
+                self._note_settled(number)
         return settled
+
+    def _note_settled(self, batch: int) -> None:
+        """Remember a batch as settled, by its file: a checkpoint that lost its last commit asks for it again."""
+        store, earlier = self._life.storage, self._settled()
+        store.rename(f"{self._folder}/{batch}.json", f"{self._folder}/{_SETTLED}{batch}")
+        for number in earlier:
+            store.unlink(f"{self._folder}/{_SETTLED}{number}")
+
+    def _settled(self) -> list[int]:
+        found = (name.removeprefix(_SETTLED) for name in storage.names_in(self._folder) if name.startswith(_SETTLED))
+        return [int(number) for number in found if number.isdigit()]
 
     def _acknowledged(self, messages: list[Message]) -> int:
         """Acknowledge messages, those too that were returned when their leases ran out; return how many there were."""

@@ -1,5 +1,8 @@
 """The main job of dropq on real input, told as one would tell it: files in, work out, errors inspected and requeued.
 
+Orders are dropped by a shell script, checked and added up by a Spark stream, and booked by a worker; a week's sales are
+added up by a Spark job and booked likewise.
+
     python examples/demo.py [--keep DIR]
 
 Works on a copy of sample_root/. It ends with an accounting of every file by find and sha256sum, and exits with 1 when
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 import shutil
 import subprocess
@@ -17,10 +21,11 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent
@@ -40,6 +45,7 @@ class Demo:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "DROPQ_ROOT": str(folder / "root"),
             "LC_ALL": "C.UTF-8",
+            "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", QUICK_START),
         }
 
     def run(self, command: str, *, shown: str | None = None, ok: tuple[int, ...] = (0,), quiet: bool = False) -> str:
@@ -60,10 +66,14 @@ class Demo:
         """Run the demo; return its exit status."""
         self.begin()
         self.drop()
-        self.spark()
-        self.work()
-        self.look()
-        self.mend()
+        with self.stream() as catch_up:
+            self.add_up()
+            catch_up()
+            self.work()
+            self.look()
+            self.mend()
+            catch_up()
+            self.work_again()
         return self.account()
 
     def begin(self) -> None:
@@ -72,7 +82,8 @@ class Demo:
         shutil.copytree(TOP / "sample_root", self.folder / "root", ignore=shutil.ignore_patterns("README.md", ".keep"))
         for name in ("examples", "examples/shell", "examples/data"):  # short names for the commands below
             (self.folder / Path(name).name).symlink_to(TOP / name)
-        self.run("dropq create daily-sales", quiet=True)
+        shutil.copy(HERE / "data/articles.csv", self.folder)
+        self.run("dropq create daily-sales && dropq create postings", quiet=True)
         self.ls()
         self.run("find root -type f ! -path '*/.*' ! -name '*.toml' -exec sha256sum {} + > ledger")
 
@@ -83,40 +94,77 @@ class Demo:
         names = self.run("shell/drop.sh root orders data/orders/*", quiet=True).splitlines()
         print(f"    {names[0]}\n    ... {len(names)} in all")
 
-    def spark(self) -> None:
+    @contextmanager
+    def stream(self) -> Iterator[Callable[[], None]]:
+        """Run a Spark stream beside the block; give what waits until the stream has dealt with all orders."""
+        say(
+            "A Spark stream takes the orders: it checks them, looks up their articles, and posts what each order comes "
+            "to in each group of articles. What is bad it moves to error/. It goes on while the demo does."
+        )
+        job = "python examples/enrich_orders.py root checkpoint --articles articles.csv --continuous '1 second'"
+        print(f"  $ {job} > stream.log 2>&1 &", flush=True)
+        with (self.folder / "stream.log").open("w") as log:
+            stream = subprocess.Popen(
+                ["sh", "-c", f"exec {job}"], cwd=self.folder, env=self.environment, stdout=log, stderr=log
+            )
+
+        def catch_up() -> None:
+            start = time.monotonic()
+            while self.has_orders():
+                if stream.poll() is not None or time.monotonic() > start + PATIENCE:
+                    self.run("tail -n 30 stream.log")
+                    raise SystemExit("demo: the stream of orders does not go on")
+                time.sleep(0.1)
+
+        try:
+            yield catch_up
+        finally:
+            stream.terminate()
+            stream.wait()
+
+    def has_orders(self) -> bool:
+        """Tell whether orders wait, or are held: by a look into two folders."""
+        folders = (self.folder / "root/orders" / state for state in ("target", "processing"))
+        return any(not name.startswith(".") for folder in folders for name in os.listdir(folder))
+
+    def add_up(self) -> None:
         """Let a Spark job write a queue."""
-        say("A Spark job adds up a week's sales by store and day, and sends its partitions: all of them, or none.")
-        job = 'python examples/daily_sales.py "$DROPQ_ROOT" daily-sales data/sales.csv week-23 > spark.log 2>&1'
-        self.run(f"{job} || {{ tail -n 30 spark.log; false; }}", shown=job)
-        self.run("dropq browse daily-sales")
-        self.run("sha256sum root/daily-sales/target/* >> ledger")
+        say("Meanwhile a Spark job adds up a week's sales by store and day, and sends its partitions: all, or none.")
+        job = "python examples/daily_sales.py root daily-sales data/sales.csv week-23 > job.log 2>&1"
+        self.run(f"{job} || {{ tail -n 30 job.log; false; }}", shown=job)
 
     def work(self) -> None:
-        """Let two workers take both queues."""
-        say("Two workers take the two queues, side by side. Each runs a command for every message.")
-        orders = "dropq work orders -j 2 --until-empty -- python examples/handle_order.py book.csv"
-        sales = "dropq work daily-sales --until-empty -- shell/book_sales.sh daily-sales.csv"
-        start = time.monotonic()
-        self.run(f"{orders} & {sales}; first=$?; wait $!; exit $(($? + first))", shown=f"{orders} &\n{sales}", ok=(1,))
-        print(f"    (that took {time.monotonic() - start:.1f} s)")
+        """Let two workers book what both have sent."""
+        say(
+            "Each partition is a message of CSV. Two workers take the two queues, side by side, and book every message."
+        )
+        self.run("dropq browse postings && dropq browse daily-sales")
+        self.run("sha256sum root/postings/target/* root/daily-sales/target/* >> ledger")
+        postings = f"{WORK_POSTINGS} &"
+        sales = "dropq work daily-sales --until-empty -- shell/book.sh daily-sales.csv"
+        self.run(f"{postings} {sales}; first=$?; wait $! && exit $first", shown=f"{postings}\n{sales}")
+        self.run("tail -n 3 postings.csv")
 
     def look(self) -> None:
         """Look at what failed."""
-        say("What failed lies in error/, with its reason. Nothing is lost, nothing is in the way of the others:")
+        say("What was bad lies in error/, with its reason. Nothing is lost, nothing is in the way of the others:")
         self.ls()
         self.run("dropq browse orders --state error | cut -f 1,7")
 
     def mend(self) -> None:
         """Mend what failed."""
-        say(
-            "A negative quantity is a return, so the handler learns that. The book-keeping is back, too. Both go again:"
-        )
-        chosen = "dropq browse orders --state error | grep -e quantity -e refused | cut -f 1"
+        say("The lamp is a new article, and is entered. The book-keeping is back, too. What failed by them goes again:")
+        self.run("echo 'LT-300,Floor lamp,lighting' >> articles.csv")
+        chosen = "dropq browse orders --state error | grep -e 'no article' -e refused | cut -f 1"
         self.run(f"{chosen} | dropq requeue orders -")
         say("Two files broke off on their way. The sender drops one again, whole; the broken ones stay to be seen.")
         self.run("sha256sum data/resent/* >> ledger")
         self.run("shell/drop.sh root orders data/resent/*")
-        self.run("dropq work orders --until-empty -- python examples/handle_order.py --returns book.csv")
+
+    def work_again(self) -> None:
+        """Book what the stream has made of it."""
+        self.run("sha256sum root/postings/target/* >> ledger")
+        self.run(WORK_POSTINGS)
         self.ls()
 
     def account(self) -> int:
@@ -125,12 +173,15 @@ class Demo:
         command = "shell/account.sh root ledger"
         print(f"  $ {command}", flush=True)
         files = subprocess.run(["sh", "-c", command], cwd=self.folder, env=self.environment, check=False).returncode
-        sold = total(HERE / "data/sales.csv", "quantity", "price")
-        booked = total(self.folder / "daily-sales.csv")
-        print(f"    {sold} sold in sales.csv, {booked} in daily-sales.csv")
-        orders = len((self.folder / "book.csv").read_text().splitlines())
-        print(f"    {orders} orders in book.csv")
-        unlike = sold != booked or orders != ORDERS
+        sold, ordered = sales(HERE / "data/sales.csv"), orders(dropped())
+        booked, posted = (
+            book(self.folder / "daily-sales.csv", "store", "day"),
+            book(self.folder / "postings.csv", "order"),
+        )
+        print(f"    {sum(sold.values())} sold in sales.csv, {sum(booked.values())} in daily-sales.csv")
+        print(f"    {sum(ordered.values())} ordered in {len(ordered)} orders, ", end="")
+        print(f"{sum(posted.values())} for {len(posted)} orders in postings.csv")
+        unlike = sold != booked or ordered != posted
         print("\nNOT ALL IS ACCOUNTED FOR." if files or unlike else "\nEvery file is accounted for.")
         return 1 if files or unlike else 0
 
@@ -144,8 +195,14 @@ class Demo:
             print(f"    {first:12}" + "".join(f"{cell:>11}" for cell in others))
 
 
-#: What was ordered: 24 files, one of which was sent twice, and the sample root's seven.
-ORDERS = 32
+#: Java's quick compiler alone: the thorough one does not pay for itself in a job of seconds.
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: The command that books what the stream has posted.
+WORK_POSTINGS = "dropq work postings --until-empty -- shell/book.sh postings.csv"
+#: Seconds in which the stream deals with a few orders, its start included.
+PATIENCE = 120
+
+Amounts = dict[tuple[str, ...], Decimal]
 
 
 def say(text: str) -> None:
@@ -153,12 +210,52 @@ def say(text: str) -> None:
     print("\n" + textwrap.fill(text, 112), flush=True)
 
 
-def total(path: Path, *columns: str) -> Decimal:
-    """Add up a CSV: the product of some columns, or the last one where there is no heading."""
+def add(lines: Iterable[tuple[tuple[str, ...], Decimal]]) -> Amounts:
+    """Add amounts up by what they are for."""
+    amounts: Amounts = {}
+    for key, amount in lines:
+        amounts[key] = amounts.get(key, Decimal(0)) + amount
+    return amounts
+
+
+def book(path: Path, *columns: str) -> Amounts:
+    """Add a book up by some of its columns."""
     with path.open() as file:
-        if not columns:
-            return sum((Decimal(row[-1]) for row in csv.reader(file)), Decimal(0))
-        return sum((Decimal(row[columns[0]]) * Decimal(row[columns[1]]) for row in csv.DictReader(file)), Decimal(0))
+        return add((tuple(row[column] for column in columns), Decimal(row["amount"])) for row in csv.DictReader(file))
+
+
+def sales(path: Path) -> Amounts:
+    """Add up what was sold, by store and day."""
+    with path.open() as file:
+        return add(((row["store"], row["sold_at"][:10]), worth(row)) for row in csv.DictReader(file))
+
+
+def orders(paths: Iterable[Path]) -> Amounts:
+    """Add up what was ordered, by order; a file that broke off orders nothing."""
+    return add(((str(item["order"]),), worth(item)) for path in paths for item in items(path.read_text()))
+
+
+def items(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the items of an order that was dropped as JSON, or of several in a CSV."""
+    if not text.startswith("{"):
+        yield from csv.DictReader(text.splitlines())
+        return
+    with suppress(json.JSONDecodeError):
+        order = json.loads(text)
+        yield from ({**item, "order": order["order"]} for item in order["items"])
+
+
+def worth(item: dict[str, Any]) -> Decimal:
+    """Return what an item comes to."""
+    return int(item["quantity"]) * Decimal(item["price"])
+
+
+def dropped() -> Iterator[Path]:
+    """Yield every file that was an order to be dealt with: the dropped ones, and those of the sample root."""
+    for folder in (HERE / "data/orders", HERE / "data/resent"):
+        yield from folder.iterdir()
+    for state in ("target", "processing", "error"):
+        yield from (path for path in (TOP / "sample_root/orders" / state).iterdir() if path.name != ".keep")
 
 
 @contextmanager
@@ -172,7 +269,7 @@ def workshop(keep: str | None) -> Iterator[Path]:
             raise SystemExit(f"demo: {folder} is there already: --keep takes a new folder") from None
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="dropq-demo-") as made:
+    with tempfile.TemporaryDirectory(prefix="dropq-demo-", ignore_cleanup_errors=True) as made:
         yield Path(made)
 
 

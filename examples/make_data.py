@@ -2,8 +2,9 @@
 
     python examples/make_data.py [DIR]
 
-sales.csv is what five shops sold in a week; orders/ is what customers ordered in the meantime, each order a file, as
-JSON or CSV; two of them are returns, and one file broke off on its way. resent/ has that one whole.
+articles.csv is what there is to buy; sales.csv is what five shops sold in a week; orders/ is what customers ordered in
+the meantime, each order a file, as JSON or CSV: two of them are returns, two order an article that is not in
+articles.csv yet, and one file broke off on its way. resent/ has that one whole.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 HERE = Path(__file__).parent
 STORES = ("Aachen", "Bremen", "Dresden", "Kassel", "Ulm")
 GOODS = {
-    "AP-440": ("Armchair Petrol", "349.00"),
-    "CL-018": ("Clip lamp", "24.90"),
-    "DT-220": ("Desk, oak, 160 cm", "529.00"),
-    "MG-001": ("Mug", "7.50"),
-    "RG-073": ("Rug, wool, 2 x 3 m", "289.00"),
-    "SH-105": ("Shelf", "89.95"),
-    "ST-012": ("Stool", "39.00"),
+    "AP-440": ("Armchair Petrol", "349.00", "seating"),
+    "CL-018": ("Clip lamp", "24.90", "lighting"),
+    "DT-220": ("Desk, oak, 160 cm", "529.00", "tables"),
+    "MG-001": ("Mug", "7.50", "kitchen"),
+    "RG-073": ("Rug, wool, 2 x 3 m", "289.00", "textiles"),
+    "SH-105": ("Shelf", "89.95", "storage"),
+    "ST-012": ("Stool", "39.00", "seating"),
 }
 CUSTOMERS = ("Anna Weiß", "B. Okafor", "Café Zentral", "D. Marković", "Familie Lindqvist", "J. O'Brien", "李明")
 MONDAY = datetime(2025, 6, 2, 8, tzinfo=UTC)
@@ -32,6 +33,8 @@ ORDERS = 24
 AS_CSV = (4, 11, 17)
 RETURNS = (8, 19)
 BROKEN = 14
+NEW = (6, 21)
+LAMP = {"sku": "LT-300", "name": "Floor lamp", "quantity": 1, "price": "119.00"}
 
 
 def main(folder: Path) -> None:
@@ -39,6 +42,7 @@ def main(folder: Path) -> None:
     rng = random.Random(20250602)
     for name in ("orders", "resent"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "articles.csv").write_text(articles())
     (folder / "sales.csv").write_text(sales(rng))
     for place in range(1, ORDERS + 1):
         order = make_order(rng, place)
@@ -49,6 +53,12 @@ def main(folder: Path) -> None:
             (folder / "resent" / name).write_bytes(body)
             body = body[: len(body) * 2 // 3]
         (folder / "orders" / name).write_bytes(body)
+
+
+def articles() -> str:
+    """Return what there is to buy, and the group that each article is in."""
+    lines = (f'{sku},"{name}",{group}\n' for sku, (name, _, group) in GOODS.items())
+    return "".join(["sku,name,group\n", *lines])
 
 
 def sales(rng: random.Random) -> str:
@@ -70,6 +80,8 @@ def make_order(rng: random.Random, place: int) -> dict[str, object]:
         {"sku": sku, "name": GOODS[sku][0], "quantity": sign * rng.randint(1, 3), "price": GOODS[sku][1]}
         for sku in rng.sample(list(GOODS), rng.randint(1, 4))
     ]
+    if place in NEW:
+        items.append(dict(LAMP))
     placed = MONDAY + timedelta(minutes=7 * place)
     return {"order": 1100 + place, "placed": f"{placed:%FT%TZ}", "customer": rng.choice(CUSTOMERS), "items": items}
 

@@ -1,9 +1,11 @@
-"""The examples are true: the sample root is sound, its tour runs, the scripts keep the protocol, the demo accounts."""
+"""The examples are true: the sample root is sound and its tour runs, scripts and pipeline keep what they promise."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib.util
+import json
 import os
 import pty
 import re
@@ -14,15 +16,21 @@ import sys
 import termios
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import base, files, make_queue, until, where
+from helpers import base, files, make_queue, names_in, until, where
 
 import dropq
+import dropq.spark
 from dropq.fsck import fsck, fsck_root
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TOP = Path(__file__).parent.parent
 SHELL = TOP / "examples" / "shell"
@@ -311,6 +319,228 @@ def test_shell_and_dropq_share_a_queue_and_each_message_is_handled_once(queue: d
     assert set(where(queue)) == {"processed"}
 
 
+# -- the pipeline ----------------------------------------------------------------------------------------------
+
+
+class Shop:
+    """The pipeline of examples/enrich_orders.py in a root of its own, from the dropped files to the book."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        dropq.spark.register(spark)
+        root = dropq.Root.create(folder / "root")
+        self.orders = root.create_queue("orders", durability="none")
+        self.postings = root.create_queue("postings", durability="none")
+        self.pipeline = module("enrich_orders")
+        self.articles = shutil.copy(TOP / "examples/data/articles.csv", folder)
+        self.checkpoint = folder / "checkpoint"
+        self.book = folder / "postings.csv"
+        self._spark = spark
+
+    def start(self, **trigger: Any) -> Any:
+        """Start the stream."""
+        root, checkpoint = str(self.orders.root.path), str(self.checkpoint)
+        return self.pipeline.start(self._spark, root, checkpoint, str(self.articles), **trigger)
+
+    def run(self) -> None:
+        """Run the stream until it ends, as cron does."""
+        self.start(availableNow=True).awaitTermination()
+
+    def run_cut_off(self) -> None:
+        """Run the stream, and see it fail."""
+        with pytest.raises(Exception, match="cut off"):
+            self.run()
+
+    def drop(self, *paths: Path) -> None:
+        """Drop files by the script."""
+        assert sh("drop.sh", self.orders.root.path, "orders", *paths).returncode == 0
+
+    def drop_order(self, number: int, sku: str) -> None:
+        """Drop an order of two pieces at 10.05."""
+        items = [{"sku": sku, "quantity": 2, "price": "10.05"}]
+        self.orders.send(json.dumps({"order": number, "items": items}))
+
+    def booked(self) -> dict[tuple[str, ...], Decimal]:
+        """Book what waits in postings, all of which must go well; return what is booked for each order."""
+        handle = f"{SHELL}/book.sh {self.book}"
+        command = f"dropq --root {self.orders.root.path} work postings --until-empty -- {handle}"
+        subprocess.run([SH, "-c", command], env=ENVIRONMENT, check=True, capture_output=True, timeout=60)
+        return module("demo").book(self.book, "order")  # type: ignore[no-any-return]
+
+    def reasons(self) -> dict[bytes, str]:
+        """Return what is in error/, with its reasons."""
+        return {message.body: str((message.reason or {})["detail"]) for message in self.orders.browse("error")}
+
+    def counts(self) -> dict[str, int]:
+        """Return how many orders lie in each state."""
+        return {state: len(bodies) for state, bodies in where(self.orders).items()}
+
+    def lying(self) -> tuple[Any, ...]:
+        """Return what lies where."""
+        return where(self.orders), where(self.postings), self.book.read_bytes()
+
+
+@pytest.fixture
+def shop(spark: SparkSession, tmp_path: Path) -> Shop:
+    return Shop(spark, tmp_path)
+
+
+ORDERS = TOP / "examples" / "data" / "orders"
+
+
+def test_the_pipeline_books_each_good_order_once_and_rejects_the_others_with_their_reasons(shop: Shop) -> None:
+    shop.drop(*ORDERS.iterdir())
+    shop.run()
+    bad = {name: (ORDERS / f"order-{name}.json").read_bytes() for name in (1106, 1114, 1121)}
+    assert shop.reasons() == {
+        bad[1106]: "order 1106: there is no article LT-300",
+        bad[1114]: "broken off, or no order at all: Unterminated string starting at: line 8 column 7 (char 133)",
+        bad[1121]: "order 1121: there is no article LT-300",
+    }
+    assert shop.counts() == {"processed": 21, "error": 3}
+    ordered = module("demo").orders(path for path in ORDERS.iterdir() if path.read_bytes() not in bad.values())
+    booked = shop.booked()
+    assert booked == ordered
+    assert (len(booked), sum(booked.values())) == (21, Decimal("13253.20"))
+    with shop.book.open() as file:
+        one = [(row["group"], row["text"], row["amount"]) for row in csv.DictReader(file) if row["order"] == "1105"]
+    assert sorted(one) == [("kitchen", "1 Mug", "7.50"), ("seating", "1 Stool, 2 Armchair Petrol", "737.00")]
+
+    before = shop.lying()
+    shop.run()  # nothing new
+    assert shop.booked() == ordered
+    assert shop.lying() == before
+
+
+def test_a_stream_cut_off_before_its_commit_posts_nothing_twice(shop: Shop) -> None:
+    for number in (1, 2, 3):
+        shop.drop_order(number, "MG-001")
+    shop.drop_order(4, "none")
+    query = shop.start(processingTime="1 hour")  # which acknowledges its first batch when it plans the second
+    commit = shop.checkpoint / "commits" / "0"
+    until(commit.exists, "the first batch", timeout=120)
+    query.stop()
+    commit.unlink()
+    (commit.parent / ".0.crc").unlink()
+    assert shop.counts() == {"processing": 3, "error": 1}
+    posted = names_in(shop.postings, "target")
+    shop.run()
+    assert names_in(shop.postings, "target") == posted
+    assert shop.counts() == {"processed": 3, "error": 1}
+    assert list(shop.booked().values()) == [Decimal("20.10")] * 3
+
+
+def test_articles_that_become_known_while_a_stream_is_cut_off_cost_no_order(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.drop_order(1, "MG-001")
+    shop.drop_order(2, "new")
+    with monkeypatch.context() as cut:
+        cut.setattr(shop.pipeline, "post", cut_off_after(lambda *_: None))
+        shop.run_cut_off()
+        assert shop.counts() == {"processing": 1, "error": 1}
+        with open(shop.articles, "a") as articles:
+            articles.write("new,Known by now,seating\n")
+        cut.undo()
+        cut.setattr(shop.pipeline, "post", cut_off_after(shop.pipeline.post))
+        shop.run_cut_off()
+    posted = names_in(shop.postings, "target")
+    assert [outcome.ok for outcome in shop.orders.requeue()] == [True]
+    shop.run()  # the first batch again, then the one that was requeued
+    assert shop.counts() == {"processed": 2}
+    assert len(posted) == 1 and len(names_in(shop.postings, "target")) == 2
+    assert shop.booked() == {("1",): Decimal("20.10"), ("2",): Decimal("20.10")}
+
+
+def test_a_batch_of_bad_orders_alone_posts_nothing_and_the_stream_goes_on(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for body in BAD_ORDERS:
+        shop.orders.send(body)
+    with monkeypatch.context() as cut:
+        cut.setattr(shop.pipeline, "post", cut_off_after(shop.pipeline.post))
+        shop.run_cut_off()
+    shop.drop_order(1, "MG-001")
+    shop.run()
+    assert shop.reasons().keys() == BAD_ORDERS.keys()
+    assert shop.booked() == {("1",): Decimal("20.10")}
+
+
+def cut_off_after(step: Callable[..., None]) -> Callable[..., None]:
+    """Return a step of the pipeline after which it dies."""
+
+    def cut_off(*arguments: Any) -> None:
+        step(*arguments)
+        raise RuntimeError("cut off")
+
+    return cut_off
+
+
+def line(**item: object) -> bytes:
+    """Return an order of one item."""
+    return json.dumps({"order": 1, "items": [{"sku": "MG-001", "quantity": 1, "price": "7.50"} | item]}).encode()
+
+
+#: What is no order, and how the reason begins that people read.
+BAD_ORDERS = {
+    b"": "neither JSON nor a CSV with the columns order, sku, quantity, price",
+    b"hello": "neither JSON nor a CSV",
+    b"order,sku,price\n1,MG-001,7.50\n": "neither JSON nor a CSV",
+    b"order,sku,quantity,price\n": "there are no items in it",
+    b'order,sku,quantity,price\n1,"MG-0': "broken off, or no order at all: unexpected end",
+    b"order,sku,quantity,price\n1,MG-001\n": "order '1', article 'MG-001': quantity is None, not a whole number",
+    b"order,sku,quantity,price\n1,MG-001,1,7.5O\n": "order '1', article 'MG-001': price is '7.5O', not an amount",
+    b"{": "broken off, or no order at all: ",
+    b'{"a":' * 100_000: "broken off, or no order at all: maximum recursion depth exceeded",
+    b"\xff\xfe{": "broken off, or no order at all: 'utf-8' codec",
+    b'{"order": 1}': "there are no items in it",
+    b'{"order": 1, "items": {}}': "there are no items in it",
+    b'{"order": 1, "items": [7]}': "there are no items in it",
+    b'{"items": [{"sku": "MG-001", "quantity": 1, "price": 7.5}]}': "order None, article 'MG-001': order is None",
+    line(price=float("nan")): "order 1, article 'MG-001': price is nan, not",
+    line(sku="\ud800"): r"order 1, article '\ud800': sku is '\ud800', not the number of an article",
+    line(sku=["x" * 1000]): "order 1, article ['xxxx",
+    line(quantity=0): "order 1, article 'MG-001': quantity is 0, not a whole number, and not 0",
+    line(quantity=1.5): "order 1, article 'MG-001': quantity is '1.5', not",
+    line(quantity=True): "order 1, article 'MG-001': quantity is True, not",
+    line(quantity=10**12): "order 1, article 'MG-001': quantity is 1000000000000, not",
+    line(price=-1): "order 1, article 'MG-001': price is -1, not an amount such as 7.50",
+    line(price="1e9"): "order 1, article 'MG-001': price is '1e9', not",
+}
+
+
+def test_what_is_no_order_has_a_reason_for_people() -> None:
+    read_lines = module("enrich_orders").read_lines
+    for body, reason in BAD_ORDERS.items():
+        [(*columns, problem)] = read_lines(body)
+        assert columns == [None] * 4
+        assert problem.startswith(reason), problem
+        assert len(problem) < 150
+
+
+def test_orders_are_read_as_json_and_as_csv_with_returns_and_the_mark_of_a_spreadsheet() -> None:
+    read_lines = module("enrich_orders").read_lines
+    mug = ("1", "MG-001", -2, Decimal("7.5"), None)
+    assert read_lines(line(quantity=-2, price=7.5)) == [mug]
+    rows = '\ufeffsku,order,quantity,price,note\r\nMG-001,1,-2,7.5,"a\nb"\r\n,,,,\r\n'
+    assert read_lines(rows.replace(",,,,\r\n", "").encode()) == [mug]
+    assert read_lines(rows.encode())[0][4] == "order '', article '': order is '', not a number or a name"
+
+
+def test_book_sh_enters_rows_once_below_one_heading(tmp_path: Path) -> None:
+    book = tmp_path / "book.csv"
+    first, second = '"a","b"\nx,1\ny\\n,2\n', '"a","b"\ny\\n,2\nz,3'
+    for message in (first, second, first):
+        done = sh("book.sh", book, input=message)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert book.read_text() == '"a","b"\nx,1\ny\\n,2\nz,3\n'
+    for message in ("", "\n", '"a","c"\n1,2\n'):
+        done = sh("book.sh", book, input=message)
+        assert done.returncode == 65
+        assert "heading" in done.stderr
+    assert book.read_text() == '"a","b"\nx,1\ny\\n,2\nz,3\n'
+    assert [path.name for path in tmp_path.iterdir()] == ["book.csv"]
+
+
 # -- the demo --------------------------------------------------------------------------------------------------
 
 
@@ -341,22 +571,29 @@ def test_the_accounting_finds_what_is_missing_altered_twice_or_unheard_of(tmp_pa
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(300)  # it starts two Spark sessions of its own
 def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     command = [sys.executable, str(TOP / "examples" / "demo.py"), "--keep", str(folder)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=270, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "Every file is accounted for." in done.stdout
     assert len(done.stdout.splitlines()) < 100
 
     demo = module("demo").Demo(folder)
     assert demo.account() == 0
-    for victim in (folder / "root/orders/processed", folder / "root/daily-sales/processed"):
-        path = next(path for path in victim.iterdir() if not path.name.startswith("."))
+    queues = [folder / "root" / name / "processed" for name in ("orders", "postings", "daily-sales")]
+    files = [next(path for path in queue.iterdir() if not path.name.startswith(".")) for queue in queues]
+    for path in files:
         body = path.read_bytes()
         path.unlink()
         assert demo.account() == 1
         path.write_bytes(body + b" ")
         assert demo.account() == 1
         path.write_bytes(body)
+    for book in (folder / "postings.csv", folder / "daily-sales.csv"):
+        rows = book.read_bytes()
+        book.write_bytes(rows + rows.splitlines(keepends=True)[-1])
+        assert demo.account() == 1
+        book.write_bytes(rows)
     assert demo.account() == 0

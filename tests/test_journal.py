@@ -11,6 +11,7 @@ import errno
 import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -82,9 +83,10 @@ def bodies(messages: list[Message]) -> list[bytes]:
 
 
 def streams(queue: Queue) -> list[str]:
-    """What is written down of streams, by its place."""
+    """What is written down of streams, by its place, but for the batch that was settled last."""
     folder = base(queue) / ".dropq" / "streams"
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    found = (str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return sorted(path for path in found if not re.fullmatch(r"(s|another)(/settled-\d+)?", path))
 
 
 def swept_in_the_present(queue: Queue, clock: Clock) -> None:
@@ -372,6 +374,26 @@ def test_what_was_committed_is_acknowledged_where_it_lies_before_anybody_takes_i
     assert queue.browse(state="processed")
 
 
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.xfail(reason="a second lapse hides whose lease ran out first, and the batch still lists the first")
+def test_a_run_that_died_when_it_had_claimed_a_batch_again_is_gone_on_with_after_its_leases_too(
+    queue: Queue, clock: Clock, committed: bool
+) -> None:
+    """It wrote nothing down of its new claims, and acknowledged none; then its leases ran out as well."""
+    before = batched(queue, b"0", b"1")
+    clock.advance(LEASE + 1)
+    queue.sweep()
+    second = run(queue)
+    assert len(second._found(second._entries(1))) == 2
+    assert where(queue) == {"processing": [b"0", b"1"]}
+    swept_in_the_present(queue, clock)
+    assert where(queue) == {"target": [b"0", b"1"]}
+    third = run(queue)
+    if not committed:
+        assert content(third.messages(1)) == before
+    assert (latest(third, 1), where(queue)) == (1, {"processed": [b"0", b"1"]})
+
+
 def test_what_others_hold_of_a_committed_batch_is_theirs(queue: Queue, clock: Clock) -> None:
     batched(queue, b"0", b"1")
     swept_in_the_present(queue, clock)
@@ -513,7 +535,7 @@ def test_claims_of_a_run_that_died_before_it_wrote_them_down_come_into_the_next_
     queue.send_many([b"%d" % number for number in range(6)])
     run(queue)._claimed(2)
     run(queue)._claimed(1)
-    assert len(streams(queue)) == 3
+    assert len(streams(queue)) == 2
     journal = run(queue)
     assert latest(journal, 0, limit=6) == 1
     assert sorted(bodies(journal.messages(1))) == [b"0", b"1", b"2", b"3", b"4", b"5"]
@@ -928,12 +950,12 @@ def test_the_acks_of_a_batch_are_synced_once_a_folder_and_before_the_batch_goes(
     assert journal.settle(1) == len(ALL)
     calls = seen.briefly(ENDS, base(queue))
     destination = "processed/*" if history else ".dropq/*"
-    moves = [call for call in calls if call.startswith("rename")]
-    assert moves == [f"rename processing/* {destination}"] * len(ALL)
+    acks = [f"rename processing/* {destination}"] * len(ALL)
+    end = "rename .dropq/streams/s/* .dropq/streams/s/*"
+    assert [call for call in calls if call.startswith("rename")] == [*acks, end]
     assert [call for call in calls if call.startswith("fsync")] == synced
-    last_move = max(place for place, call in enumerate(calls) if call.startswith("rename"))
-    assert calls.index(synced[0]) > last_move
-    assert calls.index("unlink .dropq/streams/s/*") > calls.index(synced[-1])
+    last_ack = max(place for place, call in enumerate(calls) if call == acks[0])
+    assert last_ack < calls.index(synced[0]) <= calls.index(synced[-1]) < calls.index(end)
     assert where(queue) == ({"processed": ALL} if history else {})
 
 
@@ -980,3 +1002,22 @@ def test_an_ack_that_fails_leaves_the_rest_for_the_next(queue: Queue, monkeypatc
     assert {state: len(found) for state, found in where(queue).items()} == {"processed": 2, "processing": 2}
     assert journal.settle(1) == 2
     assert where(queue) == {"processed": ALL}
+
+
+def test_a_batch_that_was_settled_is_empty_when_a_checkpoint_that_lost_its_commit_asks_for_it(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.send_many(ALL)
+    journal = run(queue)
+    for batch in (1, 2):
+        assert latest(journal, batch - 1) == batch
+        journal.messages(batch)
+    journal.settle(2)
+    journal.close()
+    again = run(queue)
+    assert again.messages(2) == again.messages(1) == []
+    assert "was acknowledged" in caplog.text
+    queue.send(b"new")
+    assert latest(again, 2) == 3
+    assert bodies(again.messages(3)) == [b"new"]
+    assert sorted(os.listdir(base(queue) / ".dropq/streams/s"))[-1] == "settled-2"

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -418,6 +419,18 @@ def test_two_jobs_without_an_id_are_two(spark: SparkSession, queue: Queue) -> No
     save(rows, queue)
     save(rows, queue)
     assert bodies(queue) == sorted(texts(5) * 2)
+
+
+def test_two_jobs_into_one_queue_at_once_send_both_their_messages(spark: SparkSession, queue: Queue) -> None:
+    def job(number: int) -> None:
+        # createDataFrame makes the session the active one of this thread: there Spark looks for data sources.
+        rows = [(f"{number}-{row}",) for row in range(300)]
+        save(spark.createDataFrame(rows, "value string").repartition(3), queue)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(job, range(2)))
+    assert bodies(queue) == sorted(f"{number}-{row}".encode() for number in range(2) for row in range(300))
+    assert working(queue) == []
 
 
 Fault = Callable[[], None]

@@ -1,0 +1,170 @@
+"""A Spark stream: check orders, look up what they order, and post what each comes to in each group of articles.
+
+    python examples/enrich_orders.py ROOT CHECKPOINT [--articles CSV] [--continuous [PERIOD]]
+
+It takes what waits in the queue `orders`: a message is an order as JSON, or orders as CSV with a line for each item. A
+negative quantity is goods that come back. It sends CSV into the queue `postings`: a line says what an order comes to in
+one group of articles, since the book-keeping has an account for each group. Without --continuous it ends when all that
+waited is posted, so that cron can run it. Both queues must exist. The articles are read anew for each batch.
+
+What is guaranteed, whenever it is killed, if it is run again with the same CHECKPOINT, and before its leases run out
+where others take orders, too:
+
+- Each message is posted, once, and acknowledged; or it lies in error/ with a reason that people understand.
+- A message is posted whole or not at all: one bad line rejects it. When it is mended, or its article known, requeue it.
+- What is bad is rejected before the rest is posted. So a batch that comes again after a crash holds what was posted, or
+  is still to be, and nothing else, even if more articles are known by then.
+
+As any message, one of postings may be delivered twice: by `message`, `order` and `group` its lines are told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dropq
+import dropq.spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+ARTICLES = Path(__file__).resolve().parent / "data/articles.csv"
+#: What a message is read as: its lines, or one that has only a problem.
+LINES = "array<struct<order string, sku string, quantity int, price decimal(9,2), problem string>>"
+#: The columns of a line: a pattern, and how it is said when something else stands there.
+COLUMNS = {
+    "order": (r"[\w.-]{1,40}", "a number or a name"),
+    "sku": (r"[\w.-]{1,40}", "the number of an article"),
+    "quantity": (r"-?[1-9][0-9]{0,5}", "a whole number, and not 0"),
+    "price": (r"[0-9]{1,7}(\.[0-9]{1,2})?", "an amount such as 7.50"),
+}
+
+Line = tuple[str | None, str | None, int | None, Decimal | None, str | None]
+
+
+def main() -> None:
+    """Run the stream on two local workers."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("root", help="the folder of the queues")
+    parser.add_argument("checkpoint", help="the folder in which Spark keeps how far it came: one for each root")
+    parser.add_argument("--articles", default=str(ARTICLES), metavar="CSV", help="sku, name and group of each article")
+    parser.add_argument("--continuous", nargs="?", const="10 seconds", metavar="PERIOD", help="go on, every 10 seconds")
+    options = parser.parse_args()
+    spark = dropq.spark.session("local[2]", app="enrich orders")
+    dropq.spark.register(spark)
+    trigger = {"processingTime": options.continuous} if options.continuous else {"availableNow": True}
+    start(spark, options.root, options.checkpoint, options.articles, **trigger).awaitTermination()
+    spark.stop()
+
+
+def start(spark: SparkSession, root: str, checkpoint: str, articles: str, **trigger: Any) -> StreamingQuery:
+    """Start the stream."""
+    from pyspark.sql.functions import broadcast
+
+    orders = dropq.Root(root).queue("orders")
+
+    def handle(batch: DataFrame, number: int) -> None:
+        lines = enriched(checked(batch), articles).persist()
+        bad = lines.where("problem is not null")
+        reject(bad, orders)
+        post(lines.join(broadcast(bad), "receipt", "left_anti"), root, job_id(spark, number))
+        lines.unpersist()
+
+    messages = spark.readStream.format("dropq").option("root", root).option("queue", orders.name).load()
+    query = messages.writeStream.foreachBatch(handle).option("checkpointLocation", checkpoint)
+    return query.trigger(**trigger).start()
+
+
+def checked(batch: DataFrame) -> DataFrame:
+    """Return the lines of all messages; one that cannot be read is a line with a problem."""
+    from pyspark.sql import functions as f
+
+    lines = f.explode(f.udf(read_lines, LINES, useArrow=False)("value")).alias("line")
+    receipt = f.substring_index("path", "/", -1).alias("receipt")
+    return batch.select(f.col("id").alias("message"), receipt, lines).select("message", "receipt", "line.*")
+
+
+def enriched(lines: DataFrame, articles: str) -> DataFrame:
+    """Add name and group of each article; it is a problem when there is no such article."""
+    from pyspark.sql import functions as f
+
+    known = lines.sparkSession.read.csv(articles, schema="sku string, name string, `group` string", header=True)
+    unknown = f.when(f.isnull("group"), f.format_string("order %s: there is no article %s", "order", "sku"))
+    found = lines.join(f.broadcast(known.dropDuplicates(["sku"])), "sku", "left")
+    return found.withColumn("problem", f.coalesce("problem", unknown))
+
+
+def reject(bad: DataFrame, orders: dropq.Queue) -> None:
+    """Move the messages of bad lines to error/, each with a problem of its own as the reason."""
+    problems = {line.receipt: line.problem for line in bad.select("receipt", "problem").collect()}
+    for receipt, problem in problems.items():
+        with suppress(dropq.LeaseLost):  # its lease ran out: whoever has it now judges it
+            orders.claimed(receipt).reject(problem)
+
+
+def post(lines: DataFrame, root: str, job: str) -> None:
+    """Send what lines come to by order and group, whole groups to a message, unless this job was sent before."""
+    from pyspark.sql import functions as f
+
+    text = f.concat_ws(", ", f.sort_array(f.collect_list(f.format_string("%d %s", "quantity", "name"))))
+    amount = f.sum(f.col("quantity") * f.col("price"))
+    by_group = lines.repartition(4, "group").groupBy("message", "order", "group")
+    postings = by_group.agg(text.alias("text"), amount.alias("amount")).sortWithinPartitions("group", "order")
+    writer = postings.write.format("dropq").mode("append").option("root", root).option("queue", "postings")
+    writer.option("messagePer", "partition").option("bodyFormat", "csv").option("jobId", job).save()
+
+
+def job_id(spark: SparkSession, number: int) -> str:
+    """Name a batch by its query, too, whose id is the checkpoint's: a new checkpoint counts from 0 again."""
+    return f"{spark.sparkContext.getLocalProperty('sql.streaming.queryId')}-{number}"
+
+
+def read_lines(body: bytes) -> list[Line]:
+    """Return the lines of a message, or one that says why it has none: no body whatever stops the stream."""
+    try:
+        return [to_line(item) for item in items(body.decode("utf-8-sig"))]
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, csv.Error) as error:
+        problem = f"broken off, or no order at all: {error}"
+    except ValueError as error:
+        problem = str(error)
+    return [(None, None, None, None, problem)]
+
+
+def items(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the items of an order as JSON, or of orders as CSV, each with the number of its order."""
+    number = {}
+    if text.lstrip().startswith("{"):
+        order = json.loads(text, parse_float=str)
+        found, number = order.get("items"), {"order": order.get("order")}
+    else:
+        rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        if not COLUMNS.keys() <= {*(rows.fieldnames or ())}:
+            raise ValueError(f"neither JSON nor a CSV with the columns {', '.join(COLUMNS)}")
+        found = list(rows)
+    if not found or not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise ValueError("there are no items in it")
+    yield from ({**item, **number} for item in found)
+
+
+def to_line(item: dict[str, Any]) -> Line:
+    """Return an item as a line; raise ValueError where it cannot be right."""
+    where = f"order {item.get('order')!r:.40}, article {item.get('sku')!r:.40}"
+    for column, (pattern, wanted) in COLUMNS.items():
+        value = item.get(column)
+        if value is None or not re.fullmatch(pattern, str(value)):
+            raise ValueError(f"{where}: {column} is {value!r:.40}, not {wanted}")
+    return str(item["order"]), str(item["sku"]), int(item["quantity"]), Decimal(item["price"]), None
+
+
+if __name__ == "__main__":
+    main()
