@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dropq.errors import DropqError, LeaseLost
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.journal import check_semantics
 from dropq.message import Duration, Message, ack_all
 from dropq.queue import Queue
+from dropq.spark.options import ReadOptions
 from dropq.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -57,12 +58,23 @@ def claim(
         messages = subscription.receive_many(most, timeout)
         with _renewed(messages, subscription.lease):
             yield _frame(spark, queue, subscription, len(messages), schema, options)
-        lost = ack_all(message for message in messages if message.held)
+        lost = [message for message in messages if not message.held]  # a renewal found it
+        lost += ack_all(message for message in messages if message.held)
+        lost = [message for message in lost if not _is_settled(queue, message)]
     if lost:
         raise LeaseLost(
             f"{len(lost)} of {len(messages)} messages of queue {queue.name}, the first {lost[0].id}, were not held any "
             "more when they were to be acknowledged: they may be worked on twice. The others are acknowledged"
         )
+
+
+def _is_settled(queue: Queue, message: Message) -> bool:
+    """Tell whether a message that is not held any more was settled: in the block, by its receipt."""
+    try:
+        queue.find(message.id, ("error", "processed", "expired"))
+    except NoSuchMessage:
+        return False
+    return True
 
 
 def _frame(
@@ -73,10 +85,11 @@ def _frame(
     schema: StructType | str | None,
     options: dict[str, Any],
 ) -> DataFrame:
-    reader = spark.read.format("dropq").option("root", os.fspath(queue.root.path)).option("queue", queue.name)
-    if schema is not None:
-        reader = reader.schema(schema)
-    return reader.options(**options).option("claimed", f"{subscription.id}:{count}").load()
+    place = {"root": os.fspath(queue.root.path), "queue": queue.name, "claimed": f"{subscription.id}:{count}"}
+    given = {key: str(value) for key, value in options.items()} | place
+    ReadOptions.parse(given)  # now, not at the first action
+    reader = spark.read.format("dropq").options(**given)
+    return (reader if schema is None else reader.schema(schema)).load()
 
 
 @contextmanager

@@ -6,8 +6,7 @@ Nothing but the name is looked at for any column but `length` and `value`; only 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -52,9 +51,13 @@ def check_columns(schema: t.StructType) -> None:
     Raises:
         ConfigError: with the name of each such column and what is wrong with it.
     """
-    problems = []
+    named = schema.fieldNames()
+    problems = [] if named else [f"it names no column of {', '.join(COLUMNS)}"]
+    problems += [f"column {name} is there twice" for name in sorted({name for name in named if named.count(name) > 1})]
     for field in schema.fields:
         kind = COLUMNS.get(field.name)
+        if not field.nullable:
+            problems.append(f"column {field.name} is declared NOT NULL, and may have nulls")
         if kind is None:
             problems.append(f"column {field.name} is none of {', '.join(COLUMNS)}")
         elif field.dataType.simpleString() != kind.simpleString():
@@ -86,6 +89,7 @@ class Columns:
         folder: str,
         files: Sequence[str],
         arrivals: Mapping[str, int],
+        lengths: Sequence[int | None] | None,
         values: Sequence[bytes | None] | None,
     ) -> pa.RecordBatch:
         """Return the messages that files of a folder are.
@@ -95,13 +99,13 @@ class Columns:
             folder: where they lie.
             files: their names.
             arrivals: when they came, in ms, by name, for those that do not tell.
-            values: their bodies, None for one that moved on; or None where no body is asked for.
+            lengths, values: those of their bodies, None for one that moved on; None where they are not asked for.
         """
         columns = _plain_columns(files) if all(map(names.is_plain, files)) else self._parsed(files, arrivals)
         columns |= {
             "state": lambda: _Repeated(state),
-            "path": lambda: compute.binary_join_element_wise(folder, pa.array(files, pa.string()), "/"),
-            "length": lambda: _lengths(folder, files) if values is None else compute.binary_length(pa.array(values)),
+            "path": lambda: [_readable(f"{folder}/{file}") for file in files],
+            "length": lambda: lengths,
             "value": lambda: values,
         }
         arrays = [_array(columns[field.name](), field.type, len(files)) for field in self._schema]
@@ -116,7 +120,7 @@ class Columns:
         claim, bare = names.split_claim(file)
         name = self._sidecars.full(self._sidecars.parse(bare))
         return {
-            "id": name.id,
+            "id": _readable(name.id),
             "priority": name.priority,
             "class": name.message_class,
             "timestamp": _microseconds(name.timestamp or name.since or arrival),
@@ -161,20 +165,10 @@ def _microseconds(ms: int) -> int | None:
     return min(ms, LAST_MS) * 1000 if ms else None
 
 
-def as_datetime(microseconds: int | None) -> datetime | None:
-    """Return a time of `Columns.row` as Spark's filters compare it."""
-    return None if microseconds is None else datetime.fromtimestamp(microseconds / 1_000_000, UTC)
-
-
 def _properties(name: Name) -> list[tuple[str, str]]:
     return [(key, typed.text) for key, typed in name.properties.items()]
 
 
-def _lengths(folder: str, files: Iterable[str]) -> list[int | None]:
-    lengths: list[int | None] = []
-    for file in files:
-        try:
-            lengths.append(os.lstat(f"{folder}/{file}").st_size)
-        except FileNotFoundError:
-            lengths.append(None)  # RACE: it moved on since the listing
-    return lengths
+def _readable(text: str) -> str:
+    """Return text that Spark can hold: bytes of a name that are no UTF-8 become U+FFFD."""
+    return text if text.isascii() else os.fsencode(text).decode("utf-8", "replace")

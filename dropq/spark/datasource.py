@@ -15,8 +15,8 @@ from pyspark.sql.types import StringType, StructType
 
 from dropq.errors import ConfigError
 from dropq.spark.columns import SCHEMA, check_columns
-from dropq.spark.options import ReadOptions, WriteOptions
-from dropq.spark.reader import PushdownReader, QueueReader
+from dropq.spark.options import BODY_FORMATS, ReadOptions, WriteOptions
+from dropq.spark.reader import QueueReader
 from dropq.spark.streams import QueueStreamReader
 from dropq.spark.writer import QueueStreamWriter, QueueWriter
 
@@ -44,6 +44,8 @@ class DropqDataSource(DataSource):
             return SCHEMA
         if body_format == "text":
             return StructType().add("value", StringType())
+        if body_format not in BODY_FORMATS:
+            raise ConfigError(f"option bodyFormat = {body_format!r}: one of {', '.join(BODY_FORMATS)} is allowed")
         raise ConfigError(f"bodyFormat={body_format} needs the columns of the rows: give them by .schema(...)")
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -54,7 +56,7 @@ class DropqDataSource(DataSource):
         """
         options = ReadOptions.parse(self.options)
         _check_read(options, schema)
-        return (PushdownReader if options.pushdown else QueueReader)(options, schema)
+        return QueueReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Take messages in micro-batches, and acknowledge them with the checkpoint.

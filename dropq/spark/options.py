@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from dropq.root import Root
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
 WRITE_OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")
 STREAM_WRITE_OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage")
-READ_OPTIONS = ("root", "queue", "state", "filter", "bodyFormat", "numPartitions", "pushdown", "claimed")
+READ_OPTIONS = ("root", "queue", "state", "filter", "bodyFormat", "numPartitions", "claimed")
 STREAM_READ_OPTIONS = (
     "root", "queue", "filter", "bodyFormat", "numPartitions", "maxMessagesPerTrigger", "leasePeriod", "clientId",
 )  # fmt: skip
@@ -134,7 +135,6 @@ class ReadOptions(Options):
     filter: str | None
     body_format: str | None
     partitions: int
-    pushdown: bool = False
     claimed: str | None = None
     limit: int = MESSAGES_PER_TRIGGER
     lease: float | None = None
@@ -154,8 +154,7 @@ class ReadOptions(Options):
             filter=given.get("filter"),
             body_format=_choice(given, "bodyFormat", BODY_FORMATS) if "bodyformat" in given else None,
             partitions=_count(given, "numPartitions") or PARTITIONS,
-            pushdown=_choice(given, "pushdown", ("false", "true")) == "true",
-            claimed=given.get("claimed"),
+            claimed=_claimed(given),
             limit=_count(given, "maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER,
             lease=_period(given, "leasePeriod"),
             client_id=given.get("clientid", "spark"),
@@ -177,6 +176,18 @@ def _known(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, s
 
 def _place(given: Mapping[str, str]) -> tuple[str, str]:
     return os.path.abspath(_required(given, "root")), _required(given, "queue")  # executors run in folders of their own
+
+
+def _claimed(given: Mapping[str, str]) -> str | None:
+    claimed = given.get("claimed")
+    if claimed is None:
+        return None
+    if not re.fullmatch(r"[^:]+:[0-9]+", claimed):
+        raise ConfigError(f"option claimed = {claimed!r}: it is set by dropq.spark.claim, for the batch that it holds")
+    for option in ("state", "filter"):
+        if option in given:
+            raise ConfigError(f"option {option} has no effect on what dropq.spark.claim holds: leave it out")
+    return claimed
 
 
 def _states(given: Mapping[str, str]) -> tuple[str, ...]:

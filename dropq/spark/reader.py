@@ -7,12 +7,13 @@ claim holds is found again under its renewed name, and is an error when the clai
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from dropq import names, storage
@@ -22,7 +23,6 @@ from dropq.queue import Queue
 from dropq.spark.columns import Columns, arrow_schema
 from dropq.spark.options import ReadOptions
 from dropq.spark.parsing import PARSERS, BadBody
-from dropq.spark.pushdown import keeps
 
 log = logging.getLogger("dropq")
 
@@ -89,13 +89,14 @@ class Rows:
 
     def _messages(self, files: _Files) -> Iterator[pa.RecordBatch]:
         columns = Columns(self.schema, files.life.sidecars)
-        part, wants_bodies = files.part, "value" in self.schema.names
+        part, wants_bodies, wants_lengths = files.part, *(name in self.schema.names for name in ("value", "length"))
         for start in range(0, len(part.files), BATCH_MESSAGES):
             chosen = part.files[start : start + BATCH_MESSAGES]
             while chosen:
                 values = files.bodies(chosen) if wants_bodies else None
                 some = chosen if values is None else chosen[: len(values)]
-                yield columns.batch(part.state, files.folder, some, part.arrivals, values)
+                lengths = files.lengths(some, values) if wants_lengths else None
+                yield columns.batch(part.state, files.folder, some, part.arrivals, lengths, values)
                 chosen = chosen[len(some) :]
 
     def _expanded(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
@@ -148,6 +149,12 @@ class _Files:
             raise StorageError(f"{path} has {size} bytes, and a value of Spark at most {LONGEST_VALUE}", path=path)
         return found[:-1] if len(found) > 1 and size > LONGEST_VALUE else found
 
+    def lengths(self, files: Sequence[str], values: Sequence[bytes | None] | None) -> list[int | None]:
+        """Return how many bytes bodies have, None for one that moved on."""
+        if values is not None:
+            return [None if value is None else len(value) for value in values]
+        return [self.reading(file, _size) for file in files]
+
     def reading(self, file: str, read: Callable[[str], T]) -> T | None:
         """Read a file; None for one that moved on, unless a claim holds it.
 
@@ -183,6 +190,10 @@ class _Files:
         if self._moved:
             told = f"the first was {self._moved[0]}"
             log.warning("%d messages left %s while it was read: %s", len(self._moved), self.folder, told)
+
+
+def _size(path: str) -> int:
+    return os.lstat(path).st_size
 
 
 def claims(life: Lifecycle) -> Iterator[tuple[names.Claim, str]]:
@@ -227,32 +238,10 @@ class QueueReader(Rows, DataSourceReader):
         if self.options.claimed is not None:
             listed = {"processing": held(queue, self.options.claimed)}
         else:
-            listed = {state: self._listed(queue, state) for state in self.options.states}
+            listed = {state: list(queue.listed(state, self.options.filter)) for state in self.options.states}
         size = part_size(sum(map(len, listed.values())), self.options.partitions)
         is_held = self.options.claimed is not None
         return [part for state, waiting in listed.items() for part in parts(state, waiting, size, held=is_held)]
-
-    def _listed(self, queue: Queue, state: str) -> list[Waiting]:
-        return list(queue.listed(state, self.options.filter))
-
-
-class PushdownReader(QueueReader):
-    """Leaves out, by their names, what Spark's own filters would not keep: those files are not opened.
-
-    A class of its own, since Spark refuses a reader with `pushFilters` in a session that does not push.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Note the filters, and leave them all to Spark too, which knows its own rules best."""
-        self._filters = filters
-        return filters
-
-    def _listed(self, queue: Queue, state: str) -> list[Waiting]:
-        columns = Columns(self.schema, queue.life.sidecars)
-        keep = keeps(getattr(self, "_filters", []))
-        return [
-            one for one in super()._listed(queue, state) if keep({"state": state, **columns.row(one.file, one.arrival)})
-        ]
 
 
 def held(queue: Queue, claimed: str) -> list[Waiting]:
