@@ -2,7 +2,7 @@
 
 In each round all contenders run one after the other, so that a noisy machine disturbs each of them; what counts are the
 ratios within a round, and of those the median. Every message is accounted for: files and bytes are counted each time.
---write puts the figures into docs/benchmarks/spark.json, of which docs/draw_benchmarks.py makes the table and the plot.
+--write puts the figures into docs/benchmarks/spark.json.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,20 @@ _RUN = "run-"
 _SETTLED = "settled-"
 
 
-def runs(life: Lifecycle) -> frozenset[str]:
-    """Return the subscriptions that claim for any stream of a queue: what their leases lose says so in its name."""
+def runs(life: Lifecycle) -> dict[str, str]:
+    """Return the subscriptions that claim for the streams of a queue, each with its stream's folder."""
     folders = [entry.path for entry in storage.entries(life.layout.streams)]
-    return frozenset(run for folder in folders for run in _runs(folder))
+    return {run: folder for folder in folders for run in _runs(folder)}
+
+
+def lapsed_owner(held: Held, streams: Mapping[str, str]) -> str:
+    """Return which owner is to be named for a lease that ran out: the first of a row of one stream's; else none."""
+    stream = streams.get(held.claim.subscription)
+    if stream is None:
+        return ""
+    before = names.parse(held.file).lapsed
+    # A run that holds nothing any more may be struck out by now: it was this stream's, or it is known as another's.
+    return before if before and streams.get(before.rpartition("-")[0], stream) == stream else held.claim.owner
 
 
 def _runs(folder: str) -> Iterator[str]:
@@ -217,7 +227,7 @@ class Journal:
             for message in [message for batch in self._batches.values() for message in batch if message.held]:
                 try:
                     message.extend(self.lease)
-                except LeaseLost as error:
+                except DropqError as error:  # the others are as good as before
                     log.warning("%s", error)
 
     def close(self) -> None:

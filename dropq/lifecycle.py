@@ -253,7 +253,7 @@ class Lifecycle:
         cancel: bool = False,
         counted: bool = True,
         delay: float | None = None,
-        lapsed: bool = False,
+        lapsed: str = "",
     ) -> Place:
         """Return a held message to target/, or to delayed/.
 
@@ -264,11 +264,9 @@ class Lifecycle:
             cancel: its holder gave it back of its own will, which counts as a cancel.
             counted: the delivery counts.
             delay: seconds before it may be delivered again; None asks the queue's redelivery_delay.
-            lapsed: its lease ran out, and its name says whose, for a holder that may come again.
+            lapsed: whose lease ran out, for the name to say to a holder that may come again.
         """
-        name = self._counted(held, cancel=cancel, counted=counted)
-        if lapsed:
-            name = replace(name, lapsed=held.claim.owner)
+        name = replace(self._counted(held, cancel=cancel, counted=counted), lapsed=lapsed)
         if reason := self._exhausted(name, cancel=cancel, counted=counted):
             return self.set_aside(held, self.config.exhausted, reason, cancel=cancel)
         wait = self._redelivery_delay(name) if delay is None else delay

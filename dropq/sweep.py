@@ -130,8 +130,8 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
     lapsed = [claimed for claimed in leased if claimed.claim.deadline <= now]
-    comes_again = journal.runs(life) if lapsed else frozenset()
-    report.lapsed += sum(_returned(life, one, lapsed=one.claim.subscription in comes_again) for one in lapsed)
+    streams = journal.runs(life) if lapsed else {}
+    report.lapsed += sum(_returned(life, one, lapsed=journal.lapsed_owner(one, streams)) for one in lapsed)
     return [claimed.claim.deadline for claimed in leased if claimed.claim.deadline > now]
 
 
@@ -194,7 +194,7 @@ def _age(life: Lifecycle, path: str) -> float:
         return 0
 
 
-def _returned(life: Lifecycle, held: Held, *, lapsed: bool = False) -> bool:
+def _returned(life: Lifecycle, held: Held, *, lapsed: str = "") -> bool:
     """Return a claim to target/; False when its holder, or another sweep, was first."""
     held.as_seen = True  # RACE: whoever renewed it since the listing keeps it
     with _passing_over(life, held.filename), suppress(LeaseLost):

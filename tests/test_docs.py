@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -73,15 +72,3 @@ def test_the_house_in_the_design_paper_names_every_module() -> None:
     for path in (TOP / "dropq").glob("*.py"):
         if not path.stem.startswith("__"):
             assert f"`{path.stem}`" in paper, path.stem
-
-
-def test_the_figures_for_spark_are_those_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("draw_benchmarks", TOP / "docs/draw_benchmarks.py")
-    assert spec is not None and spec.loader is not None
-    drawing = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(drawing)
-    monkeypatch.setattr(drawing, "HERE", tmp_path)
-    (tmp_path / "spark.json").write_text((TOP / "docs/benchmarks/spark.json").read_text())
-    drawing.main()
-    for name in ("spark.svg", "spark.md"):
-        assert (tmp_path / name).read_text() == (TOP / "docs/benchmarks" / name).read_text()

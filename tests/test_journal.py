@@ -375,7 +375,6 @@ def test_what_was_committed_is_acknowledged_where_it_lies_before_anybody_takes_i
 
 
 @pytest.mark.parametrize("committed", [True, False])
-@pytest.mark.xfail(reason="a second lapse hides whose lease ran out first, and the batch still lists the first")
 def test_a_run_that_died_when_it_had_claimed_a_batch_again_is_gone_on_with_after_its_leases_too(
     queue: Queue, clock: Clock, committed: bool
 ) -> None:
