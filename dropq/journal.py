@@ -191,10 +191,8 @@ class Journal:
         settled = 0
         with self._lock:
             for number in [number for number in self._numbers() if number <= upto]:
-                messages = self._batches.pop(
-                    number, None
-                )  # RACE: what another run made of the batch is not ours to ack
-                if messages is None:
+                messages = self._batches.pop(number, None)
+                if messages is None:  # RACE: what another run made of a batch that we hold is not ours to settle
                     messages = [self._subscription.adopt(held) for held in self._found(self._entries(number))]
                 settled += self._acknowledged(messages)
                 self._note_settled(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,15 @@ def base(queue: Queue) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The regular files of a folder by name, with their content; dot files and reservations are left out."""
+    """The regular files of a folder by name, with their content; no dot files, no reservations, none just gone."""
     found = {}
     for entry in sorted(os.listdir(folder)) if folder.exists() else ():
         path = folder / entry
-        if entry.startswith(".") or not path.is_file():
-            continue
-        if path.stat().st_mode & 0o7777 == 0 and path.stat().st_size == 0:
-            continue  # a name reserved by a mover that died
-        found[entry] = path.read_bytes()
+        with suppress(FileNotFoundError):  # moved on since the listing
+            about = path.lstat()
+            reserved = about.st_mode & 0o7777 == 0 and about.st_size == 0  # by a mover that died
+            if not entry.startswith(".") and path.is_file() and not reserved:
+                found[entry] = path.read_bytes()
     return found
 
 

@@ -163,8 +163,8 @@ def test_text_comes_back_line_by_line_under_any_name(lines: list[str], name: str
 @pytest.mark.parametrize("body_format", COLUMNAR)
 def test_times_of_day_and_intervals_come_back(body_format: str) -> None:
     table = pa.table({"at": pa.array([1, None], pa.time64("ns")), "gap": pa.array([None, -5], pa.duration("us"))})
-    found = read(body_format, write(body_format, table), table.schema)
-    assert found == table.to_pylist()
+    parsed = PARSERS[body_format](io.BytesIO(write(body_format, table)), table.schema)
+    assert pa.Table.from_batches(parsed).equals(table)  # as values, Python has no nanoseconds
 
 
 @pytest.mark.parametrize("body_format", [name for name in BODIES if name != "text"])
