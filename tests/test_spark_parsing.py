@@ -167,6 +167,22 @@ def test_times_of_day_and_intervals_come_back(body_format: str) -> None:
     assert pa.Table.from_batches(parsed).equals(table)  # as values, Python has no nanoseconds
 
 
+@pytest.mark.parametrize("body_format", ["jsonl", "csv"])
+@pytest.mark.parametrize("value", [2**60, -(2**60)])
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("us", "UTC")])
+def test_a_year_that_text_does_not_hold_is_refused_by_column(body_format: str, value: int, kind: pa.DataType) -> None:
+    table = pa.table({"n": [1, 2], "at": pa.array([0, value], kind)})
+    with pytest.raises(ValueError, match=r"^column at: .* years 1 to 9999"):
+        write(body_format, table)
+
+
+@pytest.mark.parametrize("body_format", COLUMNAR)
+def test_years_that_text_does_not_hold_come_back_in_columns(body_format: str) -> None:
+    table = pa.table({"at": pa.array([2**60, -(2**60)], pa.timestamp("us"))})
+    parsed = PARSERS[body_format](io.BytesIO(write(body_format, table)), table.schema)
+    assert pa.Table.from_batches(parsed).equals(table)
+
+
 @pytest.mark.parametrize("body_format", [name for name in BODIES if name != "text"])
 def test_the_large_types_of_a_session_come_back_as_plain_ones(body_format: str) -> None:
     nested = {} if body_format == "csv" else {"b": pa.large_binary(), "l": pa.list_(pa.large_string())}

@@ -46,8 +46,11 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 def write_csv(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write a header and a line for each row; text is quoted, so that an empty one is told from a null."""
+    moments = [field.name for field in schema if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type)]
     with pa_csv.CSVWriter(file, schema) as body:
         for batch in batches:
+            for name in moments:  # what has no year of four digits, Arrow writes in a way that nobody reads
+                _as_python(name, compute.min_max(batch.column(name)).as_py)
             body.write_batch(batch)
 
 
@@ -85,7 +88,21 @@ def write_jsonl(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordB
     """Write an object for each row; as Spark's json format does, nulls are left out and binary is base64."""
     encode = _object(list(schema))
     for batch in batches:
-        file.write("".join(f"{encode(row)}\n" for row in batch.to_pylist()).encode())
+        columns = [_as_python(name, batch.column(name).to_pylist) for name in schema.names]
+        rows = (dict(zip(schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+        file.write("".join(f"{encode(row)}\n" for row in rows).encode())
+
+
+def _as_python(name: str, values: Callable[[], Any]) -> Any:
+    """Return what is in a column, as Python has it.
+
+    Raises:
+        ValueError: a date or a timestamp has a year that Python does not know, and ISO 8601 only by agreement.
+    """
+    try:
+        return values()
+    except OverflowError as error:
+        raise ValueError(f"column {name}: text formats hold the years 1 to 9999, and a value lies outside") from error
 
 
 BODIES: dict[str, Body] = {
