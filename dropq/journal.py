@@ -12,15 +12,17 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from dropq import names, storage
-from dropq.errors import ConfigError, DropqError, LeaseLost
+from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchQueue
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Message, ack_all
+from dropq.storage import storage_error
 
 if TYPE_CHECKING:
     from dropq.queue import Queue
@@ -37,35 +39,40 @@ _RUN = "run-"
 _SETTLED = "settled-"
 
 
-def runs(life: Lifecycle) -> dict[str, str]:
-    """Return the subscriptions that claim for the streams of a queue, each with its stream's folder."""
-    folders = [entry.path for entry in storage.entries(life.layout.streams)]
-    return {run: folder for folder in folders for run in _runs(folder)}
+def runs(life: Lifecycle) -> frozenset[str]:
+    """Return the subscriptions that claim for the streams of a queue; a stream that cannot be looked at has none."""
+    found = set[str]()
+    for entry in storage.entries(life.layout.streams):
+        try:
+            found |= _runs(entry.path) if entry.is_dir(follow_symlinks=False) else set()
+        except OSError as error:
+            log.warning("the stream %s cannot be read (%s): what its leases lose comes back as new", entry.path, error)
+    return frozenset(found)
 
 
-def lapsed_owner(held: Held, streams: Mapping[str, str]) -> str:
-    """Return which owner is to be named for a lease that ran out: the first of a row of one stream's; else none."""
-    stream = streams.get(held.claim.subscription)
-    if stream is None:
-        return ""
-    before = names.parse(held.file).lapsed
-    # A run that holds nothing any more may be struck out by now: it was this stream's, or it is known as another's.
-    return before if before and streams.get(before.rpartition("-")[0], stream) == stream else held.claim.owner
+def lapsed_claim(held: Held, streams: frozenset[str]) -> str:
+    """Return what a name is to say of a lease that ran out: by which claim a stream knows the message, if one does."""
+    return _entry(held.filename) if held.claim.subscription in streams else ""
 
 
-def _runs(folder: str) -> Iterator[str]:
-    found = storage.names_in(folder)
-    return (name.removeprefix(_RUN) for name in found if name.startswith(_RUN))
+def _runs(folder: str) -> set[str]:
+    return {name.removeprefix(_RUN) for name in storage.names_in(folder) if name.startswith(_RUN)}
 
 
-def _owners(filename: str) -> tuple[str, str]:
-    """Return who holds a file, and whose lease on it ran out before, by its name; empty for nobody."""
+def _entry(filename: str) -> str:
+    """Return what a claimed message is called in a batch: the first claim on it, whoever of the stream has it now.
+
+    Only the stream itself claims a message whose name tells of a lease that ran out, and leaves that there.
+    """
     claim, file = names.split_claim(filename)
-    return claim.owner if claim is not None else "", names.parse(file).lapsed
+    return names.parse(file).lapsed or (names.claim_id(claim.owner) if claim is not None else "")
 
 
 class Journal:
     """The batches of one stream, as one run of it holds them.
+
+    The newest run of a stream has it: one that goes on although another began since is refused, as both would settle
+    and offer the same batches.
 
     Args:
         queue: the queue that the stream reads.
@@ -74,28 +81,54 @@ class Journal:
 
     Raises:
         ConfigError: the queue delivers at most once, and a stream may have to read twice.
+        NoSuchQueue, StorageError: the journal cannot be kept.
     """
 
     def __init__(self, queue: Queue, stream: str, subscription: Subscription) -> None:
         if not _STREAM.fullmatch(stream):
             raise ValueError(f"{stream!r} cannot name a stream: letters, digits, -, _, *, % and +, at most 100")
+        if not subscription.lease:
+            raise ValueError("a stream claims by leases: without one its messages would wait for it for ever")
         check_semantics(queue)
-        self.lease = subscription.lease or LEASE
+        self.lease = subscription.lease
         self._life = queue.life
         self._folder = f"{self._life.layout.streams}/{stream}"
         self._lock = threading.RLock()
-        self._batches: dict[int, list[Message]] = {}
+        #: The batches that this run holds, their messages by what they are called there.
+        self._batches: dict[int, dict[str, Message]] = {}
         self._subscription = subscription
         self._has_looked_back = False
         self._run = f"{self._folder}/{_RUN}{subscription.id}"
-        self._earlier = frozenset(_runs(self._folder))
-        self._announce()
+        with self._kept():
+            self._earlier = frozenset(_runs(self._folder))
+            self._inherited = frozenset(self._numbers())
+            self._announce()
 
     def _announce(self) -> None:
         """Say that this run claims for the stream, unless it is known: a sweep forgets a stream that was idle long."""
         if not storage.exists(self._run):
             self._life.storage.make_folder(self._folder)
             self._life.storage.touch(self._run)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Say what a refused call means."""
+        try:
+            yield
+        except OSError as error:
+            if not storage.exists(self._life.layout.target):
+                raise NoSuchQueue(f"queue {self._life.layout.home} is not there any more") from error
+            fate = f"the journal {self._folder} is not kept; what the stream has claimed stays claimed"
+            raise storage_error(error, fate) from error
+
+    def _be_newest(self) -> None:
+        newer = _runs(self._folder) - self._earlier - {self._subscription.id}
+        if newer:
+            raise DropqError(
+                f"{min(newer)} reads the stream {self._folder} since this run began: two queries go on from one "
+                "checkpoint, or from copies of it. The newest has the stream, this one ends; give each query a "
+                "checkpoint of its own"
+            )
 
     # -- taking --------------------------------------------------------------------------------------------------
 
@@ -105,38 +138,48 @@ class Journal:
         Args:
             batch: its number, one more than the last that was settled.
             limit: the most messages; None for all that wait. What an earlier run claimed comes all the same.
+
+        Raises:
+            DropqError: another run reads the stream since.
         """
-        with self._lock:
+        with self._lock, self._kept():
+            self._be_newest()
             self._announce()
             if batch in self._numbers() and (entries := self._entries(batch)):
                 return len(entries)
-            messages = [] if self._has_looked_back else self._left_over()
+            messages = {} if self._has_looked_back else self._left_over()
             self._has_looked_back = False  # until what is claimed now is written down
-            messages += self._claimed(None if limit is None else limit - len(messages))
+            messages |= self._claimed(limit, besides=len(messages))
             if messages:
                 self._write(batch, messages)
                 self._batches[batch] = messages
             self._has_looked_back = True
             return len(messages)
 
-    def _claimed(self, limit: int | None) -> list[Message]:
+    def _claimed(self, limit: int | None, *, besides: int) -> dict[str, Message]:
         subscription = self._subscription
-        room = subscription.max_backlog
-        if room is not None:
-            room -= len(subscription.held)
-            limit = room if limit is None else min(limit, room)
-        messages: list[Message] = []
-        while (limit is None or len(messages) < limit) and (message := subscription.receive()) is not None:
-            messages.append(message)
-        return messages
+        most = sys.maxsize if limit is None else limit - besides
+        if subscription.max_backlog is not None:
+            most = min(most, subscription.max_backlog - len(subscription.held))
+        if most < 1:
+            return {}
+        try:
+            messages = subscription.receive_many(most)
+        except DropqError as error:
+            if not besides:
+                raise
+            log.warning("%s", error)  # what an earlier run claimed is not to wait for that
+            return {}
+        return {_entry(message.file): message for message in messages}
 
-    def _left_over(self) -> list[Message]:
+    def _left_over(self) -> dict[str, Message]:
         """Take up what earlier runs claimed and did not live to write down."""
-        known = {*_runs(self._folder)}
+        known = _runs(self._folder)
         claims = [held for held in self._claims() if held.claim.subscription in known]
         self._strike_out(self._earlier, claims)
-        written = {owner for number in self._numbers() for owner in self._entries(number)}
-        return self._taken_up(held for held in claims if written.isdisjoint(_owners(held.filename)))
+        written = {entry for number in self._numbers() for entry in self._entries(number)}
+        found = {_entry(held.filename): held for held in claims}
+        return self._renewed({entry: held for entry, held in found.items() if entry not in written})
 
     def messages(self, batch: int) -> list[Message]:
         """Return the messages of a batch, held by this run: the same as ever, but for those that others have settled.
@@ -144,41 +187,48 @@ class Journal:
         Raises:
             DropqError: the batch is not in the journal.
         """
-        with self._lock:
+        with self._lock, self._kept():
             if batch not in self._batches:
                 self._batches[batch] = self._resumed(batch)
-            return self._batches[batch]
+            return list(self._batches[batch].values())
 
-    def _resumed(self, batch: int) -> list[Message]:
-        """Take up what an earlier run held; what was returned since, because its lease ran out, is claimed again."""
-        if batch not in self._numbers() and batch <= max(self._settled(), default=0):
+    def _resumed(self, batch: int) -> dict[str, Message]:
+        if batch in self._numbers():
+            return self._taken_up(batch)
+        if batch <= max(self._settled(), default=0):
             log.warning(
                 "batch %d of %s was acknowledged: it was committed once, and is not read again", batch, self._folder
             )
-            return []
-        if batch not in self._numbers():
-            raise DropqError(
-                f"batch {batch} is not in the journal {self._folder}: the checkpoint belongs to another queue, or is "
-                "older than the journal is kept. Start the query with a new checkpoint: what it had not "
-                "committed was returned to the queue"
-            )
+            return {}
+        raise DropqError(
+            f"batch {batch} is not in the journal {self._folder}: the checkpoint belongs to another queue, or is "
+            "older than the journal is kept. Start the query with a new checkpoint: what it had not "
+            "committed was returned to the queue"
+        )
+
+    def _taken_up(self, batch: int) -> dict[str, Message]:
+        """Hold a batch that an earlier run held; what was returned since, because its lease ran out, is claimed again.
+
+        RACE: a lease may run out between the listing and its renewal. So what is missing is looked for last.
+        """
         entries = self._entries(batch)
-        messages = self._taken_up(self._found(entries))
+        held = {_entry(found.filename): found for found in self._claims()}
+        messages = self._renewed({entry: held[entry] for entry in entries if entry in held})
+        messages |= self._claimed_again({*entries} - messages.keys())
         if len(messages) < len(entries):
             gone = len(entries) - len(messages)
             log.warning("batch %d of %s: %d of %d messages were settled by others, or are held by them, and are not "
                         "read again", batch, self._folder, gone, len(entries))  # fmt: skip
-        self._write(batch, messages)
-        return messages
+        return {entry: messages[entry] for entry in entries if entry in messages}
 
-    def _taken_up(self, claims: Iterable[Held]) -> list[Message]:
-        """Renew claims, and hold them; one whose lease runs out at this moment is left to whoever gets it."""
-        messages = []
-        for held in claims:
+    def _renewed(self, claims: Mapping[str, Held]) -> dict[str, Message]:
+        """Hold claims, and renew them; one whose lease runs out at this moment is left out."""
+        messages = {}
+        for entry, held in claims.items():
             message = self._subscription.adopt(held)
             with suppress(LeaseLost):
                 message.extend(self.lease)
-                messages.append(message)
+                messages[entry] = message
         return messages
 
     # -- settling ------------------------------------------------------------------------------------------------
@@ -187,15 +237,22 @@ class Journal:
         """Acknowledge every batch up to one, for good; return how many messages were.
 
         What a lapsed lease has returned to the queue meanwhile is acknowledged there, before anybody else takes it.
+
+        Raises:
+            DropqError: another run reads the stream since: it settles what is committed.
         """
         settled = 0
-        with self._lock:
-            for number in [number for number in self._numbers() if number <= upto]:
-                messages = self._batches.pop(number, None)
-                if messages is None:  # RACE: what another run made of a batch that we hold is not ours to settle
-                    messages = [self._subscription.adopt(held) for held in self._found(self._entries(number))]
-                settled += self._acknowledged(messages)
-                self._note_settled(number)
+        with self._lock, self._kept():
+            self._be_newest()
+            written = self._numbers()
+            ours = self._batches.keys() | self._inherited.intersection(written)  # not what another has written since
+            for number in sorted(number for number in ours if number <= upto):
+                if number not in self._batches:
+                    self._batches[number] = self._taken_up(number)
+                settled += self._acknowledged(number, self._batches[number])
+                if number in written:
+                    self._note_settled(number)
+                del self._batches[number]
         return settled
 
     def _note_settled(self, batch: int) -> None:
@@ -209,20 +266,24 @@ class Journal:
         found = (name.removeprefix(_SETTLED) for name in storage.names_in(self._folder) if name.startswith(_SETTLED))
         return [int(number) for number in found if number.isdigit()]
 
-    def _acknowledged(self, messages: list[Message]) -> int:
+    def _acknowledged(self, batch: int, messages: dict[str, Message]) -> int:
         """Acknowledge messages, those too that were returned when their leases ran out; return how many there were."""
-        owners = {message.owner or "": message for message in messages}
-        lost = ack_all(message for message in messages if message.held)
-        gone = {owner for owner, message in owners.items() if message in lost or message.state == "processing"}
-        again = [self._subscription.adopt(held) for held in self._claimed_again(gone).values()]
-        return len(owners) - len(gone) + len(again) - len(ack_all(again))
+        ack_all(message for message in messages.values() if message.held)
+        again = self._claimed_again({entry for entry, message in messages.items() if message.state == "processing"})
+        ack_all(again.values())
+        gone = [one for one in (messages | again).values() if one.state == "processing"]
+        if gone:
+            log.info("batch %d of %s: %d of %d messages had been settled by others, or in the batch itself, such as %s",
+                     batch, self._folder, len(gone), len(messages), gone[0].id)  # fmt: skip
+        return len(messages) - len(gone)
 
     # -- renewing and ending ---------------------------------------------------------------------------------------
 
     def renew(self) -> None:
         """Renew the leases of all that this run holds; one that is lost is found out by whoever reads it."""
         with self._lock:
-            for message in [message for batch in self._batches.values() for message in batch if message.held]:
+            held = [message for batch in self._batches.values() for message in batch.values() if message.held]
+            for message in held:
                 try:
                     message.extend(self.lease)
                 except DropqError as error:  # the others are as good as before
@@ -230,7 +291,7 @@ class Journal:
 
     def close(self) -> None:
         """End the run: what is not settled stays claimed until its lease runs out, for the next run to go on with."""
-        with self._lock:
+        with self._lock, self._kept():
             self._strike_out(self._earlier | {self._subscription.id}, self._claims())
             with suppress(OSError):  # another run, or a batch, is there
                 self._life.storage.remove_folder(self._folder)
@@ -238,8 +299,8 @@ class Journal:
     def _strike_out(self, runs: frozenset[str], claims: Iterable[Held]) -> None:
         """Remove the runs that hold nothing, and what they were writing.
 
-        RACE: an earlier one may still live. It says again who it is before its next claim; what it claims in between
-        would, at worst, be returned as if nobody came again.
+        RACE: an earlier one may still live. It is refused at its next claim, as this one is newer; what it claims in
+        this moment would, at worst, be returned as if nobody came again.
         """
         for run in runs.difference(held.claim.subscription for held in claims):
             for name in storage.names_in(self._folder):
@@ -253,18 +314,22 @@ class Journal:
         return sorted(int(match[1]) for match in found if match)
 
     def _entries(self, batch: int) -> list[str]:
-        """Return the owners of a batch's claims."""
+        """Return what the messages of a batch are called, in their order."""
         path = f"{self._folder}/{batch}.json"
         try:
             content = json.loads(storage.read_small(path, limit=-1) or b"null")
-            return [str(owner) for owner in content["claims"]]
+            return [str(entry) for entry in content["claims"]]
         except (ValueError, TypeError, KeyError) as error:
-            raise DropqError(f"{path} is damaged ({error}): move it away, its messages return to the queue") from error
+            raise DropqError(
+                f"{path} is damaged ({error}): start the query with a new checkpoint; what the stream holds returns to "
+                "the queue when its leases end"
+            ) from error
 
-    def _write(self, batch: int, messages: Iterable[Message]) -> None:
-        content = {"format": 1, "claims": [message.owner for message in messages]}
+    def _write(self, batch: int, messages: Mapping[str, Message]) -> None:
+        self._life.storage.sync(self._life.layout.processing)  # or a power cut gives back what the batch says it has
         draft = f"{self._folder}/.{batch}-{self._subscription.id}"  # what a crash leaves of it goes with the run
-        self._life.storage.write_small(f"{self._folder}/{batch}.json", json.dumps(content).encode(), by=draft)
+        content = json.dumps({"format": 1, "claims": [*messages]})
+        self._life.storage.write_small(f"{self._folder}/{batch}.json", content.encode(), by=draft)
 
     # -- where messages are now ----------------------------------------------------------------------------------------
 
@@ -275,32 +340,21 @@ class Journal:
         found = [Held(processing, claim, file) for claim, file in split if claim is not None and claim.ours]
         return sorted(found, key=lambda held: (held.claim.subscription, names.claim_order(held.claim.owner)))
 
-    def _found(self, owners: list[str]) -> list[Held]:
-        """Return the claims of a batch: those it lists, or the stream's on what one of them lost by its lease."""
-        claims, known = dict[str, Held](), {*_runs(self._folder)}
-        for held in self._claims():
-            owner, lapsed = _owners(held.filename)
-            claims[owner] = held
-            if lapsed and held.claim.subscription in known:  # else somebody else has it now
-                claims.setdefault(lapsed, held)
-        claims |= self._claimed_again({*owners} - claims.keys())
-        return [claims[owner] for owner in owners if owner in claims]
-
-    def _claimed_again(self, missing: set[str]) -> dict[str, Held]:
+    def _claimed_again(self, missing: set[str]) -> dict[str, Message]:
         """Claim what lies where a sweep has put it when a lease ran out, and what nobody has touched since."""
-        life, claimed = self._life, dict[str, Held]()
+        life, claimed = self._life, dict[str, Message]()
         for folder in (life.layout.delayed, life.layout.target) if missing else ():
             for file in storage.names_in(folder):
-                _, lapsed = _owners(file) if "_lapsed" in file else ("", "")
-                if lapsed not in missing:
+                entry = names.parse(names.split_claim(file)[1]).lapsed if "_lapsed" in file else ""
+                if entry not in missing:
                     continue
                 if folder == life.layout.delayed:
                     life.deliver_delayed(file)  # its name changes: it is found in target/ next
                     continue
                 deadline = life.clock.now_ms() + int(self.lease * 1000)
-                held = life.claim(Waiting(file), self._subscription.next_owner(), deadline)
+                held = life.claim(Waiting(file), self._subscription.next_owner(), deadline, again=True)
                 if held is not None:
-                    claimed[lapsed] = held
+                    claimed[entry] = self._subscription.adopt(held)
         return claimed
 
 

@@ -151,9 +151,16 @@ class Lifecycle:
 
     # -- claiming: target -> processing ----------------------------------------------------------------------
 
-    def claim(self, waiting: Waiting, owner: str, deadline: int) -> Held | None:
-        """Take a waiting message; None when somebody else has it."""
-        number, file = (1, waiting.file) if waiting.plain else self._next_delivery(waiting.file)
+    def claim(self, waiting: Waiting, owner: str, deadline: int, *, again: bool = False) -> Held | None:
+        """Take a waiting message; None when somebody else has it.
+
+        Args:
+            waiting: the message.
+            owner: what identifies the claim.
+            deadline: when its lease runs out, in ms since 1970; 0 for never.
+            again: its name goes on telling whose lease ran out, since it is the same stream that takes it.
+        """
+        number, file = (1, waiting.file) if waiting.plain else self._next_delivery(waiting.file, again=again)
         held = Held(self.layout.processing, Claim(owner, deadline, number), file, waiting.arrival)
         try:
             # RACE: every consumer of the queue, and any script; whose rename succeeds has the message.
@@ -166,10 +173,12 @@ class Lifecycle:
             raise storage_error(error, "the message stays in target/") from error
         return held
 
-    def _next_delivery(self, waiting: str) -> tuple[int, str]:
+    def _next_delivery(self, waiting: str, *, again: bool) -> tuple[int, str]:
         """Return the number of the next delivery of a file, and its name without a prefix left by hand."""
         by_hand, file = names.split_claim(waiting)
         name = self.sidecars.parse(file)
+        if name.lapsed and not again:
+            file = self.sidecars.fit(name.unmarked)
         if len(file) > names.NAME_BUDGET or not file.isascii():
             file = self.sidecars.fit(name)
         return max(name.delivery_count, by_hand.number if by_hand else 0) + 1, file
@@ -264,7 +273,7 @@ class Lifecycle:
             cancel: its holder gave it back of its own will, which counts as a cancel.
             counted: the delivery counts.
             delay: seconds before it may be delivered again; None asks the queue's redelivery_delay.
-            lapsed: whose lease ran out, for the name to say to a holder that may come again.
+            lapsed: which claim's lease ran out, for the name to say to a holder that may come again.
         """
         name = replace(self._counted(held, cancel=cancel, counted=counted), lapsed=lapsed)
         if reason := self._exhausted(name, cancel=cancel, counted=counted):
@@ -299,7 +308,7 @@ class Lifecycle:
         """Move a message from target/ to expired/ with a reason; False when somebody else took it."""
         _, file = names.split_claim(waiting.file)
         source = f"{self.layout.target}/{waiting.file}"
-        for kept in self._kept_names(replace(self.sidecars.parse(file), lapsed="")):
+        for kept in self._kept_names(self.sidecars.parse(file).unmarked):
             try:
                 self._explained(source, "expired", kept, reason, {})
             except FileExistsError:
@@ -379,10 +388,10 @@ class Lifecycle:
     # -- names ---------------------------------------------------------------------------------------------------
 
     def _counted(self, held: Held, *, cancel: bool = False, counted: bool = True) -> Name:
-        name = self.sidecars.parse(held.file)
+        name = self.sidecars.parse(held.file).unmarked
         number = held.claim.number if counted else held.claim.number - 1
         cancels = min(name.cancels + cancel, LARGEST)
-        return replace(name, delivery_count=min(number, LARGEST), cancels=cancels, lapsed="")
+        return replace(name, delivery_count=min(number, LARGEST), cancels=cancels)
 
     def _exhausted(self, name: Name, *, cancel: bool, counted: bool) -> str | None:
         config = self.config
@@ -406,7 +415,9 @@ class Lifecycle:
             name: the name.
             chosen: its id was given by a sender, who may give it twice, of whatever form it is.
         """
-        return name if name.generated and not chosen else replace(name, foreign=False, copy=secrets.token_hex(5))
+        if name.generated and not chosen:
+            return name
+        return replace(name, foreign=False, copy="" if name.lapsed else secrets.token_hex(5))  # either is unique
 
     def _kept_names(self, name: Name) -> Iterator[str]:
         """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, last a unique one."""

@@ -25,8 +25,8 @@ from urllib.parse import quote_plus, unquote_to_bytes
 from dropq.errors import InvalidName
 
 __all__ = [
-    "CLASSES", "ID_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "Claim", "IdSource", "Name", "Typed",
-    "check_message_id", "check_property_name", "check_queue_name", "check_text", "claim_order", "client_part", "decode",
+    "CLASSES", "ID_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "Claim", "IdSource", "Name", "Typed", "check_message_id",
+    "check_property_name", "check_queue_name", "check_text", "claim_id", "claim_order", "client_part", "decode",
     "encode", "file_name", "is_plain", "order", "owner", "parse", "restore", "shorten", "split_claim", "write",
 ]  # fmt: skip
 
@@ -197,9 +197,16 @@ class Name:
             return self.id
         touched = self.correlation_id or self.reply_to or self.type or self.properties or self.expiration
         plain = self.priority == 4 and self.message_class == "B" and not touched
-        if self.copy and plain and not self.generated and _is_own_name(self.id):
+        if (self.copy or self.lapsed) and plain and not self.generated and _is_own_name(self.id):
             return self.id
         return None
+
+    @property
+    def unmarked(self) -> Name:
+        """This name without a word of a lease that ran out, which made it unique in place of a copy's mark."""
+        if not self.lapsed:
+            return self
+        return replace(self, lapsed="", copy=self.copy if self.generated else self.lapsed)
 
 
 def _is_own_name(text: str) -> bool:
@@ -246,6 +253,11 @@ def client_part(client_id: str) -> str:
 def owner(subscription: str, n: int) -> str:
     """Write the owner of a subscription's nth claim; no two claims ever share it."""
     return f"{subscription}-{n:x}"
+
+
+def claim_id(owner: str) -> str:
+    """Return the part of an owner that tells its claim from all others, without the client's name."""
+    return "-".join(owner.rsplit("-", 2)[1:])
 
 
 def claim_order(owner: str) -> int:

@@ -130,8 +130,8 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
     lapsed = [claimed for claimed in leased if claimed.claim.deadline <= now]
-    streams = journal.runs(life) if lapsed else {}
-    report.lapsed += sum(_returned(life, one, lapsed=journal.lapsed_owner(one, streams)) for one in lapsed)
+    streams = journal.runs(life) if lapsed else frozenset[str]()
+    report.lapsed += sum(_returned(life, one, lapsed=journal.lapsed_claim(one, streams)) for one in lapsed)
     return [claimed.claim.deadline for claimed in leased if claimed.claim.deadline > now]
 
 
@@ -331,8 +331,8 @@ def _clear_leftovers(life: Lifecycle) -> int:
             life.storage.remove_tree(entry.path)
             cleared += 1
     for entry in storage.entries(life.layout.streams):
-        if _newest(life, entry.path) > STREAMS_AGE:
-            with _passing_over(life, entry.path):
+        with _passing_over(life, entry.path):
+            if entry.is_dir(follow_symlinks=False) and _newest(life, entry.path) > STREAMS_AGE:
                 life.storage.remove_tree(entry.path)
                 cleared += 1
     for state in ("error", "expired"):

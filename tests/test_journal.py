@@ -141,9 +141,11 @@ def listed(queue: Queue, batch: int) -> Read:
     """What a batch holds, by its file and those in processing/ alone."""
     entries = json.loads((base(queue) / ".dropq" / "streams" / "s" / f"{batch}.json").read_text())["claims"]
     held = files(base(queue) / "processing")
-    by_claim = {name.partition(",")[0]: (name.partition("~")[2], body) for name, body in held.items()}
-    found = [by_claim[owner] for owner in entries]
-    return [(names.parse(name).id, body) for name, body in found]
+    found: dict[str, tuple[str, bytes]] = {}
+    for filename, body in held.items():
+        claim, name = filename.partition(",")[0].partition("-")[2], names.parse(filename.partition("~")[2])
+        found[name.lapsed or claim] = name.id, body
+    return [found[entry] for entry in entries]
 
 
 def go_on(queue: Queue, checkpoint: Checkpoint) -> None:
@@ -179,7 +181,7 @@ def a_batch_that_was_not_committed(queue: Queue, checkpoint: Checkpoint) -> None
 def a_committed_batch_and_claims_that_were_not_written_down(queue: Queue, checkpoint: Checkpoint) -> None:
     a_batch_that_was_not_committed(queue, checkpoint)
     checkpoint.write("commit", 1)
-    run(queue)._claimed(1)
+    run(queue)._claimed(1, besides=0)
 
 
 @pytest.fixture(
@@ -270,7 +272,7 @@ def test_an_error_at_any_step_of_a_run_is_told_and_the_next_run_goes_on(
             try:
                 go_on(queue, checkpoint)
                 told["nothing"] += 1
-            except (StorageError, OSError) as error:
+            except StorageError as error:
                 told[f"{type(error).__name__}: {os.strerror(errno.EIO) in str(error)}"] += 1
         check_whole(queue, f"an error {when} step {step}")
         go_on(queue, checkpoint)
@@ -279,8 +281,8 @@ def test_an_error_at_any_step_of_a_run_is_told_and_the_next_run_goes_on(
             break
     else:
         pytest.fail("the run never came to its end")
-    assert set(told) == {"nothing", "OSError: True", "StorageError: True"}
-    assert min(told["OSError: True"], told["StorageError: True"]) > 5, told
+    assert set(told) == {"nothing", "StorageError: True"}
+    assert told["StorageError: True"] > 10, told
     assert told.total() > 30
 
 
@@ -383,7 +385,7 @@ def test_a_run_that_died_when_it_had_claimed_a_batch_again_is_gone_on_with_after
     clock.advance(LEASE + 1)
     queue.sweep()
     second = run(queue)
-    assert len(second._found(second._entries(1))) == 2
+    assert len(second._taken_up(1)) == 2
     assert where(queue) == {"processing": [b"0", b"1"]}
     swept_in_the_present(queue, clock)
     assert where(queue) == {"target": [b"0", b"1"]}
@@ -391,6 +393,122 @@ def test_a_run_that_died_when_it_had_claimed_a_batch_again_is_gone_on_with_after
     if not committed:
         assert content(third.messages(1)) == before
     assert (latest(third, 1), where(queue)) == (1, {"processed": [b"0", b"1"]})
+
+
+@pytest.mark.parametrize("name", [None, "report.csv", "order-17"])
+def test_a_batch_whose_leases_run_out_again_and_again_stays_the_same(
+    queue: Queue, clock: Clock, name: str | None
+) -> None:
+    """Each night a run reads it, and is stopped before its next batch."""
+    if name is None or "." not in name:
+        queue.send(b"0", message_id=name)
+    else:
+        drop(queue, name, b"0")
+    journal = run(queue)
+    assert journal.next_batch(1, None) == 1
+    before = content(journal.messages(1))
+    for _ in range(4):
+        clock.advance(LEASE + 1)
+        queue.sweep()
+        assert where(queue) == {"target": [b"0"]}
+        assert content(run(queue).messages(1)) == before
+    clock.advance(LEASE + 1)
+    queue.sweep()
+    last = run(queue)
+    assert (last.settle(1), last.next_batch(2, None), where(queue)) == (1, 0, {"processed": [b"0"]})
+    if name is not None and "." in name:
+        assert names_in(queue, "processed") == [name]
+
+
+def test_a_message_that_went_from_stream_to_stream_is_of_the_last_alone(queue: Queue, clock: Clock) -> None:
+    queue.send(b"0")
+    for stream in ("s", "another", "s", "another"):
+        assert run(queue, stream=stream).next_batch(queue.counts()["target"] + 8, None) == 1
+        clock.advance(LEASE + 1)
+        queue.sweep()
+        assert where(queue) == {"target": [b"0"]}
+    assert run(queue).messages(9) == []
+    last = run(queue, stream="another")
+    assert (last.settle(9), where(queue)) == (1, {"processed": [b"0"]})
+
+
+def test_a_lease_that_runs_out_while_its_batch_is_taken_up_costs_the_batch_nothing(queue: Queue, clock: Clock) -> None:
+    before = batched(queue, b"0", b"1", b"2")
+    journal = run(queue)
+    claims = journal._claims
+
+    def late() -> Any:
+        found = claims()
+        clock.advance(LEASE + 1)
+        queue.sweep()
+        assert where(queue) == {"target": [b"0", b"1", b"2"]}
+        return found
+
+    journal._claims = late  # type: ignore[method-assign]
+    assert content(journal.messages(1)) == before
+    assert journal.settle(1) == 3
+
+
+@pytest.mark.parametrize("taken", ["by the stream", "by a consumer"])
+def test_the_longest_names_can_be_claimed_however_often_their_leases_run_out(
+    tmp_path: Path, clock: Clock, taken: str
+) -> None:
+    queue = make_queue(tmp_path, clock=clock, redelivery_delay=1)
+    queue.send(b"0", message_id="i" * 100, type="t" * 60, correlation_id="c" * 60, expires_in="300d", priority=-(2**31))
+    take(queue).nack()
+    clock.advance(2)
+    queue.sweep()
+    journal = run(queue, client_id="a-client-of-16-b")
+    assert journal.next_batch(1, None) == 1
+    before = content(journal.messages(1))
+    for _ in range(3):
+        clock.advance(LEASE + 1)
+        queue.sweep()
+        clock.advance(2)
+        queue.sweep()
+        assert where(queue) == {"target": [b"0"]}
+        journal = run(queue, client_id="a-client-of-16-b")
+        assert content(journal.messages(1)) == before
+    if taken == "by a consumer":
+        clock.advance(LEASE + 1)
+        queue.sweep()
+        clock.advance(2)
+        queue.sweep()
+        message = take(queue)
+        assert message.id == "i" * 100
+        message.ack()
+    else:
+        journal.settle(1)
+    assert where(queue) == {"processed": [b"0"]}
+
+
+@pytest.mark.parametrize("odd", [".keep", "README"])
+def test_strangers_among_the_streams_keep_no_lease_from_ending(queue: Queue, clock: Clock, odd: str) -> None:
+    before = batched(queue, b"0")
+    (base(queue) / ".dropq" / "streams" / odd).write_text("not a stream")
+    clock.advance(LEASE + 1)
+    queue.sweep()
+    assert where(queue) == {"target": [b"0"]}
+    assert content(run(queue).messages(1)) == before
+
+
+def test_a_stream_that_cannot_be_looked_at_keeps_no_lease_from_ending(
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batched(queue, b"0")
+    listdir = os.listdir
+
+    def refused(path: str) -> list[str]:
+        if "/streams/" in path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listdir(path)
+
+    clock.advance(LEASE + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refused)
+        queue.sweep()
+    assert where(queue) == {"target": [b"0"]}
+    assert "/streams/s cannot be read" in caplog.text
 
 
 def test_what_others_hold_of_a_committed_batch_is_theirs(queue: Queue, clock: Clock) -> None:
@@ -532,8 +650,8 @@ def test_a_new_file_with_name_and_inode_of_one_that_was_settled_is_another_messa
 
 def test_claims_of_a_run_that_died_before_it_wrote_them_down_come_into_the_next_batch(queue: Queue) -> None:
     queue.send_many([b"%d" % number for number in range(6)])
-    run(queue)._claimed(2)
-    run(queue)._claimed(1)
+    run(queue)._claimed(2, besides=0)
+    run(queue)._claimed(1, besides=0)
     assert len(streams(queue)) == 2
     journal = run(queue)
     assert latest(journal, 0, limit=6) == 1
@@ -562,7 +680,7 @@ def test_claims_of_another_stream_or_of_a_consumer_are_theirs(queue: Queue) -> N
 def test_claims_that_were_not_written_down_count_towards_the_limit(queue: Queue) -> None:
     queue.send_many([b"%d" % number for number in range(9)])
     for _ in range(2):
-        run(queue)._claimed(2)
+        run(queue)._claimed(2, besides=0)
     assert run(queue).next_batch(1, 2) <= 4
 
 
@@ -741,21 +859,39 @@ def test_two_runs_that_meet_at_any_step_lose_nothing_and_settle_nothing_twice(
 
 def test_two_runs_that_write_one_batch_at_once_each_settle_what_they_hold(queue: Queue, clock: Clock) -> None:
     queue.send_many(ALL[:-1])
-    late, living = run(queue), run(queue)
-    write = late._write
+    late = run(queue)
+    write, read = late._write, list[bytes]()
 
-    def write_late(batch: int, messages: list[Message]) -> None:
+    def write_late(batch: int, messages: dict[str, Message]) -> None:
+        living = run(queue)
+        living._has_looked_back = True
         assert latest(living, 0) == 1
         write(batch, messages)
+        read.extend(bodies(living.messages(1)))
+        living.settle(1)
 
-    living._has_looked_back = True
     late._write = write_late  # type: ignore[method-assign,assignment]
     assert late.next_batch(1, LIMIT) == LIMIT
-    read = bodies(living.messages(1))
-    living.settle(1)
     assert where(queue)["processed"] == read
+    with pytest.raises(DropqError, match=r"reads the stream .* since this run began"):
+        late.settle(1)
     swept_in_the_present(queue, clock)
     assert where(queue) == {"processed": read, "target": [body for body in ALL[:-1] if body not in read]}
+
+
+def test_a_copy_of_a_checkpoint_that_is_gone_on_with_takes_the_stream_from_the_older_query(queue: Queue) -> None:
+    queue.send_many(ALL[:2])
+    older = run(queue)
+    assert latest(older, 0, limit=1) == 1
+    copied = run(queue)
+    assert latest(copied, 1, limit=1) == 2
+    refusals: list[Callable[[], int]] = [lambda: older.settle(2), lambda: older.next_batch(2, None)]
+    for refused in refusals:
+        with pytest.raises(DropqError, match=f"{copied._subscription.id} reads the stream .*/streams/s since"):
+            refused()
+    older.close()
+    assert bodies(copied.messages(2)) == [ALL[1]]
+    assert (copied.settle(2), where(queue)) == (1, {"processed": ALL[:2]})
 
 
 @pytest.mark.parametrize("step", range(4))
@@ -808,6 +944,28 @@ def test_a_snapshot_leaves_out_what_others_took_since(queue: Queue) -> None:
     take(queue).ack()
     assert latest(journal, 0, limit=None) == 1
     assert bodies(journal.messages(1)) == [b"1", b"2"]
+
+
+def test_a_message_that_cannot_be_claimed_holds_up_no_other(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.send_many(ALL[:2])
+    drop(queue, "poison", ALL[2])
+    rename = storage.Storage.rename
+
+    def refused(self: storage.Storage, source: str, destination: str) -> None:
+        if source.endswith("/target/poison"):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
+        rename(self, source, destination)
+
+    monkeypatch.setattr(storage.Storage, "rename", refused)
+    journal = run(queue)
+    assert latest(journal, 0, limit=None) == 1
+    assert bodies(journal.messages(1)) == ALL[:2]
+    assert "target/poison" in caplog.text
+    with pytest.raises(StorageError, match=r"target/poison; the message stays in target/"):
+        latest(journal, 1)
+    assert where(queue) == {"processed": ALL[:2], "target": [ALL[2]]}
 
 
 def test_a_stream_holds_no_more_than_the_queue_allows(tmp_path: Path, clock: Clock) -> None:
@@ -899,8 +1057,7 @@ def test_a_batch_that_is_not_known_is_told_with_the_way_out(queue: Queue) -> Non
 
 
 DAMAGED = [
-    "", "{", "[]", "null", "7", "{}", '{"messages": null}', '{"messages": [7]}', '{"messages": [["a"]]}',
-    '{"messages": [["a", "b"]]}', b'{"messages": [["\xe9", 1]]}',
+    "", "{", "[]", "null", "7", "{}", '{"claims": null}', '{"claims": 7}', b'{"claims": ["\xe9"]}',
 ]  # fmt: skip
 
 
@@ -919,7 +1076,7 @@ def test_a_damaged_batch_is_told_with_its_path_and_nothing_is_lost(
     ]
     for action in actions:
         journal = run(queue)
-        with pytest.raises(DropqError, match=r"/streams/s/1\.json is damaged .* move it away, its messages return"):
+        with pytest.raises(DropqError, match=r"/streams/s/1\.json is damaged .* start the query with a new checkpoint"):
             action(journal)
         journal.close()
         assert where(queue) == {"processing": [b"0", b"1"]}
@@ -968,8 +1125,9 @@ def test_a_batch_is_durable_before_its_offset_is_told(
     assert latest(journal, 0, limit=None) == 1
     calls = [call.replace(".dropq/streams/s", "s") for call in seen.briefly(("write", *ENDS), base(queue))]
     assert calls[-5:] == [
-        "rename target/* processing/*", "write s/*", "fsync s/*", "rename s/* s/*", "fsync s",
+        "fsync processing", "write s/*", "fsync s/*", "rename s/* s/*", "fsync s",
     ]  # fmt: skip
+    assert calls[-6] == "rename target/* processing/*"
 
 
 def test_acks_are_final(queue: Queue, clock: Clock) -> None:
@@ -999,7 +1157,7 @@ def test_an_ack_that_fails_leaves_the_rest_for_the_next(queue: Queue, monkeypatc
         with pytest.raises(StorageError, match=r"Permission denied.*stays in"):
             journal.settle(1)
     assert {state: len(found) for state, found in where(queue).items()} == {"processed": 2, "processing": 2}
-    assert journal.settle(1) == 2
+    assert journal.settle(1) == len(ALL)
     assert where(queue) == {"processed": ALL}
 
 
