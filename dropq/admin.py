@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dropq import storage
-from dropq.errors import DropqError, InvalidFilter
+from dropq.errors import DropqError
+from dropq.filters import check_chooses
 from dropq.message import Message
 from dropq.sweep import surplus_history
 
@@ -49,8 +50,8 @@ def select(
         filter: a JMS selector: only what it matches.
         older_than: seconds since a message came to this state.
     """
-    if filter is not None and not filter.strip():
-        raise InvalidFilter("the filter is empty, and would choose every message: ask for all of them, or say which")
+    if filter is not None:
+        check_chooses(filter)
     wanted = None if ids is None else set(ids)
     now = queue.life.clock.now_ms()
     for message in list(queue.browse(state, filter)):

@@ -464,7 +464,7 @@ class Lifecycle:
     def _lost(self, held: Held) -> str:
         return (
             f"message {self.sidecars.parse(held.file).id}: claim {held.claim.owner} on queue {self.layout.home} is "
-            "gone (its lease ran out, or it was settled or requeued by somebody else); nothing was changed"
+            "gone (its lease ran out, it expired, or somebody else settled or requeued it); nothing was changed"
         )
 
     def seized(self, filename: str) -> Held:

@@ -340,7 +340,10 @@ def _is_coded(text: str) -> bool:
 
 def _text(raw: str) -> str:
     """Decode a field; bytes that are no text stay as the escapes that show them."""
-    text = _decode(raw, "strict")
+    return _readable(_decode(raw, "strict"))
+
+
+def _readable(text: str) -> str:
     return text if text.isascii() else _LONE_SURROGATE.sub(lambda lone: encode(lone[0]), text)
 
 
@@ -529,7 +532,7 @@ def _restored_id(short: str, full: object) -> str:
 def _sidecar_text(sidecar: object, key: str, message_id: str) -> str | None:
     value = _entry(sidecar, key)
     if value is None or isinstance(value, str):
-        return value
+        return value and _readable(value)
     _log.warning("%r: %s in its sidecar is no text and is dropped", message_id, key)
     return None
 
@@ -538,7 +541,7 @@ def _sidecar_properties(found: object, message_id: str) -> Iterable[tuple[str, T
     for key, value in found.items() if isinstance(found, Mapping) else ():
         try:
             kind, text = value
-            yield str(key), Typed.read(str(kind), str(text))
+            yield _readable(str(key)), Typed.read(str(kind), _readable(str(text)))
         except (TypeError, ValueError) as error:
             _log.warning("%r: property %r in its sidecar is dropped: %s", message_id, key, error)
 

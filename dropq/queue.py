@@ -18,13 +18,14 @@ from dropq import admin, names, storage
 from dropq.config import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, LeaseLost, NoSuchMessage
+from dropq.filters import check_chooses
 from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignoring
 from dropq.lifecycle import Lifecycle, Waiting
 from dropq.message import Duration, Message, utc
 from dropq.opening import find_layout, open_queue
 from dropq.producer import Producer
 from dropq.ready import Ready, matching
-from dropq.subscription import Subscription
+from dropq.subscription import Subscription, held_here
 from dropq.sweep import SweepReport, sweep
 
 if TYPE_CHECKING:
@@ -118,7 +119,10 @@ class Queue(Producer):
 
         Raises:
             ConfigError: a detached subscription without a lease.
+            InvalidFilter: the filter cannot be read, or is empty.
         """
+        if filter is not None:
+            check_chooses(filter)
         if max_backlog is not None and max_backlog < 1:
             raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
         life = self.life
@@ -165,6 +169,9 @@ class Queue(Producer):
         claim, _ = names.split_claim(receipt)
         if claim is None or not claim.ours or "/" in receipt or "\0" in receipt:
             return self._claimed_by_id(receipt)
+        ours = held_here(claim.owner)
+        if ours is not None and ours.queue.layout.home == self.layout.home:
+            return ours  # settled by its receipt, or by who received it: it is one message
         held = life.find_claim(claim.owner)
         if held is None:
             raise LeaseLost(

@@ -12,6 +12,7 @@ import errno
 import json
 import logging
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,10 +31,13 @@ log = logging.getLogger("dropq")
 #: A job's folder, once it is finished or given up, under this prefix and with a random end.
 DROP_PREFIX = ".drop-"
 MANIFEST = "manifest.json"
-#: Milliseconds for which the ledger remembers that a job was sent: 7 days.
+#: Milliseconds for which the ledger remembers that a job was sent: 7 days; and how far a row of jobs came: 30 days.
 LEDGER_AGE = 7 * 86_400_000
+ROW_AGE = 30 * 86_400_000
 #: Bytes that a job id may have once it is encoded.
 JOB_ID_LIMIT = 100
+#: What one of a row of jobs is named by.
+_ROW = re.compile(r"([^.]+)\.([0-9]{1,19})")
 
 
 class Staged(NamedTuple):
@@ -59,10 +63,6 @@ class Attempt:
     folder: str
     label: str
     files: list[str] = field(default_factory=list)
-
-    def write(self, file: str, body: bytes | memoryview) -> None:
-        """Stage a message under the name that it will be sent by."""
-        self.write_all([file], [body])
 
     def write_all(self, files: Sequence[str], bodies: Iterable[bytes | memoryview]) -> None:
         """Stage many messages; when one cannot be written, the attempt has failed, and is to be discarded."""
@@ -100,25 +100,38 @@ class Job:
         encoded = names.encode(job_id)
         if not job_id or len(encoded) > JOB_ID_LIMIT:
             raise ValueError(f"job id {job_id!r}: give 1 to {JOB_ID_LIMIT} bytes, as they are encoded")
+        self._name(life, job_id, encoded)
+
+    def _name(self, life: Lifecycle, job_id: str, key: str) -> None:
         self.id = job_id
         self._life = life
-        self._key = encoded
-        self.folder = f"{life.layout.working}/{JOB_PREFIX}{encoded}"
+        self._key = key
+        self.folder = f"{life.layout.working}/{JOB_PREFIX}{key}"
 
     @property
     def sent(self) -> bool:
-        """Whether a job of this id was committed: what of it is not in target/ yet, the next roll-forward brings."""
-        # RACE: a roll-forward ends meanwhile: it writes the ledger before the manifest goes, so look in this order.
-        committed = any(_manifest(folder) is not None for folder in (self.folder, *self._dropped()))
-        return committed or storage.exists(_ledger_entry(self._life, self._key))
+        """Whether a job of this id was committed: what of it is not in target/ yet, the next roll-forward brings.
 
-    def forget(self) -> None:
-        """Strike the job from the ledger: its id will not come again."""
-        self._life.storage.unlink(_ledger_entry(self._life, self._key))
+        Raises:
+            StorageError: it cannot be told.
+        """
+        try:
+            # RACE: a roll-forward ends meanwhile: it writes the ledger before the manifest goes, so look in this order.
+            committed = any(_manifest(folder) is not None for folder in (self.folder, *self._dropped()))
+            return committed or storage.exists(_ledger_entry(self._life, self._key))
+        except OSError as error:
+            raise storage_error(error, f"whether job {self.id} was sent cannot be told: nothing is sent now") from error
 
     def begin(self) -> None:
-        """Make the job's folder, before its first attempt; that it is there already is no error."""
-        self._life.storage.make_folder(self.folder, parents=False)
+        """Make the job's folder, before its first attempt; that it is there already is no error.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        try:
+            self._life.storage.make_folder(self.folder, parents=False)
+        except OSError as error:
+            raise storage_error(error, f"job {self.id} did not begin, nothing was sent") from error
 
     def attempt(self, label: str) -> Attempt:
         """Begin a try at a part of the job, in a folder of its own.
@@ -156,7 +169,10 @@ class Job:
             raise storage_error(error, fate) from error
         if not storage.exists(_ledger_entry(self._life, self._key)):  # whoever finishes a job leaves it
             home = self._life.layout.home
-            raise NoSuchQueue(f"queue {home} is not there any more; job {self.id} went with it, nothing was sent")
+            raise NoSuchQueue(
+                f"queue {home} is not there any more, and job {self.id} is committed: it went with the queue; where "
+                "that comes back, the next sweep sends the job"
+            )
         return sum(len(staged.files) for staged in listed)
 
     def abort(self) -> bool:
@@ -185,7 +201,8 @@ class Job:
         except OSError as error:
             if self.sent:
                 return False
-            raise storage_error(error, self._not_sent) from error
+            gone = " (a sweep, or another run of it, dropped it)" if not storage.exists(self.folder) else ""
+            raise storage_error(error, f"job {self.id} was not committed{gone}, nothing was sent") from error
         return True
 
     def _check(self, staged: Staged) -> None:
@@ -195,14 +212,55 @@ class Job:
             what = f"{len(missing)} of the staged files are not there, the first"
             raise FileNotFoundError(errno.ENOENT, what, f"{folder}/{min(missing)}")
 
-    @property
-    def _not_sent(self) -> str:
-        return f"job {self.id} was not committed, nothing was sent"
-
     def _dropped(self) -> Iterator[str]:
         for entry in list(storage.entries(self._life.layout.working)):
             if entry.name.startswith(DROP_PREFIX) and _key(entry.name) == self._key:
                 yield entry.path
+
+
+class Epoch(Job):
+    """One of a row of jobs, numbered, each of which comes again until it is sent: such as the epochs of a query.
+
+    The ledger keeps how far a row came. What is below that comes from somebody who has been overtaken, and is refused.
+
+    Args:
+        life: the queue's lifecycle.
+        row: what names the row.
+        number: which of it.
+    """
+
+    def __init__(self, life: Lifecycle, row: str, number: int) -> None:
+        self._row, self._number = names.encode(row), number
+        # A dot is in no encoded id: no job of somebody's own is taken for one of a row.
+        self._name(life, f"{row}, epoch {number}", f"{self._row}.{number}")
+
+    def begin(self) -> None:
+        """Make the job's folder; that it is there already is no error.
+
+        Raises:
+            DropqError: a later one of the row was sent.
+            StorageError: it cannot be made.
+        """
+        self._be_next()
+        super().begin()
+
+    def commit(self, attempts: Iterable[Staged]) -> int:
+        """Send everything that is listed, as any job; the ledger then knows of no earlier one of the row."""
+        self._be_next()
+        sent = super().commit(attempts)
+        for number in _sent_of(self._life, self._row):
+            if number < self._number:
+                self._life.storage.unlink(_ledger_entry(self._life, f"{self._row}.{number}"))
+        return sent
+
+    def _be_next(self) -> None:
+        last = max(_sent_of(self._life, self._row), default=-1)
+        if last > self._number:
+            raise DropqError(
+                f"epoch {self._number} of {self._row} was not sent: epoch {last} was sent before it, so that this one "
+                "is of a driver that was given up, or of a checkpoint that is older than what was sent. A query with a "
+                "new checkpoint sends what it reads anew"
+            )
 
 
 def is_committed(working: str) -> bool:
@@ -224,7 +282,7 @@ def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
                 report.finished += finish(life, entry.path)
             elif (
                 entry.name.startswith(DROP_PREFIX)
-                or storage.exists(_ledger_entry(life, _key(entry.name)))  # sent already: a task came too late
+                or _is_sent(life, _key(entry.name))  # a task came too late
                 or _idle(life, entry.path, older_than)
             ):
                 sent = _drop(life, entry.path)
@@ -232,9 +290,23 @@ def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
         except (OSError, DropqError) as error:
             log.warning("job %s: %s; the next sweep tries again", entry.path, error)
     for entry in list(storage.entries(life.layout.ledger)):
-        if life.clock.now_ms() - _changed(entry.path) > LEDGER_AGE:
+        age = ROW_AGE if _ROW.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE
+        if life.clock.now_ms() - _changed(entry.path) > age:
             life.storage.unlink(entry.path)
     return report
+
+
+def _is_sent(life: Lifecycle, key: str) -> bool:
+    """Tell whether the ledger knows a job as sent; one of a row is, too, if a later one was."""
+    row = _ROW.fullmatch(key)
+    later = row is not None and max(_sent_of(life, row[1]), default=-1) > int(row[2])
+    return later or storage.exists(_ledger_entry(life, key))
+
+
+def _sent_of(life: Lifecycle, row: str) -> list[int]:
+    """Return which jobs of a row the ledger knows as sent."""
+    found = (_ROW.fullmatch(name.removesuffix(".json")) for name in storage.names_in(life.layout.ledger))
+    return [int(match[2]) for match in found if match and match[1] == row]
 
 
 def finish(life: Lifecycle, folder: str) -> bool:

@@ -39,6 +39,7 @@ THREADS = 2
 #: Shorter lists are not worth a thread.
 LONG_LIST = 1000
 
+_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -63,6 +64,11 @@ def storage_error(error: OSError, fate: str) -> StorageError:
     return StorageError(f"{error.strerror or error}{where}; {fate}", path=path, errno=error.errno)
 
 
+def _since_boot() -> float:
+    """Return seconds on a clock that only goes on: also while the host sleeps, where there is such a one."""
+    return time.clock_gettime(_STEADY_CLOCK)
+
+
 class ServerClock:
     """The file server's clock, as the modification time of a probe file shows it.
 
@@ -77,11 +83,11 @@ class ServerClock:
 
     def now_ms(self) -> int:
         """Return the server's time in milliseconds since 1970 UTC."""
-        now = time.monotonic()
+        now = _since_boot()
         if now >= self._measure_at:
             self._measure_at = now + CLOCK_INTERVAL
-            # Counted on from there by the monotonic clock: a step of this host's clock is no step of the server's.
-            self._ahead = time.time() + self._measure() - time.monotonic()
+            # Counted on from there without this host's clock, whose steps are none of the server's.
+            self._ahead = time.time() + self._measure() - _since_boot()
         return int((now + self._ahead) * 1000)
 
     def _measure(self) -> float:
@@ -335,8 +341,8 @@ class Storage:
             if _is_still(destination, reserved):
                 os.unlink(destination)
                 raise
-            if not isinstance(error, FileNotFoundError):
-                raise
+            if not isinstance(error, FileNotFoundError) or not os.path.lexists(destination):
+                raise  # of both, the reservation went with its folder
 
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: take it out by a rename to a private name, then unlink it.
@@ -580,7 +586,11 @@ def inode(path: str) -> int:
 
 def exists(path: str) -> bool:
     """Tell whether something is there, by opening its name anew rather than from a cached listing."""
-    return os.path.lexists(path)
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def device(path: str) -> int:

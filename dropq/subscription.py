@@ -12,6 +12,7 @@ import secrets
 import string
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -87,6 +88,7 @@ class Subscription:
         self._forks = FORKS.count
         self._closed = threading.Event()
         self._presence: Presence | None = None
+        _OF_THIS_PROCESS[self.id] = self
         if detached:
             return
         try:
@@ -168,6 +170,10 @@ class Subscription:
         with self._lock:
             self._refresh()
             self._snapshot = True
+
+    def holding(self, owner: str) -> Message | None:
+        """Return the message of a claim, where it is one of this subscription's that is not settled."""
+        return None if self.inherited else self._held.get(owner)
 
     def adopt(self, held: Held) -> Message:
         """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
@@ -352,3 +358,13 @@ class Subscription:
         if self.inherited:
             raise DropqError(f"subscription {self.id} was opened before a fork, by the parent: open another here")
         raise DropqError(f"subscription {self.id} on queue {self._queue.name} is closed")
+
+
+#: The subscriptions of this process by id, as long as anybody refers to them.
+_OF_THIS_PROCESS: weakref.WeakValueDictionary[str, Subscription] = weakref.WeakValueDictionary()
+
+
+def held_here(owner: str) -> Message | None:
+    """Return the message of a claim, where a subscription of this process holds it."""
+    subscription = _OF_THIS_PROCESS.get(owner.rpartition("-")[0])
+    return None if subscription is None else subscription.holding(owner)

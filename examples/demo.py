@@ -16,6 +16,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -119,8 +120,10 @@ class Demo:
         try:
             yield catch_up
         finally:
-            stream.terminate()
-            stream.wait()
+            status = end(stream)
+        if status != -signal.SIGTERM:
+            self.run("tail -n 30 stream.log")
+            raise SystemExit(f"demo: the stream of orders ended with {status}, not when it was told to")
 
     def has_orders(self) -> bool:
         """Tell whether orders wait, or are held: by a look into two folders."""
@@ -154,7 +157,8 @@ class Demo:
     def mend(self) -> None:
         """Mend what failed."""
         say("The lamp is a new article, and is entered. The book-keeping is back, too. What failed by them goes again:")
-        self.run("echo 'LT-300,Floor lamp,lighting' >> articles.csv")
+        self.run("cp articles.csv articles.new && echo 'LT-300,Floor lamp,lighting' >> articles.new")
+        self.run("mv articles.new articles.csv")
         chosen = "dropq browse orders --state error | grep -e 'no article' -e refused | cut -f 1"
         self.run(f"{chosen} | dropq requeue orders -")
         say("Two files broke off on their way. The sender drops one again, whole; the broken ones stay to be seen.")
@@ -201,8 +205,20 @@ QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WORK_POSTINGS = "dropq work postings --until-empty -- shell/book.sh postings.csv"
 #: Seconds in which the stream deals with a few orders, its start included.
 PATIENCE = 120
+#: Seconds in which it ends when it is told to.
+ENDING = 20
 
 Amounts = dict[tuple[str, ...], Decimal]
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Tell a process to end, and kill it if it does not; return its exit status."""
+    process.terminate()
+    try:
+        return process.wait(timeout=ENDING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def say(text: str) -> None:

@@ -12,8 +12,17 @@ where others take orders, too:
 
 - Each message is posted, once, and acknowledged; or it lies in error/ with a reason that people understand.
 - A message is posted whole or not at all: one bad line rejects it. When it is mended, or its article known, requeue it.
+  A CSV whose last line has no line end is taken for broken off; one cut between two lines looks like a whole one.
 - What is bad is rejected before the rest is posted. So a batch that comes again after a crash holds what was posted, or
   is still to be, and nothing else, even if more articles are known by then.
+
+What it asks for:
+
+- Articles may be added at any time: below the others, by replacing the file with one mv. One is removed only while no
+  batch is unfinished, that is while the stream is ended and holds nothing in processing/. Else a message that was
+  posted just before a crash is rejected when its batch comes again, and when it is requeued, it is posted twice.
+- No body stops the stream by what is in it, but one of 2 GiB or more does: Spark holds no such value, and the reader
+  refuses it. The stream fails until somebody moves that message to error/.
 
 As any message, one of postings may be delivered twice: by `message`, `order` and `group` its lines are told apart.
 """
@@ -25,6 +34,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from decimal import Decimal
@@ -130,7 +140,7 @@ def job_id(spark: SparkSession, number: int) -> str:
 
 
 def read_lines(body: bytes) -> list[Line]:
-    """Return the lines of a message, or one that says why it has none: no body whatever stops the stream."""
+    """Return the lines of a message, or one that says why it has none: nothing in a body stops the stream."""
     try:
         return [to_line(item) for item in items(body.decode("utf-8-sig"))]
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, csv.Error) as error:
@@ -140,25 +150,41 @@ def read_lines(body: bytes) -> list[Line]:
     return [(None, None, None, None, problem)]
 
 
-def items(text: str) -> Iterator[dict[str, Any]]:
+def items(text: str) -> Iterator[dict[str | None, Any]]:
     """Yield the items of an order as JSON, or of orders as CSV, each with the number of its order."""
     number = {}
     if text.lstrip().startswith("{"):
-        order = json.loads(text, parse_float=str)
+        order = json.loads(text, parse_float=str, object_pairs_hook=once)
         found, number = order.get("items"), {"order": order.get("order")}
     else:
         rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        if not COLUMNS.keys() <= {*(rows.fieldnames or ())}:
+        heading = list(rows.fieldnames or ())
+        if not COLUMNS.keys() <= {*heading}:
             raise ValueError(f"neither JSON nor a CSV with the columns {', '.join(COLUMNS)}")
+        if twice := [column for column in COLUMNS if heading.count(column) > 1]:
+            raise ValueError(f"the heading has the column {twice[0]} more than once")
+        if not text.endswith(("\n", "\r")):
+            raise ValueError("broken off: the last line has no line end")
         found = list(rows)
     if not found or not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise ValueError("there are no items in it")
     yield from ({**item, **number} for item in found)
 
 
-def to_line(item: dict[str, Any]) -> Line:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raise ValueError where something is in it twice, and nobody can tell which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice[0]!r:.40} is there more than once")
+    return found
+
+
+def to_line(item: dict[str | None, Any]) -> Line:
     """Return an item as a line; raise ValueError where it cannot be right."""
     where = f"order {item.get('order')!r:.40}, article {item.get('sku')!r:.40}"
+    if None in item:  # where csv keeps what has no heading
+        raise ValueError(f"{where}: the line has more fields than the heading; an amount is written as 7.50")
     for column, (pattern, wanted) in COLUMNS.items():
         value = item.get(column)
         if value is None or not re.fullmatch(pattern, str(value)):

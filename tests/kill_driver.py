@@ -223,9 +223,12 @@ def sending(log: Log, verb: str, messages: Answers) -> Iterator[None]:
 
     def logged_move(storage: Storage, source: str, destination: str) -> None:
         draw_out(DECISIVE)
+        if not destination.endswith(f"/{MANIFEST}"):
+            return move(storage, source, destination)
+        log("manifest begins")  # by one rename: who is killed between these two lines may have committed or not
         move(storage, source, destination)
-        if destination.endswith(f"/{MANIFEST}"):
-            log("manifest")
+        log("manifest")
+        draw_out(DECISIVE)
 
     def logged_write_small(storage: Storage, path: str, data: bytes) -> None:
         draw_out(DECISIVE)

@@ -3,8 +3,9 @@
 kill_driver.py runs jobs, several at once; whatever they do, they tell in logs. This program kills its processes: the
 driver's Python, its Java, single Python workers or all of them, or everything at once. By the log of a job it is proven
 in which phase a kill fell: it went by what was told before the kill, and for what dies at once, also by what was told
-until it was dead. Then everything is swept, and what lies where is looked at without dropq. A stream is begun again
-from its checkpoint until its input is used up.
+until it was dead. Then everything is swept, and what lies where is looked at without dropq. The log decides how much of
+it must be there: all of each job that told its manifest, and nothing of one that did not begin to write it. A stream is
+begun again from its checkpoint until its input is used up.
 
 It ends with a table, and with 1 where a message was lost or doubled or a phase had too few kills.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -26,7 +28,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -38,7 +40,7 @@ import dropq
 from dropq import Root
 from dropq.durations import parse_duration
 
-#: The phases of what sends and of what takes, in their order.
+#: The phases of what sends and of what takes, in their order; the renames begin with the manifest.
 WRITING, BEFORE, MIDDLE, AFTER = "writing", "before the manifest", "in the middle of the renames", "after them"
 CLAIMING, CLAIMED, WORKING = "claiming", "claimed", "working"
 BEFORE_ACKS, MIDDLE_ACKS, AFTER_ACKS = "before the acks", "in the middle of the acks", "after the acks"
@@ -49,11 +51,14 @@ PHASES = {
     STREAM_IN: (CLAIMING, CLAIMED, WORKING, BEFORE_ACKS, MIDDLE_ACKS, AFTER_ACKS),
 }
 ELSEWHERE = "elsewhere"
+#: The phases in which a job, an epoch or a batch has no effect yet, and those in which it has it, or is to have it.
+UNDECIDED = (WRITING, BEFORE, CLAIMING, CLAIMED)
+DECIDED = (MIDDLE, AFTER, BEFORE_ACKS, MIDDLE_ACKS, AFTER_ACKS)
 #: Seconds that a phase takes, about: within them, a kill comes at random.
 LENGTH = {
     WRITING: 0.5,
     BEFORE: 0.3,
-    MIDDLE: 0.4,
+    MIDDLE: 0.6,
     AFTER: 0.4,
     CLAIMING: 0.4,
     CLAIMED: 0.3,
@@ -76,6 +81,8 @@ GLANCE, PATIENCE, DYING = 0.01, 240.0, 20.0
 UNPROVOKED = 8
 #: What Spark says when a worker did not start within its ten seconds, which is nobody's fault here.
 SLOW_START = "Python worker failed to connect back"
+#: Runs of a job that may fail by that without a kill in between: a machine is that busy for minutes, not for ever.
+SLOW_STARTS = 20
 #: So many kills before the end of a session, the next one is started.
 HEAD_START = 3
 #: Lets workers begin quickly: what they need is loaded once, by the daemon that forks them.
@@ -106,7 +113,7 @@ class Line(NamedTuple):
 
 
 class Tail:
-    """Reads a log as it grows; a line is whole when it is there, since it is written at once."""
+    """Reads a log as it grows; a line counts when its end is there: one across two pages may be seen in two parts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -118,7 +125,8 @@ class Tail:
             return []
         with self._path.open("rb") as log:
             log.seek(self._offset)
-            told = log.read()
+            whole, end, _ = log.read().rpartition(b"\n")
+        told = whole + end
         self._offset += len(told)
         return [Line.parse(text) for text in told.decode().splitlines()]
 
@@ -166,6 +174,10 @@ class Progress:
         """Return the phase of the moment, the time of the newest line or later; None for none that has a name."""
         return None
 
+    def decided(self, moment: float) -> int:
+        """Return how many jobs, epochs or batches were decided on at the moment: they are to have their effect."""
+        raise NotImplementedError
+
     def victims(self, phase: str) -> list[int]:
         """Return the workers that do what a phase is about."""
         return [pid for pid, what in self.busy.items() if what in _DOES[phase]]
@@ -199,23 +211,29 @@ class Sending(Progress):
     Args:
         rows: how many messages it sends.
         parts: how many tasks it has.
+        sent: how many jobs or epochs were sent before the newest run.
     """
 
-    def __init__(self, rows: int, parts: int) -> None:
+    def __init__(self, rows: int, parts: int, sent: int = 0) -> None:
         super().__init__()
         self._rows = rows
         self._parts = parts
+        self._sent = sent
         self.begin()
 
     def begin(self) -> None:
-        self._staged = self._commits = self._aborts = self._has_manifest = False
+        self._manifests = 0
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._staged = self._commits = self._aborts = self._begins_manifest = self._has_manifest = False
         self._done: set[int] = set()
         self._renamed = 0
 
     def feed_step(self, line: Line) -> None:
         match line.what:
             case "task begins" if self._commits:
-                self.begin()  # the next epoch
+                self._begin_epoch()
             case "staged":
                 self._staged = True
             case "task ends":
@@ -224,21 +242,28 @@ class Sending(Progress):
                 self._commits = True
             case "abort begins":
                 self._aborts = True
+            case "manifest begins":
+                self._begins_manifest = True
             case "manifest":
                 self._has_manifest = True
+                self._manifests += 1
             case "renamed":
+                self._has_manifest = True
                 self._renamed += 1
 
     def phase(self, moment: float) -> str | None:
         if not self._staged or self.ended():
             return None
-        if self._renamed:
+        if self._has_manifest:
             return MIDDLE if self._renamed < self._rows else AFTER
-        if self._has_manifest or self._aborts:
+        if self._begins_manifest or self._aborts:
             return None
         if self._commits:
             return BEFORE
         return WRITING if len(self._done) < self._parts else None
+
+    def decided(self, moment: float) -> int:
+        return self._sent + (0 if self.ended() else self._manifests)  # of the run before, _sent tells
 
 
 class Checkpoint:
@@ -262,9 +287,14 @@ class Checkpoint:
         """Return what the queue calls the stream."""
         return str(self._offset("0")["stream"])
 
-    def commits(self) -> int:
-        """Return how many batches are logged as done."""
-        return sum(name.isdecimal() for name in _names(self._folder / "commits"))
+    def offsets(self) -> int:
+        """Return how many batches have their offset logged."""
+        return sum(name.isdecimal() for name in _names(self._folder / "offsets"))
+
+    def commits(self, moment: float = math.inf) -> int:
+        """Return how many batches were logged as done at a moment."""
+        names = filter(str.isdecimal, _names(self._folder / "commits"))
+        return sum(self._is_there(f"commits/{name}", moment) for name in names)
 
     def _number(self, batch: int) -> int | None:
         """Return Spark's number of a batch of the queue's."""
@@ -347,6 +377,9 @@ class Taking(Progress):
                 return AFTER_ACKS
         return None
 
+    def decided(self, moment: float) -> int:
+        return self._checkpoint.commits(moment)
+
     def _by_checkpoint(self, moment: float) -> str:
         if not self._checkpoint.has_offset(self._batch, moment):
             return CLAIMED
@@ -363,6 +396,25 @@ class Kill(NamedTuple):
     at: float
     dead: float
     pid: int = 0
+
+
+class Proof(NamedTuple):
+    """What the log says of a kill: of what, in which phase, and how many were decided on before it."""
+
+    kind: str
+    phase: str
+    decided: int
+
+    def has_all(self, effects: int) -> bool:
+        """Tell whether what the kill fell into has its effect, where so many jobs, epochs or batches have theirs."""
+        return effects >= max(1, self.decided + (self.phase in (*UNDECIDED, WORKING)))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing lived any more that could decide on what the kill fell into."""
+        if self.kind == WORKER:
+            return self.phase in (BEFORE, CLAIMING)  # what a worker does there, no other does after it
+        return self.kind == ALL and self.phase in UNDECIDED
 
 
 class Session:
@@ -492,6 +544,11 @@ class Account:
         if found != wanted:
             self.faults.append(f"{what}: {found}, not {wanted}")
 
+    def expect_within(self, what: str, found: int, least: int, most: int) -> None:
+        """Note what are fewer or more than there may be."""
+        if not least <= found <= most:
+            self.faults.append(f"{what}: {found}, not {least} to {most}")
+
     @property
     def is_good(self) -> bool:
         """Whether all is as it should be."""
@@ -514,6 +571,8 @@ class Job:
         self.log = folder / "logs" / f"{run.name}.log"
         self.is_saved = False
         self.killed_in = ELSEWHERE
+        #: The jobs, epochs or batches that had their effect when it was last looked at.
+        self.effects = 0
         self.folder = folder
         self.root = Root(folder / "root")
 
@@ -523,7 +582,7 @@ class Job:
 
     def progress(self) -> Progress:
         """Return what is to follow its log from the beginning."""
-        return Sending(self.run.rows, self.run.parts)
+        return Sending(self.run.rows, self.run.parts, self.effects)
 
     @property
     def is_finished(self) -> bool:
@@ -534,9 +593,14 @@ class Job:
         """Bring its queues in order, as somebody does after a crash."""
         self.root.queue(self.run.name).sweep(jobs_older_than=0)
 
-    def check(self) -> tuple[bool, Account]:
-        """Look at what lies where; return whether what the last kill fell into has all its effect, else none."""
+    def check(self) -> Account:
+        """Look at what lies where, and keep how many jobs, epochs or batches have their effect."""
         raise NotImplementedError
+
+    def committed(self, queue: str) -> tuple[int, int]:
+        """Return how many jobs have sent to a queue, by the log: at least, and at most."""
+        told = Counter(line.what for line in Tail(self.log).lines() if line.queue == queue)
+        return told["manifest"], told["manifest begins"]
 
     def bodies(self, queue: str, *states: str) -> list[str]:
         """Return the bodies that lie in some states of a queue."""
@@ -558,13 +622,16 @@ class WriterJob(Job):
     def is_finished(self) -> bool:
         return self.is_saved or not self.run.has_id
 
-    def check(self) -> tuple[bool, Account]:
+    def check(self) -> Account:
         account = Account()
         found = self.bodies(self.run.name, "target")
-        if found or self.is_saved:
+        least, most = self.committed(self.run.name)
+        if found or least or self.is_saved:
             account.compare(found, (f"{self.run.name} {number}" for number in range(self.run.rows)))
+        self.effects = int(bool(found))
+        account.expect_within("jobs that are sent", self.effects, least, most)
         self.expect_only(account, self.run.name, "target")
-        return bool(found), account
+        return account
 
 
 class Later:
@@ -583,11 +650,6 @@ class Stream(Job):
         super().__init__(folder, run)
         self.checkpoint = Checkpoint(folder / "checkpoints" / run.name)
 
-    def has_all(self, groups: Mapping[str, object]) -> bool:
-        """Tell whether the newest batch has its effect: it was logged as done, or one more than those has its own."""
-        was_done = self.killed_in in (AFTER, BEFORE_ACKS, MIDDLE_ACKS, AFTER_ACKS)
-        return self.is_saved or was_done or len(groups) > self.checkpoint.commits()
-
 
 class StreamOut(Stream):
     """A stream of files into a queue: each is an epoch, all of whose messages are sent or none."""
@@ -599,14 +661,18 @@ class StreamOut(Stream):
         for epoch in range(self.run.batches):
             (inputs / f"{epoch}.txt").write_text("".join(f"{body}\n" for body in self._epoch(str(epoch))))
 
-    def check(self) -> tuple[bool, Account]:
+    def check(self) -> Account:
         account = Account()
         found = grouped(self.bodies(self.run.name, "target"))
-        for epoch in map(str, range(self.run.batches)):
-            if epoch in found or self.is_saved:
-                account.compare(found.get(epoch, []), self._epoch(epoch))
+        for epoch, bodies in found.items():
+            account.compare(bodies, self._epoch(epoch))
+        self.effects = len(found)
+        least, most = self.committed(self.run.name)
+        least = self.run.batches if self.is_saved else least
+        account.lost += self.run.rows * max(0, least - self.effects)
+        account.expect_within("epochs that are sent", self.effects, least, most)
         self.expect_only(account, self.run.name, "target")
-        return self.has_all(found), account
+        return account
 
     def _epoch(self, epoch: str) -> list[str]:
         return [f"{epoch} {self.run.name} {number}" for number in range(self.run.rows)]
@@ -648,7 +714,7 @@ class StreamIn(Stream):
             ends = time.monotonic() + parse_duration(SHORT_LEASE)
             until(lambda: time.monotonic() > ends, "the end of the leases")
 
-    def check(self) -> tuple[bool, Account]:
+    def check(self) -> Account:
         account = Account()
         groups = grouped(self._effects())
         for batch, bodies in self._before.items():  # what has its effect keeps it, and gets no other
@@ -656,8 +722,13 @@ class StreamIn(Stream):
         self._before = groups
         found = [body.partition(" ")[2] for bodies in groups.values() for body in bodies]
         account.compare(found, self._inputs if self.is_saved else set(found))
+        self.effects = len(groups)
+        known = self.checkpoint.commits(), self.checkpoint.offsets()
+        account.expect_within("batches that have their effect", self.effects, *known)
+        if self.run.to_queue:
+            account.expect_within("batches that are sent on", self.effects, *self.committed(self._effect))
         self._check_input(account)
-        return self.has_all(groups), account
+        return account
 
     def _effects(self) -> list[str]:
         """Return what was sent on, or kept: each body after the number of its batch."""
@@ -710,6 +781,8 @@ class Row:
     kills: int = 0
     all: int = 0
     none: int = 0
+    #: Of the jobs all, those that had no effect when they were killed, and nothing lived on: there must be none.
+    revived: int = 0
     lost: int = 0
     doubled: int = 0
 
@@ -835,21 +908,20 @@ class Torture:
 
     # -- what they found ---------------------------------------------------------------------------------------------
 
-    def count(self, job: Job, kill: Kill, phase: str) -> None:
+    def count(self, job: Job, proof: Proof) -> None:
         """Count a kill."""
         with self._lock:
-            self.table[job.run.direction, phase].kills += 1
-            self.kinds[kill.kind] += 1
+            self.table[job.run.direction, proof.phase].kills += 1
+            self.kinds[proof.kind] += 1
 
-    def judge(self, job: Job, phases: list[str], has_all: bool, account: Account) -> None:
-        """Note what became of a job that was killed in these phases; of a stream, only the last one ended its run."""
+    def judge(self, job: Job, proofs: list[Proof], account: Account) -> None:
+        """Note what became of what each of these kills of a job fell into."""
         with self._lock:
-            for phase in phases:
-                row = self.table[job.run.direction, phase]
-                if has_all or (isinstance(job, Stream) and phase is not phases[-1]):
-                    row.all += 1
-                else:
-                    row.none += 1
+            for proof in proofs:
+                row, has_all = self.table[job.run.direction, proof.phase], proof.has_all(job.effects)
+                row.all += has_all
+                row.none += not has_all
+                row.revived += has_all and proof.is_last
             blamed = self.table[job.run.direction, job.killed_in]
             blamed.lost += account.lost
             blamed.doubled += account.doubled
@@ -864,10 +936,10 @@ class Torture:
 
     def report(self) -> Iterator[str]:
         """Yield the table."""
-        columns = "{:11} {:27} {:>6} {:>9} {:>9} {:>6} {:>8}"
-        yield columns.format("direction", "phase", "kills", "jobs all", "jobs none", "lost", "doubled")
+        columns = "{:11} {:27} {:>6} {:>9} {:>9} {:>7} {:>6} {:>8}"
+        yield columns.format("direction", "phase", "kills", "jobs all", "jobs none", "revived", "lost", "doubled")
         for (direction, phase), row in self.table.items():
-            yield columns.format(direction, phase, row.kills, row.all, row.none, row.lost, row.doubled)
+            yield columns.format(direction, phase, *astuple(row))
         killed = ", ".join(f"{kind} {times}" for kind, times in self.kinds.most_common())
         yield f"{self.kinds.total()} kills in {self._started} sessions and {self._jobs.total()} jobs, of {killed}"
 
@@ -895,20 +967,26 @@ class Lane:
 
     def run(self) -> None:
         """Begin the job, and begin it again, until it is finished; look at what is there after each run."""
-        unprovoked = 0
-        while unprovoked <= UNPROVOKED:
-            phases = self._run_once()
-            self._job.killed_in = phases[-1] if phases else self._job.killed_in
+        unprovoked = slow = 0
+        while unprovoked <= UNPROVOKED and slow <= SLOW_STARTS:
+            proofs = self._run_once()
+            self._job.killed_in = proofs[-1].phase if proofs else self._job.killed_in
             self._job.sweep()
-            has_all, account = self._job.check()
-            self._torture.judge(self._job, phases, has_all, account)
+            account = self._job.check()
+            self._torture.judge(self._job, proofs, account)
             if self._job.is_finished or not account.is_good:
                 return
-            unprovoked = 0 if phases or self._is_slow_start else unprovoked + 1
-        self._torture.fault(f"{self._job.run} fails by itself\n{newest(self._job.log)}")
+            if proofs:
+                unprovoked = slow = 0
+            elif self._is_slow_start:
+                slow += 1
+            else:
+                unprovoked += 1
+        told = f"{unprovoked} times, and {slow} times as its workers start too slowly"
+        self._torture.fault(f"{self._job.run} fails by itself: {told}\n{newest(self._job.log)}")
 
-    def _run_once(self) -> list[str]:
-        """Run the job once, and kill; return in which phases."""
+    def _run_once(self) -> list[Proof]:
+        """Run the job once, and kill; return what is proven of the kills."""
         session, began = self._torture.session(), time.time()
         tail, progress = Tail(self._job.log), self._job.progress()
         progress.feed_all(tail.lines())
@@ -918,10 +996,10 @@ class Lane:
         self._job.is_saved = bool(ended) and not progress.failed
         self._is_slow_start = SLOW_START in progress.failed
         wide = [kill for kill in session.kills if began <= kill.at <= (ended or kill.at)]
-        phases = [self._prove(kill, lines) for kill in sorted([*own, *wide], key=lambda kill: kill.at)]
+        proofs = [self._prove(kill, lines) for kill in sorted([*own, *wide], key=lambda kill: kill.at)]
         if not ended:
             Log(str(self._job.log), self._job.run.name)("run fails killed")
-        return phases
+        return proofs
 
     def _follow(self, session: Session, tail: Tail, progress: Progress, began: float) -> list[Kill]:
         """Follow the run to its end, and kill where it is aimed at; return the kills of single workers."""
@@ -957,23 +1035,26 @@ class Lane:
         kill = session.kill_worker(self._chance.choice(victims)) if victims else None
         return [kill] if kill else []
 
-    def _prove(self, kill: Kill, lines: list[Line]) -> str:
+    def _prove(self, kill: Kill, lines: list[Line]) -> Proof:
         """Find the phase that a kill fell in, and count it.
 
         It is that of the moment before the kill, and for what died then and there, still that when it was dead.
         """
-        before = self._phase(kill, [line for line in lines if line.at <= kill.at], kill.at)
+        progress = self._job.progress()
+        progress.feed_all([line for line in lines if line.at <= kill.at])
+        before = self._phase(kill, progress, kill.at)
         after = before
         if kind_dies_at_once := kill.kind in (WORKER, ALL):
             told = [line for line in lines if line.at <= (kill.dead if kill.pid in (0, line.pid) else kill.at)]
-            after = self._phase(kill, told, kill.dead)
+            later = self._job.progress()
+            later.feed_all(told)
+            after = self._phase(kill, later, kill.dead)
         phase = before if before and (before == after or not kind_dies_at_once) else ELSEWHERE
-        self._torture.count(self._job, kill, phase)
-        return phase
+        proof = Proof(kill.kind, phase, progress.decided(kill.at))
+        self._torture.count(self._job, proof)
+        return proof
 
-    def _phase(self, kill: Kill, lines: list[Line], moment: float) -> str | None:
-        progress = self._job.progress()
-        progress.feed_all(lines)
+    def _phase(self, kill: Kill, progress: Progress, moment: float) -> str | None:
         phase = progress.phase(moment)
         return phase if phase and (not kill.pid or kill.pid in progress.victims(phase)) else None
 

@@ -17,6 +17,7 @@ import termios
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -486,7 +487,11 @@ BAD_ORDERS = {
     b"hello": "neither JSON nor a CSV",
     b"order,sku,price\n1,MG-001,7.50\n": "neither JSON nor a CSV",
     b"order,sku,quantity,price\n": "there are no items in it",
-    b'order,sku,quantity,price\n1,"MG-0': "broken off, or no order at all: unexpected end",
+    b'order,sku,quantity,price\n1,"MG-0\n': "broken off, or no order at all: unexpected end",
+    b"order,sku,quantity,price\n1,MG-001,2,1249": "broken off: the last line has no line end",
+    b"order,sku,quantity,price,price\n1,MG-001,1,3.00,9.00\n": "the heading has the column price more than once",
+    b'{"order": 1, "items": [{"sku": "MG-001", "quantity": 1, "price": 7.5, "quantity": 5}]}': "'quantity' is there more",
+    b"order,sku,quantity,price\n1,MG-001,2,3,50\n": "order '1', article 'MG-001': the line has more fields than the",
     b"order,sku,quantity,price\n1,MG-001\n": "order '1', article 'MG-001': quantity is None, not a whole number",
     b"order,sku,quantity,price\n1,MG-001,1,7.5O\n": "order '1', article 'MG-001': price is '7.5O', not an amount",
     b"{": "broken off, or no order at all: ",
@@ -568,6 +573,28 @@ def test_the_accounting_finds_what_is_missing_altered_twice_or_unheard_of(tmp_pa
     os.remove(base(queue) / "error" / "copy")
     os.remove(paths[1])
     assert verdict()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "ending"),
+    [
+        ("touch ready; exec sleep 60", None),
+        ("trap '' TERM; touch ready; exit 3", "ended with 3"),
+        ("trap '' TERM; touch ready; while :; do sleep 0.1; done", "ended with -9"),
+    ],
+    ids=["ends when it is told to", "died", "ignores what it is told"],
+)
+def test_the_demo_sees_how_its_stream_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: str, ending: str | None
+) -> None:
+    demo = module("demo")
+    monkeypatch.setattr(demo, "ENDING", 0.3)
+    played = demo.Demo(tmp_path)
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{stream}\n")
+    (tmp_path / "python").chmod(0o755)
+    played.environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    with pytest.raises(SystemExit, match=ending) if ending else nullcontext(), played.stream():
+        until((tmp_path / "ready").exists, "the stream to run")
 
 
 @pytest.mark.spark

@@ -474,6 +474,12 @@ class TestWhatIsWrong:
     def test_is_also_what_could_never_match_whatever_the_message(self, text: str, column: int, expected: str) -> None:
         assert error(text).startswith(f"bad filter, column {column}: expected {expected}\n")
 
+    @pytest.mark.parametrize("name", ["JMSpriority", "JMSDeliveryMode", "JMS", "JMSRedeliverd"])
+    def test_is_a_header_field_that_there_is_not(self, name: str) -> None:
+        said = error(f"a = 1 AND {name} = 1")
+        assert said.startswith("bad filter, column 11: expected a header field (JMSPriority, ")
+        assert f", found {name}" in said
+
     @pytest.mark.parametrize(("text", "column"), [("/path > 5", 1), ('a = 1 AND /a/b == "x"', 11), ("(/a)", 2)])
     def test_a_filter_over_bodies_is_refused_as_not_built(self, text: str, column: int) -> None:
         assert re.match(rf"bad filter, column {column}: .*bodies are not built in this version", error(text))

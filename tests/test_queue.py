@@ -22,6 +22,7 @@ from helpers import Clock, RecordingOs, base, drop, files, make_queue, names_in,
 from dropq import (
     ConfigError,
     DropqError,
+    InvalidFilter,
     LeaseLost,
     Message,
     NoSuchMessage,
@@ -1209,6 +1210,16 @@ else:
             assert message.body == body
             message.ack()
 """
+
+
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_an_empty_filter_is_for_looking_only(make: Make, blank: str) -> None:
+    queue = make()
+    queue.send("a")
+    assert len(list(queue.browse(filter=blank))) == 1
+    with pytest.raises(InvalidFilter, match="would choose every message"):
+        queue.subscribe(filter=blank)
+    assert where(queue) == {"target": [b"a"]}
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

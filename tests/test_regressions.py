@@ -130,8 +130,7 @@ def staged_job(queue: Queue, *rows: bytes) -> tuple[Job, list[Any]]:
     job = Job(queue.life, "job")
     job.begin()
     attempt = job.attempt("0")
-    for row in rows:
-        attempt.write(f"4.{queue.root.ids.next()}.B", row)
+    attempt.write_all([f"4.{queue.root.ids.next()}.B" for _ in rows], rows)
     return job, [attempt.finish()]
 
 
@@ -567,6 +566,29 @@ def test_a_drain_gives_up_a_folder_that_does_not_become_empty(tmp_path: Path, mo
         Storage().drain(str(tmp_path))
 
 
+def test_a_move_that_lost_its_source_and_its_reservation_has_not_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no rename refuses to replace: a folder that somebody takes away takes the reservation with it."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "draft").write_text("manifest")
+    rename = os.rename
+
+    def taken_away(source: str, destination: str) -> None:
+        if source.endswith("/draft"):
+            rename(tmp_path / "job", tmp_path / "away")
+        rename(source, destination)
+
+    def unsupported(source: str, destination: str) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
+
+    monkeypatch.setattr(storage, "rename_noreplace", unsupported)
+    monkeypatch.setattr(os, "rename", taken_away)
+    with pytest.raises(FileNotFoundError):
+        Storage().move(str(tmp_path / "job" / "draft"), str(tmp_path / "job" / "manifest.json"))
+    assert (tmp_path / "away" / "draft").read_text() == "manifest"
+
+
 @pytest.mark.parametrize("step", [7200.0, -7200.0])
 def test_a_step_of_this_hosts_clock_does_not_move_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
@@ -575,6 +597,15 @@ def test_a_step_of_this_hosts_clock_does_not_move_the_servers(
     before, real = clock.now_ms(), time.time
     monkeypatch.setattr(time, "time", lambda: real() + step)
     assert 0 <= clock.now_ms() - before < 60_000
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock here goes on while a host sleeps")
+def test_the_servers_clock_goes_on_while_this_host_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ServerClock(str(tmp_path / "probe"))
+    before, gettime = clock.now_ms(), time.clock_gettime
+    slept = {time.CLOCK_BOOTTIME: 30.0}  # the monotonic clock stood still
+    monkeypatch.setattr(time, "clock_gettime", lambda id: gettime(id) + slept.get(id, 0.0))
+    assert 30_000 <= clock.now_ms() - before < 60_000
 
 
 def test_counts_stay_at_the_largest_that_a_name_can_hold(make: Make) -> None:

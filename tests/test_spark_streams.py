@@ -265,7 +265,7 @@ def test_an_epoch_that_is_run_again_sends_nothing_twice(
     assert where(out) == {"target": everything}
     (entry,) = below(out, ".dropq", "ledger")
     newest = max(int(name) for name in os.listdir(checkpoint / "commits") if name.isdecimal())
-    assert entry.endswith(f"-{newest}.json")
+    assert entry.endswith(f".{newest}.json")
     for name in (f"{newest}", f".{newest}.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
     put(tmp_path / "in", "3.txt", "3 a")

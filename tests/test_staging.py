@@ -14,10 +14,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from helpers import Clock, files, make_queue, until
+from helpers import Clock, base, files, make_queue, until
 
 from dropq import DropqError, NoSuchQueue, Queue, Root, StorageError, staging, storage
-from dropq.staging import Job, Staged
+from dropq.staging import Epoch, Job, Staged
 
 #: The calls by which dropq changes a root.
 CALLS = ("open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir")
@@ -82,8 +82,8 @@ def stage(queue: Queue, job: Job, bodies: list[bytes] = ALL) -> list[Staged]:
     attempts = [job.attempt(label) for label in ("p00000-a0", "p00001-a0", "p00001-a1")]
     for number, body in enumerate(bodies):
         delay = "1ms" if body == b"later" else None
-        attempts[number % 2].write(queue.address(b"", delay=delay)[0], body)
-    attempts[2].write(queue.address(b"")[0], b"loser")
+        attempts[number % 2].write_all([queue.address(b"", delay=delay)[0]], [body])
+    attempts[2].write_all([queue.address(b"")[0]], [b"loser"])
     return [attempt.finish() for attempt in attempts[:2]]
 
 
@@ -409,7 +409,7 @@ def test_two_messages_staged_under_one_name_are_both_sent(tmp_path: Path) -> Non
     listed = []
     for body in (b"one", b"two"):
         attempt = job.attempt("p")
-        attempt.write(file, body)
+        attempt.write_all([file], [body])
         listed.append(attempt.finish())
     assert job.commit(listed) == 2
     assert sent(queue) == [b"one", b"two"]
@@ -467,7 +467,7 @@ def test_a_task_that_comes_late_finds_no_job_and_makes_none(tmp_path: Path, end:
     with pytest.raises(FileNotFoundError):
         job.attempt("p00001-a3")
     with pytest.raises(FileNotFoundError):
-        early.write(queue.address(b"")[0], b"late")
+        early.write_all([queue.address(b"")[0]], [b"late"])
     assert working(queue) == []
 
 
@@ -584,8 +584,8 @@ def test_delayed_messages_of_a_job_wait_out_of_target(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, clock=clock)
     job = begun(queue)
     attempt = job.attempt("p")
-    attempt.write(queue.address(b"", delay="1h")[0], b"later")
-    attempt.write(queue.address(b"")[0], b"now")
+    attempt.write_all([queue.address(b"", delay="1h")[0]], [b"later"])
+    attempt.write_all([queue.address(b"")[0]], [b"now"])
     job.commit([attempt.finish()])
     assert queue.counts()["target"] == queue.counts()["delayed"] == 1
     clock.advance(3601)
@@ -695,19 +695,85 @@ def test_what_a_task_staged_after_its_job_was_sent_goes_with_the_next_sweep(tmp_
     job = Job(queue.life, "job")
     job.commit(stage(queue, job))
     job.begin()
-    job.attempt("p00000-a1").write(queue.address(b"")[0], b"late")
+    job.attempt("p00000-a1").write_all([queue.address(b"")[0]], [b"late"])
     report = queue.sweep()
     assert (report.jobs_finished, report.jobs_dropped) == (0, 1)
     assert (sent(queue), working(queue)) == (ALL, [])
 
 
-def test_a_job_that_was_struck_from_the_ledger_may_come_again(tmp_path: Path) -> None:
+# -- rows of jobs ------------------------------------------------------------------------------------------------------
+
+
+def ledger(queue: Queue) -> list[str]:
+    return sorted(path.name for path in (base(queue) / ".dropq" / "ledger").iterdir())
+
+
+def test_the_ledger_keeps_the_last_of_a_row_and_knows_by_it_those_before(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    for number in range(3):
+        epoch = Epoch(queue.life, "query", number)
+        assert epoch.commit(stage(queue, epoch, [b"%d" % number])) == 1
+    assert ledger(queue) == ["query.2.json"]
+    again = Epoch(queue.life, "query", 2)
+    assert again.sent
+    assert again.commit(stage(queue, again, [b"again"])) == 0
+    assert (sent(queue), working(queue)) == ([b"0", b"1", b"2"], [])
+
+
+def test_one_of_a_row_that_comes_after_a_later_one_is_refused(tmp_path: Path) -> None:
+    """A driver that was given up, or a checkpoint that was restored: what it has is neither sent nor taken for sent."""
+    queue = make_queue(tmp_path)
+    late = Epoch(queue.life, "query", 9)
+    staged = stage(queue, late, [b"late"])
+    for number in (9, 10):
+        epoch = Epoch(queue.life, "query", number)
+        epoch.commit(stage(queue, epoch, [b"%d" % number]))
+    for refused in (late.begin, lambda: late.commit(staged)):
+        with pytest.raises(DropqError, match=r"epoch 9 of query was not sent: epoch 10 was sent before it"):
+            refused()
+    assert Epoch(queue.life, "another", 9).commit([]) == 0
+    assert (sent(queue), ledger(queue)) == ([b"10", b"9"], ["query.10.json"])
+
+
+def test_what_a_row_that_went_on_left_is_dropped_by_a_sweep(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    stage(queue, Epoch(queue.life, "query", 1), [b"late"])
+    stage(queue, Epoch(queue.life, "query", 3), [b"to come"])
+    second = Epoch(queue.life, "query", 2)
+    second.commit(stage(queue, second, [b"2"]))
+    assert queue.sweep().jobs_dropped == 1
+    assert [name.partition("/")[0] for name in working(queue)] == [".job-query.3"]
+
+
+def test_a_row_is_remembered_longer_than_a_job_and_no_job_is_taken_for_one_of_it(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    for job in (Epoch(queue.life, "query", 7), Job(queue.life, "query.7"), Job(queue.life, "query.8")):
+        assert job.commit(stage(queue, job, [b"x"])) == 1
+    clock.advance(8 * 86_400)
+    queue.sweep()
+    assert ledger(queue) == ["query.7.json"]
+    clock.advance(23 * 86_400)
+    queue.sweep()
+    assert ledger(queue) == []
+
+
+def test_whether_a_job_was_sent_is_not_guessed_where_the_ledger_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = make_queue(tmp_path)
     job = Job(queue.life, "job")
-    job.commit(stage(queue, job))
-    job.forget()
-    assert not job.sent
-    assert job.commit(stage(queue, job, [b"again"])) == 1
+    job.commit(stage(queue, job, [b"0"]))
+    lstat = os.lstat
+
+    def refused(path: str) -> os.stat_result:
+        if "/ledger/" in path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return lstat(path)
+
+    monkeypatch.setattr(os, "lstat", refused)
+    with pytest.raises(StorageError, match=r"Permission denied at .*/ledger/job.json; whether job job was sent"):
+        assert not job.sent
 
 
 def test_many_messages_of_a_job_are_renamed_by_several_threads_and_an_error_of_one_is_told(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dropq.errors import InvalidFilter
 from dropq.filters import jms
 from dropq.filters.headers import for_name
 from dropq.filters.tree import Lookup, Node, Value
 
-__all__ = ["Filter", "Lookup", "Value", "compile_filter", "for_name"]
+__all__ = ["Filter", "Lookup", "Value", "check_chooses", "compile_filter", "for_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,16 @@ class Filter:
             lookup: gives the value of an identifier, None for NULL; `for_name` makes one for a message.
         """
         return self._condition(lookup) is True
+
+
+def check_chooses(text: str) -> None:
+    """Refuse a blank filter where one takes, moves or removes: it would be meant for every message.
+
+    Raises:
+        InvalidFilter: it is blank.
+    """
+    if not text.strip():
+        raise InvalidFilter("the filter is empty, and would choose every message: ask for all of them, or say which")
 
 
 def compile_filter(text: str) -> Filter:

@@ -26,6 +26,11 @@ from dropq.filters.tree import Node, Value
 
 NESTING = 32  #: parentheses within parentheses; each takes up to fifteen frames of Python's stack
 KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"])
+#: The header fields; other names that begin with JMS are none, but for JMSX and JMS_, which begin those of properties.
+HEADERS = (
+    "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType", "JMSReplyTo", "JMSExpiration",
+    "JMSRedelivered",
+)  # fmt: skip
 _SHOWN = 100  #: characters that an error shows on either side of the column it points at
 _LEXEME = re.compile(
     r"""(?P<space>[ \t\f\r\n]+)
@@ -65,6 +70,11 @@ def parse(text: str) -> Node:
         InvalidFilter: it is none; the message points at the column and says what was expected there.
     """
     return _Parser(text).whole()
+
+
+def _may_be(identifier: str) -> bool:
+    """Tell whether a name that begins with JMS is a header field, or may be a property."""
+    return identifier in HEADERS or identifier.startswith(("JMSX", "JMS_"))
 
 
 def _invalid(text: str, at: int, expected: str, found: str) -> InvalidFilter:
@@ -245,6 +255,8 @@ class _Parser:
             return self._group()
         if token.kind == "/":
             raise self._unexpected("a header field or property (filters over bodies are not built in this version)")
+        if token.kind == "identifier" and token.text.startswith("JMS") and not _may_be(token.text):
+            raise self._unexpected(f"a header field ({', '.join(HEADERS)}) or a property")
         if self._accept("identifier"):
             return _Part(tree.identifier(token.text), token.at, None)
         if not self._accept("string", "number", "TRUE", "FALSE"):

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dropq.errors import DropqError, LeaseLost, NoSuchMessage
+from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchMessage
 from dropq.journal import check_semantics
 from dropq.message import Duration, Message, ack_all
 from dropq.queue import Queue
 from dropq.spark.options import ReadOptions
-from dropq.subscription import Subscription
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,15 +51,19 @@ def claim(
     from dropq.spark.datasource import register
 
     check_semantics(queue)
+    if refused := [option for option in options if option.lower() in ("root", "queue", "claimed")]:
+        raise ConfigError(f"option {refused[0]} has no effect here: what is claimed says it; leave it out")
+    _options(queue, "claim:0", options)  # a mistake in them costs no delivery
     register(spark)
     with queue.subscribe(client_id="spark", max_backlog=None, filter=filter) as subscription:
         most = n if subscription.max_backlog is None else min(n, subscription.max_backlog)
         messages = subscription.receive_many(most, timeout)
         with _renewed(messages, subscription.lease):
-            yield _frame(spark, queue, subscription, len(messages), schema, options)
-        lost = [message for message in messages if not message.held]  # a renewal found it
-        lost += ack_all(message for message in messages if message.held)
-        lost = [message for message in lost if not _is_settled(queue, message)]
+            given = _options(queue, f"{subscription.id}:{len(messages)}", options)
+            reader = spark.read.format("dropq").options(**given)
+            yield (reader if schema is None else reader.schema(schema)).load()
+        ack_all(message for message in messages if message.held)
+        lost = [message for message in messages if message.state == "processing" and not _is_set_aside(queue, message)]
     if lost:
         raise LeaseLost(
             f"{len(lost)} of {len(messages)} messages of queue {queue.name}, the first {lost[0].id}, were not held any "
@@ -68,28 +71,21 @@ def claim(
         )
 
 
-def _is_settled(queue: Queue, message: Message) -> bool:
-    """Tell whether a message that is not held any more was settled: in the block, by its receipt."""
+def _is_set_aside(queue: Queue, message: Message) -> bool:
+    """Tell whether a message that is not held any more was rejected or expired by its receipt, in another process."""
     try:
-        queue.find(message.id, ("error", "processed", "expired"))
+        reason = queue.find(message.id, ("error", "expired")).reason
     except NoSuchMessage:
         return False
-    return True
+    return reason is not None and reason.get("owner") == message.owner
 
 
-def _frame(
-    spark: SparkSession,
-    queue: Queue,
-    subscription: Subscription,
-    count: int,
-    schema: StructType | str | None,
-    options: dict[str, Any],
-) -> DataFrame:
-    place = {"root": os.fspath(queue.root.path), "queue": queue.name, "claimed": f"{subscription.id}:{count}"}
+def _options(queue: Queue, claimed: str, options: dict[str, Any]) -> dict[str, str]:
+    """Return the options of the read of what is claimed, which are good."""
+    place = {"root": os.fspath(queue.root.path), "queue": queue.name, "claimed": claimed}
     given = {key: str(value) for key, value in options.items()} | place
-    ReadOptions.parse(given)  # now, not at the first action
-    reader = spark.read.format("dropq").options(**given)
-    return (reader if schema is None else reader.schema(schema)).load()
+    ReadOptions.parse(given)
+    return given
 
 
 @contextmanager

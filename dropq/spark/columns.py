@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dropq import names
 from dropq.errors import ConfigError
+from dropq.lifecycle import LARGEST
 from dropq.message import LAST_MS
 from dropq.names import Name
 from dropq.sidecars import Sidecars
@@ -129,7 +130,7 @@ class Columns:
             "reply_to": name.reply_to,
             "type": name.type,
             "properties": _properties(name),
-            "delivery_count": max(name.delivery_count, claim.number if claim else 0),
+            "delivery_count": min(max(name.delivery_count, claim.number if claim else 0), LARGEST),
         }
 
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructType
 
 from dropq.errors import ConfigError
 from dropq.spark.columns import SCHEMA, check_columns
-from dropq.spark.options import BODY_FORMATS, ReadOptions, WriteOptions
+from dropq.spark.options import BODY_FORMATS, ReadOptions, WriteOptions, body_problems
 from dropq.spark.reader import QueueReader
 from dropq.spark.streams import QueueStreamReader
 from dropq.spark.writer import QueueStreamWriter, QueueWriter
@@ -99,5 +99,5 @@ class DropqDataSource(DataSource):
 def _check_read(options: ReadOptions, schema: StructType) -> None:
     if options.body_format is None:
         check_columns(schema)
-    elif options.body_format == "text" and [field.dataType for field in schema.fields] != [StringType()]:
-        raise ConfigError(f"bodyFormat=text reads one string column, and there are {schema.simpleString()}")
+    elif problems := list(body_problems(schema, options.body_format)):
+        raise ConfigError(f"bodies cannot be read with this schema: {'; '.join(problems)}")

@@ -31,8 +31,10 @@ STREAM_READ_OPTIONS = (
 _SPARKS_OWN = frozenset({"checkpointlocation"})
 #: The states that can be read: where messages lie, delayed ones too.
 STATES = (*layout.STATES, "delayed")
-#: Tasks that read messages, where there are enough of them.
+#: Tasks that read messages, where there are enough of them, and how many messages of which only names and short
+#: bodies are read are enough for one.
 PARTITIONS = 8
+TASK_MESSAGES = 1000
 #: Messages that a micro-batch takes at most.
 MESSAGES_PER_TRIGGER = 10_000
 #: What a message is made of.
@@ -108,7 +110,7 @@ class WriteOptions(Options):
             message_per=message_per,
             body_format=_choice(given, "bodyFormat", BODY_FORMATS),
             max_records=_count(given, "maxRecordsPerMessage"),
-            job_id=given.get("jobid"),
+            job_id=_named(given, "jobId"),
         )
 
     def check_columns(self, schema: t.StructType) -> None:
@@ -119,7 +121,7 @@ class WriteOptions(Options):
         """
         names = schema.fieldNames()
         problems = [f"column {name} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
-        problems += _row_problems(schema) if self.message_per == "row" else _body_problems(schema, self.body_format)
+        problems += _row_problems(schema) if self.message_per == "row" else body_problems(schema, self.body_format)
         if problems:
             raise ConfigError(f"these columns cannot be sent: {'; '.join(problems)}")
 
@@ -128,13 +130,15 @@ class WriteOptions(Options):
 class ReadOptions(Options):
     """The options of one read, or of a stream that is read, as they were given or by default.
 
-    `claimed` is what a claiming batch holds: its subscription and the number of its messages.
+    `claimed` is what a claiming batch holds: its subscription and the number of its messages. `task_messages` is how
+    many messages are worth a task.
     """
 
     states: tuple[str, ...]
     filter: str | None
     body_format: str | None
     partitions: int
+    task_messages: int = TASK_MESSAGES
     claimed: str | None = None
     limit: int = MESSAGES_PER_TRIGGER
     lease: float | None = None
@@ -148,12 +152,14 @@ class ReadOptions(Options):
             ConfigError: one is unknown, missing or wrong; it is named, with what is allowed.
         """
         given = _known(options, STREAM_READ_OPTIONS if stream else READ_OPTIONS, "load()", stream=stream)
+        one_each = "numpartitions" in given or "bodyformat" in given  # who says so knows; and a body may be large
         return cls(
             *_place(given),
             states=_states(given),
             filter=given.get("filter"),
             body_format=_choice(given, "bodyFormat", BODY_FORMATS) if "bodyformat" in given else None,
             partitions=_count(given, "numPartitions") or PARTITIONS,
+            task_messages=1 if one_each else TASK_MESSAGES,
             claimed=_claimed(given),
             limit=_count(given, "maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER,
             lease=_period(given, "leasePeriod"),
@@ -211,6 +217,13 @@ def _period(given: Mapping[str, str], option: str) -> float | None:
     return seconds
 
 
+def _named(given: Mapping[str, str], option: str) -> str | None:
+    value = given.get(option.lower())
+    if value is not None and not value.strip():
+        raise ConfigError(f"option {option} is empty: name the job, or leave the option out")
+    return value
+
+
 def _required(given: Mapping[str, str], option: str) -> str:
     if not (value := given.get(option.lower())):
         raise ConfigError(f"option {option} is missing: the options root and queue say where the messages are")
@@ -228,8 +241,8 @@ def _count(given: Mapping[str, str], option: str) -> int | None:
     text = given.get(option.lower())
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"option {option} = {text!r}: a whole number from 1 is allowed")
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise ConfigError(f"option {option} = {text!r:.40}: a whole number from 1 to 999999999 is allowed")
     return int(text)
 
 
@@ -249,18 +262,19 @@ def _row_problems(schema: t.StructType) -> Iterator[str]:
             yield f"column {field.name} is {kind.simpleString()}, and must be {allowed}"
 
 
-def _body_problems(schema: t.StructType, body_format: str) -> Iterator[str]:
+def body_problems(schema: t.StructType, body_format: str) -> Iterator[str]:
+    """Yield what is wrong with columns that are to be written to, or read from, bodies of a format."""
     if body_format == "text" and len(schema.fields) != 1:
-        yield f"bodyFormat=text writes one string column, and there are {len(schema.fields)}"
+        yield f"bodyFormat=text has one string column, and there are {len(schema.fields)}"
     for field in schema.fields:
         for path, kind in _refused(field.name, field.dataType, body_format):
-            yield f"column {path} is {kind}, which bodyFormat={body_format} does not write"
+            yield f"column {path} is {kind}, which bodyFormat={body_format} does not hold"
 
 
 def _refused(path: str, kind: t.DataType, body_format: str) -> Iterator[tuple[str, str]]:
     """Yield the parts of a column that a format cannot write, with the names of their types."""
     nested = body_format not in ("csv", "text")
-    if nested and isinstance(kind, t.StructType):
+    if nested and isinstance(kind, t.StructType) and (kind.fields or body_format != "parquet"):
         for field in kind.fields:
             yield from _refused(f"{path}.{field.name}", field.dataType, body_format)
     elif nested and isinstance(kind, t.ArrayType):

@@ -33,8 +33,6 @@ BATCH_BYTES = 32 << 20
 LONGEST_VALUE = 2**31 - 1
 #: Rows that small bodies are gathered to before they are handed to Spark.
 BATCH_ROWS = 10_000
-#: A task is worth its cost from so many messages on.
-TASK_MESSAGES = 1000
 #: How often a claimed file is looked for before its claim is believed to be gone.
 LOOKS = 5
 
@@ -59,9 +57,9 @@ def parts(state: str, waiting: Sequence[Waiting], size: int, *, held: bool = Fal
         yield Part(state, [one.file for one in chosen], arrivals, held)
 
 
-def part_size(messages: int, tasks: int) -> int:
-    """Return how many messages a task reads where there are so many for at most so many tasks."""
-    return max(TASK_MESSAGES, -(-messages // tasks))
+def part_size(messages: int, options: ReadOptions) -> int:
+    """Return how many messages a task reads where there are so many."""
+    return max(options.task_messages, -(-messages // options.partitions))
 
 
 class Rows:
@@ -181,8 +179,8 @@ class _Files:
                     pass
             self._renewed = {claim.owner: found for claim, found in claims(self.life)}
         raise LeaseLost(
-            f"message {self.life.sidecars.parse(bare).id}: its claim {owner} is gone (its lease ran out, or somebody "
-            "settled or requeued it), and was not read"
+            f"message {self.life.sidecars.parse(bare).id}: its claim {owner} is gone (its lease ran out, it expired, "
+            "or somebody settled or requeued it), and was not read"
         )
 
     def report(self) -> None:
@@ -238,10 +236,23 @@ class QueueReader(Rows, DataSourceReader):
         if self.options.claimed is not None:
             listed = {"processing": held(queue, self.options.claimed)}
         else:
-            listed = {state: list(queue.listed(state, self.options.filter)) for state in self.options.states}
-        size = part_size(sum(map(len, listed.values())), self.options.partitions)
+            states = self.options.states
+            listed = _each_once(queue.life, {state: list(queue.listed(state, self.options.filter)) for state in states})
+        size = part_size(sum(map(len, listed.values())), self.options)
         is_held = self.options.claimed is not None
         return [part for state, waiting in listed.items() for part in parts(state, waiting, size, held=is_held)]
+
+
+def _each_once(life: Lifecycle, listed: dict[str, list[Waiting]]) -> dict[str, list[Waiting]]:
+    """Drop from what was listed first what had moved on to a later state when that was listed."""
+    seen = set[str]()
+    for state, waiting in reversed(listed.items()):
+        bare = [names.split_claim(one.file)[1] for one in waiting]
+        folder = life.layout.folder(state)
+        pairs = zip(waiting, bare, strict=True)
+        listed[state] = [one for one, name in pairs if name not in seen or storage.exists(f"{folder}/{one.file}")]
+        seen.update(bare)
+    return listed
 
 
 def held(queue: Queue, claimed: str) -> list[Waiting]:
@@ -255,8 +266,9 @@ def held(queue: Queue, claimed: str) -> list[Waiting]:
         LeaseLost: some of them are not held any more.
     """
     subscription, _, count = claimed.rpartition(":")
-    for _ in range(LOOKS):  # RACE: a listing may miss a file whose lease is being renewed
-        found = {claim.owner: file for claim, file in claims(queue.life) if claim.subscription == subscription}
+    found: dict[str, str] = {}
+    for _ in range(LOOKS):  # RACE: a listing may miss files whose leases are being renewed, but not the same each time
+        found |= {claim.owner: file for claim, file in claims(queue.life) if claim.subscription == subscription}
         if len(found) == int(count):
             return listed(queue.life, (found[owner] for owner in sorted(found, key=names.claim_order)))
     raise LeaseLost(

@@ -164,7 +164,10 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 def _accept(source: str, java: Path) -> Java:
     """Give a Java that Spark can start, with a shim where it needs one, or refuse it."""
     settings = _settings(java)
-    version = int(settings["java.specification.version"].removeprefix("1."))
+    called = settings["java.specification.version"]
+    if not called.removeprefix("1.").isdecimal():
+        raise _Refused(f"{java} calls itself Java {called}")
+    version = int(called.removeprefix("1."))
     if version < OLDEST_JAVA:
         raise _Refused(f"{java} is Java {version}")
     if source == "PATH":  # often a link or a launcher: the Java itself knows where it lives

@@ -24,7 +24,7 @@ from dropq.errors import ConfigError
 from dropq.queue import Queue
 from dropq.spark.bodies import BODIES, in_utc
 from dropq.spark.options import WriteOptions
-from dropq.staging import Attempt, Job, Staged
+from dropq.staging import Attempt, Epoch, Job, Staged
 from dropq.storage import storage_error
 
 log = logging.getLogger("dropq")
@@ -32,16 +32,14 @@ log = logging.getLogger("dropq")
 #: The properties of a task by which Spark says for which query and which epoch of it the task runs.
 QUERY_ID = "sql.streaming.queryId"
 EPOCH = "streaming.sql.batchId"
-#: What the ids of the jobs that send epochs begin with.
-EPOCH_JOB = "epoch-"
 
 
 @dataclass
 class StagedFiles(WriterCommitMessage):
-    """What a task staged for a job, for the driver to commit."""
+    """What a task staged, for the driver to commit; of an epoch, also for which query."""
 
-    job_id: str
     staged: Staged | None = None
+    query: str = ""
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -69,12 +67,13 @@ class QueueWriter(DataSourceArrowWriter):
         if job.sent:
             log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, options.queue)
         else:
-            _begin(job)
+            job.begin()
         return writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; nothing is made for an empty one, or for a job that was sent before."""
-        return stage(self.options, self.job_id, iterator)
+        queue = self.options.open()
+        return StagedFiles(stage(queue, Job(queue.life, self.job_id), self.options, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send all that was staged, once, in the driver."""
@@ -110,83 +109,72 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         epoch = context.getLocalProperty(EPOCH) if context else None
         if query is None or epoch is None:
             raise ConfigError("only micro-batches can be written to a queue: of them Spark tells query and epoch")
-        return stage(self.options, epoch_job(query, int(epoch)), iterator, begins=True)
+        queue = self.options.open()
+        return StagedFiles(
+            stage(queue, Epoch(queue.life, query, int(epoch)), self.options, iterator, begins=True), query
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Send all that an epoch staged, once, in the driver; then the ledger need not know of the epoch before it."""
+        """Send all that an epoch staged, once, in the driver."""
         life = self.options.open().life
-        for job_id in _jobs(messages):
-            sent = Job(life, job_id).commit(_staged(messages))
-            log.info("epoch %d (%s) sent %d messages to queue %s", batchId, job_id, sent, self.options.queue)
-            Job(life, _before(job_id)).forget()
+        for query in _queries(messages):
+            epoch = Epoch(life, query, batchId)
+            if epoch.sent:
+                log.warning(
+                    "%s was sent to queue %s before: this run of it sends nothing", epoch.id, self.options.queue
+                )
+            sent = epoch.commit(_staged(messages))
+            log.info("%s: %d messages were sent to queue %s", epoch.id, sent, self.options.queue)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop an epoch, unless it was committed: the query runs it again, under the same name."""
         life = self.options.open().life
-        for job_id in _jobs(messages):
-            if Job(life, job_id).abort():
-                log.warning("epoch %d (%s) was committed before it failed: all of it is sent", batchId, job_id)
+        for query in _queries(messages):
+            epoch = Epoch(life, query, batchId)
+            if epoch.abort():
+                log.warning("%s was committed before it failed: all of it is sent", epoch.id)
 
 
-def epoch_job(query: str, epoch: int) -> str:
-    """Return the id of the job that sends an epoch of a query."""
-    return f"{EPOCH_JOB}{query}-{epoch}"
-
-
-def _before(job_id: str) -> str:
-    """Return the id of the job that sent the epoch before: that this one came says that it will not come again."""
-    query, _, epoch = job_id.rpartition("-")
-    return f"{query}-{int(epoch) - 1}"
-
-
-def _jobs(messages: Iterable[WriterCommitMessage | None]) -> list[str]:
-    """Return the job that the tasks of an epoch staged for: one, or none where Spark gives no answer of theirs."""
-    return sorted({part.job_id for part in messages if isinstance(part, StagedFiles)})
+def _queries(messages: Iterable[WriterCommitMessage | None]) -> list[str]:
+    """Return the query that the tasks of an epoch staged for: one, or none where Spark gives no answer of theirs."""
+    return sorted({part.query for part in messages if isinstance(part, StagedFiles)})
 
 
 def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[Staged]:
     return [part.staged for part in messages if isinstance(part, StagedFiles) and part.staged is not None]
 
 
-def _begin(job: Job) -> None:
-    try:
-        job.begin()
-    except OSError as error:
-        raise storage_error(error, f"job {job.id} did not begin, nothing was sent") from error
-
-
 def stage(
-    options: WriteOptions, job_id: str, iterator: Iterator[pa.RecordBatch], *, begins: bool = False
-) -> StagedFiles:
-    """Stage the batches of one task for a job.
+    queue: Queue, job: Job, options: WriteOptions, iterator: Iterator[pa.RecordBatch], *, begins: bool = False
+) -> Staged | None:
+    """Stage the batches of one task for a job; nothing where there are none, or the job was sent before.
 
     Args:
+        queue: the queue.
+        job: the job.
         options: how they become messages.
-        job_id: the job.
         iterator: the task's batches, which are read to their end.
         begins: the job begins with its first task; else the driver has begun it.
     """
-    queue = options.open()
-    job = Job(queue.life, job_id)
     batches = (batch for batch in iterator if batch.num_rows)
     first = next(batches, None)
     if first is None or job.sent:
         deque(batches, maxlen=0)  # Spark wants its rows read
-        return StagedFiles(job_id)
+        return None
     if begins:
-        _begin(job)
+        job.begin()
     context = TaskContext.get()
     partition, number = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
     try:
         attempt = job.attempt(f"p{partition:05d}-a{number}")
         try:
             _stage(queue, attempt, chain([first], batches), partition, options)
-            return StagedFiles(job_id, attempt.finish())
+            return attempt.finish()
         except BaseException:
             attempt.discard()
             raise
     except OSError as error:
-        raise storage_error(error, f"partition {partition} of job {job_id} was not staged") from error
+        raise storage_error(error, f"partition {partition} of job {job.id} was not staged") from error
 
 
 def _stage(
