@@ -490,7 +490,7 @@ BAD_ORDERS = {
     b'order,sku,quantity,price\n1,"MG-0\n': "broken off, or no order at all: unexpected end",
     b"order,sku,quantity,price\n1,MG-001,2,1249": "broken off: the last line has no line end",
     b"order,sku,quantity,price,price\n1,MG-001,1,3.00,9.00\n": "the heading has the column price more than once",
-    b'{"order": 1, "items": [{"sku": "MG-001", "quantity": 1, "price": 7.5, "quantity": 5}]}': "'quantity' is there more",
+    b'{"order": 1, "items": [{"sku": "MG-001", "quantity": 1, "price": 7.5, "quantity": 5}]}': "'quantity' is there",
     b"order,sku,quantity,price\n1,MG-001,2,3,50\n": "order '1', article 'MG-001': the line has more fields than the",
     b"order,sku,quantity,price\n1,MG-001\n": "order '1', article 'MG-001': quantity is None, not a whole number",
     b"order,sku,quantity,price\n1,MG-001,1,7.5O\n": "order '1', article 'MG-001': price is '7.5O', not an amount",
