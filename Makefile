@@ -16,8 +16,8 @@ setup: $(STAMP) ## install dropq and all its tools into .venv (PY=python3.12 cho
 demo: $(STAMP) ## show the main job on real input, ending in an accounting of every file
 	@$(RUN) examples/demo.py
 
-test: $(STAMP) ## run the tests (ARGS="-k lease" chooses some, ARGS="-m 'not spark'" leaves Spark out)
-	@$(RUN) -m pytest $(ARGS)
+test: $(STAMP) ## run the tests, two files at a time (ARGS="-k lease" chooses some, ARGS="-m 'not spark'" leaves Spark out)
+	@$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-cluster: $(STAMP) ## run the tests on a Spark cluster of a master and two workers, which are part of make test too
 	@$(RUN) -m pytest -m cluster $(ARGS)

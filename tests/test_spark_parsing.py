@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import csv
 import io
 import random
 from datetime import UTC, date, datetime
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,8 +22,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dropq.spark import parsing
 from dropq.spark.bodies import BODIES
+from dropq.spark.fitting import ROWS, BadBody
 from dropq.spark.options import BODY_FORMATS
-from dropq.spark.parsing import CHUNK, PARSERS, ROWS, BadBody
+from dropq.spark.parsing import CHUNK, PARSERS
 
 COLUMNAR = ("parquet", "arrow")
 NESTING = ("jsonl", *COLUMNAR)
@@ -218,7 +223,23 @@ def test_columns_are_matched_by_name_and_case(body_format: str) -> None:
         {"c": 0.5, "a": 1, "b": None},
         {"c": 1.5, "a": 2, "b": None},
     ]
-    assert read(body_format, body, fields(gone=pa.decimal128(5, 2))) == [{"gone": None}] * 2
+    assert read(body_format, body, fields(c=pa.float64(), gone=pa.decimal128(5, 2))) == [
+        {"c": 0.5, "gone": None},
+        {"c": 1.5, "gone": None},
+    ]
+
+
+@pytest.mark.parametrize("body_format", ["csv", *COLUMNAR])
+def test_a_body_of_other_columns_alone_is_refused_with_what_it_has(body_format: str) -> None:
+    body = write(body_format, pa.table({"a;b": [1], 'the "best"': [2]}))
+    said = 'none of the wanted columns is there: the body has "a;b", "the \\"best\\""'
+    assert refusal(body_format, body, fields(a=pa.int64(), b=pa.int64())) == said
+    many = write(body_format, pa.table({f"column {number}": [1] for number in range(99)}))
+    assert refusal(body_format, many, fields(a=pa.int64())).endswith('"column 4", ...')
+
+
+def test_an_object_of_jsonl_may_have_none_of_the_wanted_columns() -> None:
+    assert read("jsonl", b'{}\n{"b":1}\n', fields(a=pa.int64())) == [{"a": None}] * 2
 
 
 @pytest.mark.parametrize("body_format", NESTING)
@@ -245,7 +266,7 @@ def test_a_dot_in_a_name_is_no_path() -> None:
         body = write(body_format, table)
         assert read(body_format, body, fields(**{"a.b": pa.int64()})) == [{"a.b": 1}]
         assert read(body_format, body, fields(a=table.schema.field("a").type)) == [{"a": {"b": 2}}]
-        assert read(body_format, body, fields(b=pa.int64())) == [{"b": None}]
+        assert refusal(body_format, body, fields(b=pa.int64())).startswith("none of the wanted columns is there")
 
 
 @pytest.mark.parametrize("body_format", COLUMNAR)
@@ -332,11 +353,72 @@ def test_a_null_that_must_not_be_is_refused_at_any_depth(body_format: str) -> No
 def test_a_missing_column_that_must_not_be_null_is_refused() -> None:
     for body_format in ("jsonl", "csv", *COLUMNAR):
         body = write(body_format, pa.table({"b": [1]}))
-        said = refusal(body_format, body, pa.schema([pa.field("a", pa.int8(), nullable=False)]))
+        said = refusal(body_format, body, pa.schema([pa.field("a", pa.int8(), nullable=False), ("b", pa.int64())]))
         assert said.endswith("column a is null, and must not be")
 
 
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_the_older_timestamps_of_parquet_are_instants_or_local_as_is_wanted(zone: str | None) -> None:
+    noon, last = datetime(2024, 1, 1, 12), datetime(9999, 12, 31, 23, 59, 59, 999999)
+    in_zone = [moment.replace(tzinfo=UTC if zone else None) for moment in (noon, last)]
+    naive, want = pa.timestamp("us"), pa.timestamp("us", zone)
+    table = pa.table(
+        {
+            "n": [1, 2],
+            "at": pa.array([noon, last], naive),
+            "l": pa.array([[noon, None], None], pa.list_(naive)),
+            "s": pa.array([{"x": 1, "y": [("k", last)]}, None], pa.struct([("x", pa.int8()), ("y", _texts_to(naive))])),
+        }
+    )
+    file = io.BytesIO()
+    pq.write_table(table, file, use_deprecated_int96_timestamps=True)  # as Spark does, unless it is told otherwise
+    found = read("parquet", file.getvalue(), fields(at=want, l=pa.list_(want), s=pa.struct([("y", _texts_to(want))])))
+    assert found == [
+        {"at": in_zone[0], "l": [in_zone[0], None], "s": {"y": [("k", in_zone[1])]}},
+        {"at": in_zone[1], "l": None, "s": None},
+    ]
+    for kind in (pa.int64(), pa.date32(), pa.string()):
+        assert refusal("parquet", file.getvalue(), fields(at=kind)) == f"column at is int96, and {kind} is wanted"
+
+
+def _texts_to(kind: pa.DataType) -> pa.DataType:
+    return pa.map_(pa.string(), kind)
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_format", COLUMNAR)
+@pytest.mark.parametrize(
+    ("kind", "one", "two"),
+    [
+        (pa.string(), "k", "l"),
+        (pa.int8(), 1, 2),
+        (pa.decimal128(5, 2), Decimal("1.50"), Decimal("2.50")),
+        (pa.timestamp("us", "UTC"), datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC)),
+        (pa.struct([("x", pa.int8())]), {"x": 1}, {"x": 2}),
+    ],
+)
+def test_a_map_with_a_key_twice_is_refused_at_any_depth(
+    body_format: str, kind: pa.DataType, one: Any, two: Any
+) -> None:
+    maps = pa.map_(kind, pa.int8())
+    good, bad = [[(one, 1)], None, [], [(one, 1), (two, 1)]], [[(one, 1)], None, [(one, 1), (two, 2), (one, 3)]]
+    body = write(body_format, pa.table({"m": pa.array(good, maps)}))
+    assert read(body_format, body, fields(m=maps)) == [{"m": value} for value in good]
+    body = write(body_format, pa.table({"m": pa.array(bad, maps)}))
+    assert refusal(body_format, body, fields(m=maps)) == "column m has a key twice"
+    deep = pa.list_(pa.struct([("m", maps)]))
+    body = write(body_format, pa.table({"l": pa.array([[], [{"m": value} for value in bad]], deep)}))
+    assert refusal(body_format, body, fields(l=deep)) == "column l[].m has a key twice"
+
+
+@pytest.mark.parametrize("body_format", COLUMNAR)
+def test_a_wanted_field_of_a_struct_that_is_there_twice_is_refused(body_format: str) -> None:
+    struct = pa.StructArray.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"])
+    body = write(body_format, pa.table({"s": struct}))
+    assert refusal(body_format, body, fields(s=pa.struct([("x", pa.int64())]))) == "column s.x is there twice"
+    assert read(body_format, body, fields(s=pa.struct([("y", pa.int64())]))) == [{"s": {"y": 3}}]
 
 
 @pytest.mark.parametrize("body_format", ["csv", *COLUMNAR])
@@ -372,6 +454,8 @@ def test_a_wanted_column_that_is_there_twice_is_refused(body_format: str) -> Non
         (pa.timestamp("us", "UTC"), '"2024-01-01T00:00:00"', None),
         (pa.timestamp("us"), '"2024-01-01T00:00:00Z"', None),
         (pa.timestamp("us"), '"2024-01-01T00:00:00.1234567"', None),
+        (pa.timestamp("us", "UTC"), '"2024-01-01T00:00:00+00:00:00.5"', None),
+        (pa.timestamp("us", "UTC"), '"20240101T000000-010000.000001"', None),
         (pa.timestamp("us"), "0", None),
         (pa.null(), "0", None),
     ],
@@ -397,6 +481,11 @@ def test_a_value_of_jsonl_that_does_not_fit_is_refused_with_its_line(
         (pa.decimal128(38, 2), f"{'9' * 36}.99", Decimal(f"{'9' * 36}.99")),
         (pa.decimal128(5, 2), "12e1", Decimal("120.00")),
         (pa.timestamp("us", "UTC"), '"2024-01-01T01:00:00+01:00"', datetime(2024, 1, 1, tzinfo=UTC)),
+        (
+            pa.timestamp("us", "UTC"),
+            '"2024-01-01T00:00:30.5+00:00:30"',
+            datetime(2024, 1, 1, 0, 0, 0, 500000, tzinfo=UTC),
+        ),
         (pa.timestamp("us"), '"2024-01-01 00:00:00.123456000"', datetime(2024, 1, 1, microsecond=123456)),
         (pa.map_(pa.int32(), pa.int8()), '{"-1": null}', [(-1, None)]),
         (pa.map_(pa.date32(), pa.int8()), '{"2024-01-01": 1}', [(date(2024, 1, 1), 1)]),
@@ -407,6 +496,19 @@ def test_what_others_may_write_in_jsonl_is_read(kind: pa.DataType, value: str, e
     assert read("jsonl", f'  {{"a" : {value}}}\r\n'.encode(), fields(a=kind)) == [{"a": expected}]
 
 
+def test_an_integer_that_nobody_wants_may_have_any_number_of_digits() -> None:
+    line = b'{"a":1,"b":[%s]}\n' % (b"9" * 5000)
+    assert read("jsonl", line, fields(a=pa.int64())) == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("body_format", "body"), [("jsonl", b'{"a":"x"}'), ("csv", b"a\nx\n"), ("csv", b'"a"\nx\n'), ("text", b"x")]
+)
+def test_a_mark_before_utf_8_is_no_part_of_the_first_line(body_format: str, body: bytes) -> None:
+    assert read(body_format, codecs.BOM_UTF8 + body, fields(a=pa.string())) == [{"a": "x"}]
+    assert read(body_format, codecs.BOM_UTF8, fields(a=pa.string())) == []
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -415,7 +517,11 @@ def test_what_others_may_write_in_jsonl_is_read(kind: pa.DataType, value: str, e
         (b"[1]", "line 2: the row is [1], and an object is wanted"),
         (b"null", "line 2: the row is null, and an object is wanted"),
         (b'{"x":' + b"[" * 100_000, "line 2 is JSON beyond all bounds: maximum recursion depth exceeded"),
-        (b'{"x":' + b"1" * 5000 + b"}", "line 2 is JSON beyond all bounds: Exceeds the limit"),
+        (b'{"a":1,"b":2,"a":1}', 'line 2: "a" is there twice in an object'),
+        (b'{"x":[{"\xc3\xa4":1,"\xc3\xa4":2}]}', 'line 2: "\\u00e4" is there twice in an object'),
+        (b'{"a":1} {"a":2}', "line 2 is not JSON: Extra data at character 7"),
+        (b'{"a":' + b"1" * 5000 + b"}", f"line 2: column a is {'1' * 60}..., and int8 is wanted"),
+        (b'{"d":{"2024-01-01":1,"20240101":2}}', "line 2: column d has a key twice"),
         (b'{"m":[]}', "line 2: column m is [], and an object is wanted"),
         (b'{"m":{"01":2}}', 'line 2: the key of column m is "01", and int64 is wanted'),
         (b'{"m":{"1":"2"}}', 'line 2: column m{} is "2", and int8 is wanted'),
@@ -423,7 +529,8 @@ def test_what_others_may_write_in_jsonl_is_read(kind: pa.DataType, value: str, e
     ],
 )
 def test_a_line_of_jsonl_that_is_no_row_is_refused_with_its_number(line: bytes, said: str) -> None:
-    schema = fields(a=pa.int8(), m=pa.map_(pa.int64(), pa.int8()), l=pa.list_(pa.int8()))
+    maps = {"m": pa.map_(pa.int64(), pa.int8()), "d": pa.map_(pa.date32(), pa.int8())}
+    schema = fields(a=pa.int8(), **maps, l=pa.list_(pa.int8()))
     assert refusal("jsonl", b'{"a":1}\n' + line, schema).startswith(said)
 
 
@@ -439,9 +546,17 @@ def test_lines_are_counted_beyond_the_first_batch() -> None:
     ("kind", "value"),
     [
         (pa.int8(), "128"),
+        (pa.int8(), "0xFF"),
+        (pa.int64(), "0Xffffffffffffffff"),
+        (pa.int64(), "-0x1"),
         (pa.int32(), "1.0"),
+        (pa.int32(), "1e2"),
         (pa.int32(), '""'),
         (pa.float64(), "much"),
+        (pa.float64(), "1e400"),
+        (pa.float64(), "-1e400"),
+        (pa.float32(), "3.5e38"),
+        (pa.float32(), "1" * 40),
         (pa.bool_(), "yes"),
         (pa.decimal128(5, 2), "1.234"),
         (pa.decimal128(5, 2), "1e999999999"),
@@ -456,6 +571,54 @@ def test_a_value_of_csv_that_does_not_fit_is_refused_with_its_row(kind: pa.DataT
     raw = value if isinstance(value, bytes) else value.encode()
     body = b'"b","a"\n"two\nlines",\n"",%s\n' % raw
     assert refusal("csv", body, fields(a=kind)).startswith("row 3 (the header is row 1), column a: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (pa.int64(), "-9223372036854775808", -(2**63)),
+        (pa.int64(), "007", 7),
+        (pa.int64(), '" -0\t"', 0),
+        (pa.float64(), " 1.5", 1.5),
+        (pa.float64(), "inf", float("inf")),
+        (pa.float32(), "-Infinity", -float("inf")),
+        (pa.float32(), "3.4028235e38", float.fromhex("0x1.fffffep127")),
+        (pa.float32(), "1e-60", 0.0),
+    ],
+)
+def test_numbers_that_others_may_write_in_csv_are_read(kind: pa.DataType, value: str, expected: float) -> None:
+    body = f"b,a\nx,\nx,{value}\nx,0\n".encode()
+    assert [row["a"] for row in read("csv", body, fields(a=kind))] == [None, expected, 0]
+
+
+def test_a_number_of_csv_that_does_not_fit_is_found_beyond_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "CHUNK", 100)
+    body = b"n,a\n" + b"".join(b"%d,7\n" % number for number in range(999)) + b"0,0x7\n"
+    assert refusal("csv", body, fields(a=pa.int8())) == 'row 1001 (the header is row 1), column a: "0x7" is no int8'
+
+
+@pytest.mark.parametrize(
+    ("body", "opening"),
+    [(b'a,b\n1,"hello wor', 6), (b'a,b\n1,"x\n2,y\n3,z\n', 6), (b'a,"b\n1,x\n', 2), (b'a,b\n1,"x""\n2,y', 6)],
+)
+@pytest.mark.parametrize("chunk", [CHUNK, 3])
+def test_a_body_of_csv_that_is_cut_off_in_quotes_is_refused(
+    body: bytes, opening: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsing, "CHUNK", chunk)
+    said = f"a quote is open at the end: it opens at byte {opening}"
+    assert refusal("csv", body, fields(a=pa.int64(), b=pa.string())) == said
+
+
+def test_empty_lines_among_several_columns_of_csv_are_no_rows() -> None:
+    schema = fields(a=pa.int64(), b=pa.string())
+    rows = [{"a": 1, "b": "x\n\ny"}, {"a": None, "b": None}]
+    assert read("csv", b'\r\n\na,b\n\n1,"x\n\ny"\r\n\r\n,\n\n', schema) == rows
+    assert read("csv", b"\n\n", schema) == []
+
+
+def test_empty_lines_in_one_column_of_csv_are_nulls() -> None:
+    assert read("csv", b"\na\n1\n\n2\n\n", fields(a=pa.int64())) == [{"a": 1}, {"a": None}, {"a": 2}, {"a": None}]
 
 
 def test_a_row_of_csv_with_a_cell_too_many_is_refused_with_its_row() -> None:
@@ -513,6 +676,99 @@ def test_columns_of_parquet_that_nobody_wants_are_not_read() -> None:
     (batch,) = PARSERS["parquet"](file, fields(a=pa.int64()))
     assert batch.to_pylist() == [{"a": 1}, {"a": 2}]
     assert file.given < len(noise)
+
+
+@pytest.mark.parametrize("field", [b'5" pipe', b'""5" pipe', b'"5" x "pipe'])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_quote_inside_a_field_of_csv_hides_no_row(field: bytes, end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "CHUNK", 4 << 10)
+    body = end.join([b"a,b", b"1," + field, *[b"2,of many"] * 50_000, b""])
+    file = io.BytesIO(body)
+    batches = PARSERS["csv"](file, fields(a=pa.int64(), b=pa.string()))
+    first = next(batches)
+    assert first.column("b")[1].as_py() == "of many"
+    assert file.tell() < len(body) / 2
+    assert first.num_rows + sum(batch.num_rows for batch in batches) == 50_001
+
+
+def as_arrow_reads(body: bytes, schema: pa.Schema) -> list[Any] | None:
+    """Return the rows of csv as Arrow reads it whole; None if it does not, or a quote is open at the end."""
+    end = dict.fromkeys(schema.names, "end")
+    try:
+        table = pa_csv.read_csv(
+            io.BytesIO(body + b"\n%s\n" % ",".join(end.values()).encode()),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=schema, strings_can_be_null=True, null_values=[""], quoted_strings_can_be_null=False
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    *rows, last = table.to_pylist()
+    return rows if last == end else None
+
+
+cells = st.text('a"\r\n', max_size=5)
+
+
+@given(st.lists(st.tuples(cells, cells, st.sampled_from(("\n", "\r", "\r\n", ",\n"))), max_size=6), st.integers(1, 9))
+@example([('"', '"', "\n"), ("", '"a"', "\n")], 1)
+@example([("", '"\r\n"', "\r\n")], 1)
+@example([('a"', '"', "\n"), ("", '""a"', "\r")], 1)
+def test_rows_of_csv_are_what_arrow_takes_for_rows(rows: list[tuple[str, str, str]], chunk: int) -> None:
+    schema = fields(x=pa.string(), y=pa.string())
+    body = "".join(["x,y\n", *(f"{x},{y}{end}" for x, y, end in rows)]).encode()
+    expected = as_arrow_reads(body, schema)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parsing, "CHUNK", chunk)
+        if expected is None:
+            refusal("csv", body, schema)
+        else:
+            assert read("csv", body, schema) == expected
+
+
+@given(st.lists(st.tuples(texts, texts), max_size=6), st.integers(1, 9))
+def test_what_python_writes_as_csv_comes_back(rows: list[tuple[str, str]], chunk: int) -> None:
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows([("x", "y"), *rows])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parsing, "CHUNK", chunk)
+        found = read("csv", file.getvalue().encode(), fields(x=pa.string(), y=pa.string()))
+    assert found == [{"x": x or None, "y": y or None} for x, y in rows]
+
+
+@pytest.mark.parametrize(
+    ("body_format", "before", "long", "said"),
+    [
+        (
+            "jsonl",
+            b'{"a":"1"}\n',
+            b'{"a":"%s"}',
+            "line 2 is longer than the 100 bytes that a value of Spark has at most",
+        ),
+        ("text", b"1\n", b"%s", "line 2 is longer than the 100 bytes that a value of Spark has at most"),
+        ("csv", b"a\n1\n", b"%s", "the row at byte 4 is longer than the 100 bytes that a value of Spark has at most"),
+        (
+            "csv",
+            b"a\n1\n",
+            b'"\n%s"',
+            "the row at byte 4 is longer than the 100 bytes that a value of Spark has at most",
+        ),
+        ("csv", b"", b"%s", "the row at byte 0 is longer than the 100 bytes that a value of Spark has at most"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [CHUNK, 16])
+def test_a_line_that_no_value_of_spark_holds_is_refused_and_not_read_whole(
+    body_format: str, before: bytes, long: bytes, said: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsing, "CHUNK", chunk)
+    monkeypatch.setattr(parsing, "LONGEST", 100)
+    schema = fields(a=pa.string())
+    assert len(read(body_format, (before or b"a\n1\n") + long % (b"x" * 70) + b"\n", schema)) == 2
+    file = io.BytesIO(before + long % (b"x" * (1 << 20)) + b"\n")
+    with pytest.raises(BadBody) as caught:
+        list(PARSERS[body_format](file, schema))
+    assert str(caught.value) == said and file.tell() <= chunk + 200
 
 
 @given(st.lists(st.text("ab\n\"',", max_size=40), min_size=1, max_size=5), st.integers(0, 3))
@@ -605,8 +861,10 @@ def test_a_length_that_no_memory_has_is_a_bad_body(tmp_path: Path) -> None:
 class Failing(io.BytesIO):
     """A file on a disk that fails."""
 
+    error: Exception = OSError(5, "Input/output error")
+
     def fail(self, *args: Any) -> Any:
-        raise OSError(5, "Input/output error")
+        raise self.error
 
     read = readinto = readline = readlines = __next__ = fail
 
@@ -615,4 +873,12 @@ class Failing(io.BytesIO):
 def test_a_disk_that_fails_is_no_bad_body(body_format: str) -> None:
     body, schema = WHOLE[body_format]
     with pytest.raises(OSError, match="Input/output error"):
+        list(PARSERS[body_format](Failing(body), schema))
+
+
+@pytest.mark.parametrize("body_format", BODY_FORMATS)
+def test_a_body_that_memory_does_not_hold_is_a_bad_one(body_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, schema = WHOLE[body_format]
+    monkeypatch.setattr(Failing, "error", MemoryError())
+    with pytest.raises(BadBody, match=f"^the {body_format} body cannot be read: "):
         list(PARSERS[body_format](Failing(body), schema))

@@ -778,7 +778,7 @@ def test_a_batch_takes_a_filter_a_schema_and_the_options_of_a_read(spark: SparkS
 
 
 @pytest.mark.parametrize(
-    "options", [{"state": "error"}, {"filters": "x"}, {"Root": "/elsewhere"}, {"queue": "another"}]
+    "options", [{"state": "error"}, {"filters": "x"}, {"Root": "/elsewhere"}, {"claimed": "a:1"}]
 )
 def test_options_that_a_batch_would_not_heed_are_refused_and_nothing_is_lost(
     spark: SparkSession, queue: Queue, options: dict[str, Any]

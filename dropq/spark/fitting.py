@@ -1,0 +1,200 @@
+"""The columns of a body, as Arrow has them, in the schema that is wanted.
+
+Invariant: a type takes only what it has room for, and only what Spark has as well: no null where there must not be
+any, no key of a map twice. Anything else refuses the body. Formats are the business of parsing.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as compute  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyarrow import types
+
+#: Rows that a batch has at most.
+ROWS = 4096
+
+
+class BadBody(ValueError):
+    """Raised when a body cannot be read as the rows that are wanted: it says what is wrong, and where."""
+
+
+def shortened(text: str) -> str:
+    """Return a text for an error, cut off where it gets long."""
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _either(*known: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda kind: any(is_kind(kind) for is_kind in known)
+
+
+is_text = _either(types.is_string, types.is_large_string, types.is_string_view)
+is_bytes = _either(types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+is_list = _either(types.is_list, types.is_large_list, types.is_fixed_size_list)
+
+
+# -- types -----------------------------------------------------------------------------------------------------------
+
+
+def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
+    """Return the wanted columns that a body has.
+
+    Raises:
+        BadBody: one of them is there twice, or there are columns and none of them is wanted.
+    """
+    found = [name for name in schema.names if name in names]
+    for name in found:
+        if names.count(name) > 1:
+            raise BadBody(f"column {name} is there twice")
+    if names and schema.names and not found:
+        raise BadBody(f"none of the wanted columns is there: the body has {shortened(json.dumps(names)[1:-1])}")
+    return found
+
+
+def fitting(body: pa.Schema, schema: pa.Schema) -> list[str]:
+    """Return the wanted columns that a body has, whose types are the wanted ones or fit into them.
+
+    Raises:
+        BadBody: one does not fit, or as for `present`.
+    """
+    found = present(body.names, schema)
+    for name in found:
+        _check(body.field(name).type, schema.field(name).type, f"column {name}")
+    return found
+
+
+class _Int96(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
+    """A timestamp of Parquet that is an instant or a local time, as whoever reads it says: Spark writes instants."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.timestamp("us"), "dropq.int96")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    def __str__(self) -> str:
+        return "int96"
+
+
+_INT96 = _Int96()
+
+
+def told_int96(body: pq.ParquetFile) -> pa.Schema:
+    """Return the schema of a Parquet file for `fitting`: with INT96 told from other timestamps."""
+    physical = [body.schema.column(index).physical_type for index in range(len(body.schema))]
+    if "INT96" not in physical:
+        return body.schema_arrow
+    leaves = iter(physical)
+
+    def tell(kind: pa.DataType) -> pa.DataType:
+        inner = [field.with_type(tell(field.type)) for field in map(kind.field, range(kind.num_fields))]
+        if types.is_struct(kind):
+            return pa.struct(inner)
+        if types.is_map(kind):
+            return pa.map_(*inner[0].type)
+        if inner:
+            return pa.list_(*inner)
+        return _INT96 if next(leaves, "") == "INT96" else kind
+
+    return pa.schema([field.with_type(tell(field.type)) for field in body.schema_arrow])
+
+
+def _check(have: pa.DataType, want: pa.DataType, where: str) -> None:
+    have = have.value_type if types.is_dictionary(have) else have
+    if types.is_struct(have) and types.is_struct(want):
+        for field in want:
+            found, inside = have.get_all_field_indices(field.name), f"{where}.{field.name}"
+            if len(found) > 1:
+                raise BadBody(f"{inside} is there twice")
+            if found:
+                _check(have.field(found[0]).type, field.type, inside)
+    elif types.is_map(have) and types.is_map(want):
+        _check(have.key_type, want.key_type, f"the key of {where}")
+        _check(have.item_type, want.item_type, f"{where}{{}}")
+    elif is_list(have) and is_list(want):
+        _check(have.value_type, want.value_type, f"{where}[]")
+    elif not have.equals(want) and not _holds(want, have):
+        raise BadBody(f"{where} is {have}, and {want} is wanted")
+
+
+def _holds(want: pa.DataType, have: pa.DataType) -> bool:
+    """Tell whether a type has room for every value of another; for times of nanoseconds, the cast tells."""
+    if types.is_integer(have) and types.is_integer(want):
+        return bool(have.bit_width < want.bit_width + types.is_signed_integer(have))
+    if types.is_integer(have) and types.is_floating(want):
+        return bool(have.bit_width * 2 <= want.bit_width)
+    if types.is_floating(have) and types.is_floating(want):
+        return bool(have.bit_width <= want.bit_width)
+    if types.is_decimal(have) and types.is_decimal(want):
+        return bool(have.scale <= want.scale and have.precision - have.scale <= want.precision - want.scale)
+    if types.is_timestamp(have) and types.is_timestamp(want):
+        return (have.tz is None) == (want.tz is None)
+    if isinstance(have, _Int96):
+        return bool(types.is_timestamp(want))
+    alike = (is_text, is_bytes, types.is_date, types.is_time, types.is_duration)
+    return bool(types.is_null(have)) or any(known(have) and known(want) for known in alike)
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch in the wanted schema.
+
+    Raises:
+        BadBody: a value does not fit.
+        pa.ArrowException: the batch is garbled.
+    """
+    batch.validate(full=True)  # garbled offsets would be followed to wherever they point
+    for start in range(0, batch.num_rows, ROWS):
+        part = batch.slice(start, ROWS)
+        yield pa.RecordBatch.from_arrays([_column(part, field) for field in schema], schema=schema)
+
+
+def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    where = f"column {field.name}"
+    column = batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows)
+    try:
+        # Arrow's cast of a type to itself fails where a struct is null whose fields must not be.
+        column = column if column.type.equals(field.type) else column.cast(field.type)
+    except pa.ArrowException as error:
+        raise BadBody(f"{where} is not {field.type}: {error}") from error
+    _refuse(column, field, where)
+    return column
+
+
+def _refuse(array: pa.Array, field: pa.Field, where: str) -> None:
+    """Refuse nulls where there must not be any, which Spark would take for zeros, and maps that Spark never makes."""
+    if array.null_count and not field.nullable:
+        raise BadBody(f"{where} is null, and must not be")
+    parts: list[tuple[pa.Array, pa.Field, str]] = []
+    if types.is_struct(field.type):
+        parts = [(part, child, f".{child.name}") for part, child in zip(_members(array), field.type, strict=True)]
+    elif types.is_list(field.type):
+        parts = [(array.flatten(), field.type.value_field, "[]")]
+    elif types.is_map(field.type):
+        maps = array.drop_null().cast(pa.list_(pa.struct([field.type.key_field, field.type.item_field])))
+        keys, items = _members(maps.flatten())
+        if _repeats(keys, compute.list_parent_indices(maps)):
+            raise BadBody(f"{where} has a key twice")
+        parts = [(items, field.type.item_field, "{}")]
+    for part, child, name in parts:
+        _refuse(part, child, f"{where}{name}")
+
+
+def _members(structs: pa.StructArray) -> list[pa.Array]:
+    """Return the fields of those structs that are not null."""
+    members: list[pa.Array] = structs.drop_null().flatten()
+    return members
+
+
+def _repeats(keys: pa.Array, maps: pa.Array) -> bool:
+    """Tell whether any of the maps that keys belong to has one of them twice."""
+    if types.is_nested(keys.type):  # which Arrow does not group by
+        return len(set(zip(maps.to_pylist(), keys, strict=True))) < len(keys)
+    distinct = pa.table([maps, keys], ["map", "key"]).group_by(["map", "key"], use_threads=False).aggregate([])
+    return bool(distinct.num_rows < len(keys))
