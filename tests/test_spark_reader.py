@@ -777,9 +777,7 @@ def test_a_batch_takes_a_filter_a_schema_and_the_options_of_a_read(spark: SparkS
     assert where(queue) == {"processed": sorted([b"other", b'{"a": 1}\n{"a": 2}\n'])}
 
 
-@pytest.mark.parametrize(
-    "options", [{"state": "error"}, {"filters": "x"}, {"Root": "/elsewhere"}, {"claimed": "a:1"}]
-)
+@pytest.mark.parametrize("options", [{"state": "error"}, {"filters": "x"}, {"Root": "/elsewhere"}, {"claimed": "a:1"}])
 def test_options_that_a_batch_would_not_heed_are_refused_and_nothing_is_lost(
     spark: SparkSession, queue: Queue, options: dict[str, Any]
 ) -> None:
