@@ -250,6 +250,7 @@ def main() -> int:
         )
         kept = {"machine": f"{machine}, Spark {spark.version}", "rounds": given.rounds, "rows": table}
         path = Path(__file__).parent.parent / "docs/benchmarks/spark.json"
+        path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(kept, indent=1) + "\n")
     spark.stop()
     return 0

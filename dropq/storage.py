@@ -534,13 +534,19 @@ def open_body(path: str) -> IO[bytes]:
     return open(fd, "rb")
 
 
-def read_body(path: str) -> bytes:
-    """Read a message's body whole."""
+def read_body(path: str, limit: int | None = None) -> bytes:
+    """Read a message's body whole.
+
+    Raises:
+        OSError: with EFBIG, it is longer than the limit, and was not read.
+    """
     fd = os.open(path, _READ)
     try:
         body = os.read(fd, READ_SIZE)
         if not (more := os.read(fd, READ_SIZE)):
             return body
+        if limit is not None and os.fstat(fd).st_size > limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         chunks = [body, more]
         while more := os.read(fd, READ_SIZE):
             chunks.append(more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import dropq
 
 TOP = Path(__file__).parent.parent
-PAPERS = [TOP / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted((TOP / "docs").glob("*.md"))
+PAPERS = [TOP / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+PAPERS += sorted((TOP / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -65,6 +67,12 @@ def test_the_spark_example_of_the_readme_runs(tmp_path: Path) -> None:
 def test_the_picture_is_the_one_that_its_script_draws() -> None:
     drawn = subprocess.run([sys.executable, TOP / "docs/draw_lifecycle.py"], capture_output=True, text=True, check=True)
     assert drawn.stdout == (TOP / "docs/lifecycle.svg").read_text()
+
+
+def test_the_figures_are_drawn_from_what_was_measured() -> None:
+    drawn = runpy.run_path(str(TOP / "docs/draw_benchmarks.py"))["drawn"]()
+    for name, text in drawn.items():
+        assert text == (TOP / "docs/benchmarks" / name).read_text(), f"{name}: run docs/draw_benchmarks.py again"
 
 
 def test_the_house_in_the_design_paper_names_every_module() -> None:

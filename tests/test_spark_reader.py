@@ -434,10 +434,17 @@ def test_a_task_hands_over_batches_of_bounded_size(queue: Queue, monkeypatch: py
     batches = [batch.to_pydict() for batch in reader.read(part)]
     assert [len(value) for batch in batches for value in batch["value"]] == sizes
     assert [batch["length"] for batch in batches] == [[0, 3, 3, 3], [0, 11], [1, 5], [5, 1, 30], [2]]
-    monkeypatch.setattr("dropq.spark.reader.LONGEST_VALUE", 29)
-    monkeypatch.setattr("dropq.spark.reader.BATCH_BYTES", 25)
-    with pytest.raises(StorageError, match="30 bytes, and a value of Spark at most 29"):
-        list(reader.read(part))
+
+
+def test_a_body_that_no_value_holds_is_named_and_not_read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dropq.spark.reader.LONGEST_VALUE", 200_000)
+    queue.send(b"x" * 200_000)
+    assert [len(row["value"]) for row in read_here(queue)] == [200_000]
+    with (base(queue) / "target" / "huge").open("wb") as body:
+        body.truncate(1 << 40)
+    with pytest.raises(StorageError, match=r"target/huge is longer than the 200000 bytes of a value of Spark: read it"):
+        list(read_here(queue))
+    assert [row["length"] for row in read_here(queue, "length bigint")] == [200_000, 1 << 40]
 
 
 # -- which files are touched -----------------------------------------------------------------------------------------

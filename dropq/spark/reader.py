@@ -6,6 +6,7 @@ claim holds is found again under its renewed name, and is an error when the clai
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -135,16 +136,13 @@ class _Files:
         size = 0
         for file in files:
             try:
-                body = storage.read_body(f"{self.folder}/{file}")
+                body = _value(f"{self.folder}/{file}")
             except FileNotFoundError:
-                body = self.reading(file, storage.read_body)
+                body = self.reading(file, _value)
             found.append(body)
             size += len(body or b"")
             if size > BATCH_BYTES:
                 break
-        if size > LONGEST_VALUE and len(found) == 1:
-            path = f"{self.folder}/{files[0]}"
-            raise StorageError(f"{path} has {size} bytes, and a value of Spark at most {LONGEST_VALUE}", path=path)
         return found[:-1] if len(found) > 1 and size > LONGEST_VALUE else found
 
     def lengths(self, files: Sequence[str], values: Sequence[bytes | None] | None) -> list[int | None]:
@@ -188,6 +186,17 @@ class _Files:
         if self._moved:
             told = f"the first was {self._moved[0]}"
             log.warning("%d messages left %s while it was read: %s", len(self._moved), self.folder, told)
+
+
+def _value(path: str) -> bytes:
+    try:
+        return storage.read_body(path, LONGEST_VALUE)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            what = f"{path} is longer than the {LONGEST_VALUE} bytes of a value of Spark"
+            way_out = "read it without the column value, or with a bodyFormat"
+            raise StorageError(f"{what}: {way_out}", path=path, errno=error.errno) from error
+        raise
 
 
 def _size(path: str) -> int:
