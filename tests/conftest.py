@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# Processes that share the tests are told of a terminal that what they start does not have.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 # A suite that was started in the background may have been told to ignore Ctrl-C, and so would what it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -16,7 +16,6 @@ from spark_kills import (
     AFTER,
     ALL,
     BEFORE,
-    CLAIMING,
     DECIDED,
     MIDDLE,
     MIDDLE_ACKS,
@@ -42,7 +41,7 @@ from dropq.spark import find_java
 # Seconds: the first test waits for all kills, and others may want the machine's cores meanwhile.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-PHASES = {WRITER: (WRITING, MIDDLE), STREAM_OUT: (BEFORE, MIDDLE), STREAM_IN: (CLAIMING, WORKING, MIDDLE_ACKS)}
+PHASES = {WRITER: (MIDDLE,), STREAM_OUT: (BEFORE, MIDDLE), STREAM_IN: (WORKING, MIDDLE_ACKS)}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def tortured(tmp_path_factory: pytest.TempPathFactory) -> Torture:
             raise  # its Java should have worked
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("kills")
-    torture = Torture(folder, seed=4711, proven=1, phases=PHASES, lanes=3, batches=2, strikes=(3, 3))
+    torture = Torture(folder, seed=4711, proven=1, phases=PHASES, lanes=3, batches=2, strikes=(4, 4))
     torture.run()
     return torture
 
