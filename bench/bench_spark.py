@@ -54,6 +54,7 @@ class Bench:
     def __init__(self, spark: SparkSession, base: str) -> None:
         self.spark = spark
         self.base = base
+        self.waiting = ""
 
     # -- rows out: a file each ---------------------------------------------------------------------------------
 
@@ -114,21 +115,27 @@ class Bench:
 
     # -- rows in ------------------------------------------------------------------------------------------------------
 
+    def fill(self, folder: str) -> None:
+        """Let so many messages wait, for all who read: a read takes nothing; then read all once."""
+        queue = made(folder)
+        queue.send_many(b"x" * BODY for _ in range(ROWS))
+        self.waiting = str(queue.root.path)
+        self.dropq_reader(folder)
+
     def plain_reader(self, folder: str) -> float:
         """Read every file in one plain loop."""
-        target = f"{filled(folder)}/q/target"
-        return timed(lambda: read_plainly(target))
+        return timed(lambda: read_plainly(f"{self.waiting}/q/target"))
 
     def dropq_reader(self, folder: str) -> float:
         """Read every message with all of its columns."""
-        return self._read(filled(folder), None)
+        return self._read(None)
 
     def dropq_values(self, folder: str) -> float:
         """Read every message's body, and nothing else."""
-        return self._read(filled(folder), "value binary")
+        return self._read("value binary")
 
-    def _read(self, root: str, schema: str | None) -> float:
-        reader = self.spark.read.format("dropq").option("root", root).option("queue", "q")
+    def _read(self, schema: str | None) -> float:
+        reader = self.spark.read.format("dropq").option("root", self.waiting).option("queue", "q")
         reader = reader.option("numPartitions", WORKERS)
         rows = (reader.schema(schema) if schema else reader).load()
         seconds = timed(lambda: rows.write.format("noop").mode("append").save())
@@ -147,13 +154,6 @@ class Bench:
 def made(folder: str) -> dropq.Queue:
     """Make a queue `q` in a new root."""
     return dropq.Root.create(f"{folder}/root").create_queue("q", durability="none")
-
-
-def filled(folder: str) -> str:
-    """Make a root with a queue `q` in which so many messages wait; return its path."""
-    queue = made(folder)
-    queue.send_many(b"x" * BODY for _ in range(ROWS))
-    return str(queue.root.path)
 
 
 def plain_writer(folder: str, number: int, count: int) -> None:
@@ -217,10 +217,12 @@ def measure(spark: SparkSession, base: str, label: str, times: int) -> list[dict
     table.append(row("write partitions", label, found, sink, "dropq"))
     bench.lines.unpersist()
     loop = "a plain loop"
-    found = rounds(bench, times, bench.plain_reader, bench.dropq_reader)
-    table.append(row("read rows, all columns", label, found, loop, "dropq"))
-    found = rounds(bench, times, bench.plain_reader, bench.dropq_values)
-    table.append(row("read rows, bodies alone", label, found, loop, "dropq"))
+    with scratch(base) as folder:
+        bench.fill(folder)
+        found = rounds(bench, times, bench.plain_reader, bench.dropq_reader)
+        table.append(row("read rows, all columns", label, found, loop, "dropq"))
+        found = rounds(bench, times, bench.plain_reader, bench.dropq_values)
+        table.append(row("read rows, bodies alone", label, found, loop, "dropq"))
     found = rounds(bench, max(times, 9), bench.noop, bench.small_job)
     table.append(row("small job", label, found, "a job that does nothing", "dropq"))
     return table

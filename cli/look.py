@@ -1,4 +1,4 @@
-"""Looking: queues and their counts, messages in order, one message whole. Nothing here changes anything."""
+"""Looking: queues, their counts and health, messages in order, one message whole. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice
 from shutil import copyfileobj
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropq.errors import LeaseLost, NoSuchMessage
+from dropq.errors import LeaseLost, NoSuchMessage, NoSuchQueue
 
 from . import output
-from .options import Filter, Json, MessageId, QueueName, QueueNames, State, state
-from .output import Record
+from .options import Filter, Json, MessageId, QueueName, QueueNames, State, duration, state
+from .output import NEGATIVE, OK, Record, unescape
 from .shell import Shell, arguments
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
+    from dropq.health import Health
 
 #: The columns of messages: of any, and what more is told of those in a state.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
@@ -53,6 +55,65 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     if not records and not queues:
         shell.tell_no_queues()
     return code
+
+
+def health(
+    ctx: typer.Context,
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="The queue; all of the root without.")] = None,
+    max_age: Annotated[float | None, duration("--max-age", help="How long a message may wait.")] = None,
+    max_count: Annotated[
+        int | None, typer.Option("--max-count", metavar="N", min=0, help="How many messages may wait in target/.")
+    ] = None,
+    max_error: Annotated[
+        int, typer.Option("--max-error", metavar="N", min=0, help="How many messages may lie in error/.")
+    ] = 10,
+    json: Json = False,
+) -> int:
+    """Tell whether queues are well, and if not, why; 1 when one is not.
+
+    Without any limit it finds what nobody swept for a minute, too many messages in error/, and queues that cannot be
+    used. A pause is told, and no fault.
+    """
+    from dropq import health as checks
+
+    shell = Shell(ctx, json)
+    found: Iterable[Health]
+    if queue is None:
+        found = checks.health_root(shell.root, max_age=max_age, max_count=max_count, max_error=max_error)
+    else:
+        one = shell.root.queue(unescape(queue))
+        found = [checks.health(one, max_age=max_age, max_count=max_count, max_error=max_error)]
+    codes: list[int] = []
+
+    def records() -> Iterator[Record]:
+        for told in found:
+            codes.append(OK if told.healthy else output.exit_code(told.error) if told.error else NEGATIVE)
+            yield from [_health_record(told)] if shell.json else _health_lines(told)
+
+    shell.show(records(), ("queue", "verdict", "kind", "message"))
+    if not codes:
+        if shell.strange:
+            raise NoSuchQueue(f"{shell.root.path} has no queues{shell.strange}")
+        shell.tell_no_queues()
+    return codes[0] if len(codes) == 1 else NEGATIVE if any(codes) else OK
+
+
+def _health_record(health: Health) -> Record:
+    return {
+        "queue": health.queue,
+        "healthy": health.healthy,
+        "reasons": [asdict(reason) for reason in health.reasons],
+        "notes": [asdict(note) for note in health.notes],
+        "counts": health.counts,
+        "oldest_age": health.oldest_age,
+    }
+
+
+def _health_lines(health: Health) -> Iterator[Record]:
+    """Yield a line for each reason and note; one for a queue that is well."""
+    verdict = {"queue": health.queue, "verdict": "healthy" if health.healthy else "unhealthy"}
+    told = [*health.reasons, *health.notes]
+    yield from ({**verdict, **asdict(reason)} for reason in told) if told else [verdict]
 
 
 def browse(

@@ -70,6 +70,9 @@ def main() -> None:
     parser.add_argument("--articles", default=str(ARTICLES), metavar="CSV", help="sku, name and group of each article")
     parser.add_argument("--continuous", nargs="?", const="10 seconds", metavar="PERIOD", help="go on, every 10 seconds")
     options = parser.parse_args()
+    for queue in ("orders", "postings"):
+        if not dropq.Root(options.root).queue(queue).exists():
+            parser.error(f"there is no queue {queue} in {options.root}: dropq --root {options.root} create {queue}")
     spark = dropq.spark.session("local[2]", app="enrich orders")
     dropq.spark.register(spark)
     trigger = {"processingTime": options.continuous} if options.continuous else {"availableNow": True}

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchMessage
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.journal import check_semantics
 from dropq.message import Duration, Message, ack_all
 from dropq.queue import Queue
-from dropq.spark.options import ReadOptions
+from dropq.spark.options import CLAIM_OPTIONS, ReadOptions, known
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,8 +51,7 @@ def claim(
     from dropq.spark.datasource import register
 
     check_semantics(queue)
-    if refused := [option for option in options if option.lower() in ("root", "queue", "claimed")]:
-        raise ConfigError(f"option {refused[0]} has no effect here: what is claimed says it; leave it out")
+    known(options, CLAIM_OPTIONS, "claim()")
     _options(queue, "claim:0", options)  # a mistake in them costs no delivery
     register(spark)
     with queue.subscribe(client_id="spark", max_backlog=None, filter=filter) as subscription:

@@ -17,6 +17,7 @@ from pyspark.sql import types as t
 from dropq import layout
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError
+from dropq.filters import check_chooses, compile_filter
 from dropq.queue import Queue
 from dropq.root import Root
 
@@ -27,6 +28,7 @@ READ_OPTIONS = ("root", "queue", "state", "filter", "bodyFormat", "numPartitions
 STREAM_READ_OPTIONS = (
     "root", "queue", "filter", "bodyFormat", "numPartitions", "maxMessagesPerTrigger", "leasePeriod", "clientId",
 )  # fmt: skip
+CLAIM_OPTIONS = ("bodyFormat", "numPartitions")
 #: Spark's own options of a stream, which it hands over too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
 #: The states that can be read: where messages lie, delayed ones too.
@@ -100,7 +102,7 @@ class WriteOptions(Options):
         Raises:
             ConfigError: one is unknown, missing or wrong; it is named, with what is allowed.
         """
-        given = _known(options, STREAM_WRITE_OPTIONS if stream else WRITE_OPTIONS, "save()", stream=stream)
+        given = known(options, STREAM_WRITE_OPTIONS if stream else WRITE_OPTIONS, "save()", stream=stream)
         message_per = _choice(given, "messagePer", MESSAGE_PER)
         for option in ("bodyFormat", "maxRecordsPerMessage"):
             if message_per == "row" and option.lower() in given:
@@ -150,8 +152,13 @@ class ReadOptions(Options):
 
         Raises:
             ConfigError: one is unknown, missing or wrong; it is named, with what is allowed.
+            InvalidFilter: the filter cannot be read, or is empty where messages are taken.
         """
-        given = _known(options, STREAM_READ_OPTIONS if stream else READ_OPTIONS, "load()", stream=stream)
+        given = known(options, STREAM_READ_OPTIONS if stream else READ_OPTIONS, "load()", stream=stream)
+        if "filter" in given:
+            compile_filter(given["filter"])
+            if stream:
+                check_chooses(given["filter"])
         one_each = "numpartitions" in given or "bodyformat" in given  # who says so knows; and a body may be large
         return cls(
             *_place(given),
@@ -167,7 +174,12 @@ class ReadOptions(Options):
         )
 
 
-def _known(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, stream: bool) -> dict[str, str]:
+def known(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, stream: bool = False) -> dict[str, str]:
+    """Return options by their names in lower case.
+
+    Raises:
+        ConfigError: one is unknown; it is named, with what is allowed.
+    """
     given = {key.lower(): value for key, value in options.items() if not (stream and key.lower() in _SPARKS_OWN)}
     spelling = {option.lower(): option for option in allowed}
     for key in given:
@@ -176,7 +188,7 @@ def _known(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, s
         if key not in spelling:
             near = difflib.get_close_matches(key, spelling, n=1)
             hint = f"did you mean {spelling[near[0]]}? " if near else ""
-            raise ConfigError(f"option {key} is unknown: {hint}The options are {', '.join(allowed)}")
+            raise ConfigError(f"option {key} is unknown: {hint}{call} takes {', '.join(allowed)}")
     return given
 
 
