@@ -20,7 +20,14 @@ from .shell import Given
 #: Every command, under the heading that `dropq --help` lists it by.
 COMMANDS: dict[str, dict[str, Callable[..., int | None]]] = {
     "Set-up": {"init": setup.init, "create": setup.create, "delete": setup.delete},
-    "Look": {"ls": look.ls, "browse": look.browse, "show": look.show, "cat": look.cat, "tail": look.tail},
+    "Look": {
+        "ls": look.ls,
+        "health": look.health,
+        "browse": look.browse,
+        "show": look.show,
+        "cat": look.cat,
+        "tail": look.tail,
+    },
     "Send and receive": {
         "send": messages.send,
         "receive": messages.receive,

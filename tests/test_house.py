@@ -38,6 +38,7 @@ HOUSE = (
     "root",
     "strays",
     "fsck",
+    "health",
     "watch",
     "guard",
     "worker",

@@ -1,0 +1,339 @@
+"""Whether a queue is well: what waits too long, what failed, what nobody sweeps, what keeps it from working.
+
+It looks and changes nothing: names alone tell nearly all of it, no body is opened, and nothing waits for it or is kept
+waiting by it. Whoever watches queues runs it every few minutes, beside consumers at their work.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dropq import consumers, names, storage
+from dropq.durations import format_duration, parse_duration
+from dropq.errors import ConfigError, DropqError, InvalidName, NoSuchQueue
+from dropq.fsck import queues
+from dropq.layout import JOB_PREFIX, QueueLayout, ignoring
+from dropq.lifecycle import Held, Lifecycle
+from dropq.message import Duration
+from dropq.queue import Queue
+from dropq.root import Root
+from dropq.staging import DROP_PREFIX, MANIFEST
+
+__all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root"]
+
+#: How many messages may lie in error/ where nobody says: a few bad ones can wait for the morning, while a consumer that
+#: fails whatever it gets is soon past it.
+MAX_ERROR = 10
+#: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
+UNSWEPT = 60_000
+
+#: Folders of a root that may be closed to whoever looks, and are no queues.
+_NO_QUEUES = ("dropboxmq", "topic-root", "lost+found")
+#: The time in a name with a generated id, and the one it was requeued at, found without taking the rest apart.
+_TOLD = re.compile(r"-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?:\.|\Z)").match
+_REQUEUED = re.compile(r"[.&]JMS_dropq_sinceL=([0-9]{13})(?![^&.])").search
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a queue is not well, or what is to be known of it: its kind, a sentence with what to do, figure and limit.
+
+    Ages are in seconds; what cannot be measured has neither figure nor limit.
+    """
+
+    kind: str
+    message: str
+    figure: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Health:
+    """How a queue is: why it is not well, what else is to be known, its counts, and its oldest waiting message.
+
+    Attributes:
+        queue: its name.
+        reasons: why it is not well; none where it is.
+        notes: what does no harm, but explains much: that it is paused.
+        counts: how many messages lie in each state; empty for a queue that cannot be read.
+        oldest_age: seconds that the oldest waiting message has waited; None where none waits.
+        error: what kept it from being read.
+    """
+
+    queue: str
+    reasons: tuple[Reason, ...] = ()
+    notes: tuple[Reason, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    oldest_age: float | None = None
+    error: DropqError | OSError | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return not self.reasons
+
+
+def health(
+    queue: Queue,
+    *,
+    max_age: Duration | None = None,
+    max_count: int | None = None,
+    max_error: int | None = MAX_ERROR,
+) -> Health:
+    """Tell how a queue is, and change nothing; None sets no limit.
+
+    Args:
+        queue: the queue.
+        max_age: how long a message may wait, from when it was sent or requeued; in delayed/, from when it was due.
+        max_count: how many messages may wait in target/.
+        max_error: how many messages may lie in error/.
+
+    Returns:
+        What is wrong with it; that it cannot be read, or has a configuration that cannot be used, is told so, too.
+
+    Raises:
+        NoSuchQueue: there is no such queue.
+    """
+    age = None if max_age is None else parse_duration(max_age)
+    try:
+        look = _Look(queue, _opened(queue))
+        return Health(
+            queue.name,
+            tuple(look.reasons(age, max_count, max_error)),
+            tuple(look.notes()),
+            look.counts,
+            look.oldest_age,
+        )
+    except NoSuchQueue:
+        raise
+    except (DropqError, OSError) as error:
+        return _unusable(queue, error)
+
+
+def health_root(
+    root: Root,
+    *,
+    max_age: Duration | None = None,
+    max_count: int | None = None,
+    max_error: int | None = MAX_ERROR,
+) -> Iterator[Health]:
+    """Tell how each queue of a root is, by name; also those too damaged to be opened, or closed to this user.
+
+    Args:
+        root: the root.
+        max_age, max_count, max_error: as for `health`.
+
+    Raises:
+        OSError: the root cannot be listed.
+    """
+    for queue in _queues(root):
+        try:
+            yield health(queue, max_age=max_age, max_count=max_count, max_error=max_error)
+        except NoSuchQueue as error:
+            if storage.exists(_home(queue)):  # RACE: else it was deleted since the listing
+                yield _unusable(queue, error)
+
+
+# -- what there is -----------------------------------------------------------------------------------------------
+
+
+def _queues(root: Root) -> list[Queue]:
+    found = {queue.name: queue for queue in queues(root)}
+    for entry in storage.entries(root.layout.path):
+        if entry.name not in found and entry.name not in _NO_QUEUES and not entry.name.startswith("."):
+            try:
+                queue = Queue(root, entry.name)
+                _refuse_closed(queue)
+            except InvalidName:
+                continue
+            except OSError:
+                found[queue.name] = queue
+    return [queue for _, queue in sorted(found.items())]
+
+
+def _home(queue: Queue) -> str:
+    return f"{queue.root.layout.path}/{queue.name}"
+
+
+def _opened(queue: Queue) -> Lifecycle:
+    try:
+        return queue.life
+    except NoSuchQueue:
+        _refuse_closed(queue)  # whoever may not look into a folder sees no queue there
+        raise
+
+
+def _refuse_closed(queue: Queue) -> None:
+    for layout in (QueueLayout.flat(_home(queue)), QueueLayout.incoming(_home(queue))):
+        storage.exists(f"{layout.base}/.")
+
+
+def _unusable(queue: Queue, error: DropqError | OSError) -> Health:
+    """Tell of a queue that cannot be looked at: what the error says, and what to do about it."""
+    text, name = "; ".join(str(error).splitlines()), shlex.quote(queue.name)
+    kind, way_out = "storage", f"`dropq fsck {name}` looks closer"
+    if isinstance(error, ConfigError):
+        kind, way_out = "configuration", "mend it, then run `dropq config check`"
+    elif isinstance(error, NoSuchQueue):
+        text, way_out = "target/ and processing/ are missing", f"`dropq fsck {name} --repair` makes them"
+    elif isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.strerror} at {os.fsdecode(error.filename)}"
+    if getattr(error, "errno", None) == errno.EACCES:
+        way_out = f"`ls -ld {shlex.quote(_home(queue))}` shows who may look"
+    return Health(queue.name, (Reason(kind, f"it cannot be looked at: {text}; {way_out}"),), error=error)
+
+
+# -- one look ------------------------------------------------------------------------------------------------------
+
+
+class _Look:
+    """What one listing of each folder tells of a queue."""
+
+    def __init__(self, queue: Queue, life: Lifecycle) -> None:
+        self._queue = queue
+        self._life = life
+        self._ignored = ignoring(life.config.ignore)
+        self._name = shlex.quote(queue.name)
+        self._now = life.clock.now_ms()
+        # RACE: messages move on while this looks, so that one may be seen twice, or not at all.
+        self._waiting, self._delayed, self._held = map(self._files, ("target", "delayed", "processing"))
+        self.counts = {
+            "target": len(self._waiting),
+            "delayed": len(self._delayed),
+            "processing": len(self._held),
+            **{state: sum(1 for _ in self._messages(state)) for state in ("error", "expired", "processed", "working")},
+        }
+
+    def _messages(self, state: str) -> Iterator[str]:
+        ignored, is_message_file = self._ignored, storage.is_message_file
+        for entry in storage.entries(self._life.layout.folder(state)):
+            if not ignored(entry.name) and is_message_file(entry):
+                yield entry.name
+
+    def _files(self, state: str) -> list[str]:
+        return list(self._messages(state))
+
+    @cached_property
+    def oldest_age(self) -> float | None:
+        """Seconds that the oldest message has waited, in delayed/ those after it was due; None where none waits."""
+        since = [*map(self._since, self._waiting), *(due for due in map(self._due, self._delayed) if due < self._now)]
+        return max(self._now - min(since), 0) / 1000 if since else None
+
+    def _since(self, file: str, state: str = "target") -> int:
+        """Return since when a file counts as waiting, as the protocol has it, in ms."""
+        told = _TOLD(file)
+        if told and "JMS_dropq_since" in file:
+            told = _REQUEUED(file)
+        if told:
+            return int(told[1])
+        name = self._life.sidecars.parse(names.split_claim(file)[1])
+        return name.since or name.timestamp or self._changed(f"{self._life.layout.folder(state)}/{file}")
+
+    def _due(self, file: str) -> int:
+        """Return when a file of delayed/ was, or will be, due, in ms; one that does not say is due at once."""
+        return self._life.sidecars.parse(file).not_before or self._since(file, "delayed")
+
+    def _changed(self, path: str) -> int:
+        try:
+            return storage.changed_ms(path)
+        except FileNotFoundError:
+            return self._now  # RACE: it moved on since the listing
+
+    # -- the verdict -------------------------------------------------------------------------------------------
+
+    def reasons(self, max_age: float | None, max_count: int | None, max_error: int | None) -> Iterator[Reason]:
+        """Yield why the queue is not well."""
+        age, waiting, failed = self.oldest_age, self.counts["target"], self.counts["error"]
+        if age is not None and max_age is not None and age > max_age:
+            text = f"a message has waited for {_told(age)}, over the limit of {format_duration(max_age)}"
+            yield Reason("old-message", f"{text}; {self._way_on()}", age, max_age)
+        if max_count is not None and waiting > max_count:
+            text = f"target/ has {_many(waiting, 'message')}, over the limit of {max_count}"
+            yield Reason("many-waiting", f"{text}; {self._way_on()}", waiting, max_count)
+        if max_error is not None and failed > max_error:
+            text = f"error/ has {_many(failed, 'message')}, over the limit of {max_error}"
+            way_out = f"`dropq browse {self._name} --state error` says why"
+            yield Reason("many-errors", f"{text}; {way_out}", failed, max_error)
+        yield from self._unswept()
+
+    def notes(self) -> Iterator[Reason]:
+        """Yield what does no harm, but explains much."""
+        if self._pause:
+            yield Reason("paused", f"consumers see an empty queue; {self._pause}")
+
+    @cached_property
+    def _pause(self) -> str:
+        """What ends the pause, where there is one."""
+        if storage.exists(self._queue.root.layout.read_lock):
+            return "the whole root is paused: `dropq resume --all` ends that"
+        if storage.exists(self._life.layout.read_lock):
+            return f"it is paused: `dropq resume {self._name}` ends that"
+        return ""
+
+    def _way_on(self) -> str:
+        """Say what to do where too much waits."""
+        if self._pause:
+            return self._pause
+        if not self._held:
+            return f"nothing is in work: start a consumer, then see `dropq ls {self._name}`"
+        return f"{len(self._held)} in work: `dropq browse {self._name} --state processing` says by whom"
+
+    def _unswept(self) -> Iterator[Reason]:
+        """Yield what a sweep would have brought in order, had there been one."""
+        dead, lapsed = self._lost_claims()
+        for kind, ages, one, whose in (
+            ("dead-holder", dead, "message", "held by dead consumers, one for"),
+            ("lapsed-lease", lapsed, "message", "held by leases that ran out, one for"),
+            ("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end, one idle for"),
+        ):
+            late = [age for age in ages if age > UNSWEPT]
+            if late:
+                figure = max(late) / 1000
+                text = f"{_many(len(late), one)} {whose} {_told(figure)}, over the limit of {_told(UNSWEPT / 1000)}"
+                yield Reason(kind, f"{text}; `dropq sweep {self._name}` sees to it", figure, UNSWEPT / 1000)
+
+    def _lost_claims(self) -> tuple[list[int], list[int]]:
+        """Return for how long, in ms, dead consumers have held messages, and leases that ran out have been over.
+
+        When a consumer died is written nowhere: its messages count from when they were claimed, or last renewed.
+        """
+        claims: dict[str, list[Held]] = defaultdict(list)
+        for file in self._held:
+            claim, bare = names.split_claim(file)
+            if claim is not None and claim.ours:
+                claims[claim.subscription].append(Held(self._life.layout.processing, claim, bare))
+        # RACE: asked for after the claims were listed, so that a holder that is not known has no claim by now. As fsck
+        # does, this tries the holder's lock and lets go at once: a sweep that meets it there comes again in a second.
+        folder = self._life.layout.consumers
+        gone = {one for one in consumers.known(folder) & claims.keys() if consumers.is_dead(folder, one)}
+        dead = [self._now - self._changed(held.path) for one in gone for held in claims.pop(one)]
+        late = self._now - UNSWEPT
+        others = (held for mine in claims.values() for held in mine if 0 < held.claim.deadline < late)
+        # RACE: what was renewed or settled since the listing is not there any more, under this name.
+        return dead, [self._now - held.claim.deadline for held in others if storage.exists(held.path)]
+
+    def _idle_jobs(self) -> Iterator[int]:
+        """Yield for how long, in ms, committed jobs have been idle: whoever sends one changes its folders."""
+        for entry in storage.entries(self._life.layout.working):
+            if entry.name.startswith((JOB_PREFIX, DROP_PREFIX)):
+                try:
+                    if os.lstat(f"{entry.path}/{MANIFEST}").st_size:
+                        parts = (entry.path, *(part.path for part in storage.entries(entry.path)))
+                        yield self._now - max(map(storage.changed_ms, parts))
+                except (FileNotFoundError, NotADirectoryError):
+                    continue  # not committed; or RACE: somebody finishes it
+
+
+def _told(seconds: float) -> str:
+    return format_duration(int(seconds))
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
