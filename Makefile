@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster torture-spark lint bench bench-spark clean
+.PHONY: help setup demo test test-cluster torture-spark model lint bench bench-spark clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,9 @@ test-cluster: $(STAMP) ## run the tests on a Spark cluster of a master and two w
 
 torture-spark: $(STAMP) ## kill Spark jobs at random moments until each phase had ten kills, and account for every message
 	@$(RUN) tests/spark_kills.py $(ARGS)
+
+model: ## check the protocol's model with spin (apt install spin gcc)
+	@model/check.sh
 
 lint: $(STAMP) ## check style, format and types
 	@$(RUN) -m ruff check .

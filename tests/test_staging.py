@@ -701,6 +701,24 @@ def test_what_a_task_staged_after_its_job_was_sent_goes_with_the_next_sweep(tmp_
     assert (sent(queue), working(queue)) == (ALL, [])
 
 
+def test_a_job_that_a_sweep_takes_away_while_it_is_looked_for_counts_as_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked for a manifest before the commit, and takes the folder away after it."""
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    assert job._write_manifest(stage(queue, job))
+    look = staging._manifest
+
+    def meanwhile(folder: str) -> object:
+        if folder == job.folder and os.path.exists(folder):
+            os.rename(folder, f"{queue.layout.working}/.drop-job-0123456789ab")
+        return look(folder)
+
+    monkeypatch.setattr(staging, "_manifest", meanwhile)
+    assert job.sent
+
+
 # -- rows of jobs ------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,85 @@
+#!/bin/sh
+# Check the models beside this script with spin, and see that each one that is broken on purpose fails.
+#
+#     check.sh [claims] [jobs]        all of them when none is named
+#
+# Prints a line for each: name, states, depth, seconds, verdict. Exits 1 when one is not as it must be, 69 without tools.
+set -eu
+
+models=$(cd "$(dirname "$0")" && pwd)
+for tool in spin gcc; do
+    command -v "$tool" >/dev/null || {
+        echo "$tool is missing: apt-get install spin gcc" >&2
+        exit 69
+    }
+done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+cd "$work"
+bad=0
+
+# check EXPECTED NAME MODEL [-DSWITCH]...: run one search in full; EXPECTED is "holds" or "violated".
+check() {
+    expected=$1 name=$2 model=$3
+    shift 3
+    rm -f pan* ./*.trail log
+    # -Q5 gives up after five minutes, MEMLIM at 1000 MB: both count as failures, as does a search that is cut short.
+    if ! { spin -a "$@" "$models/$model.pml" && gcc -w -O2 -DSAFETY -DCOLLAPSE -DMEMLIM=1000 -o pan pan.c; } >log 2>&1; then
+        verdict="cannot be built"
+    else
+        status=0
+        ./pan -m500000 -w22 -n -Q5 >log 2>&1 || status=$?
+        verdict=$(judge "$status")
+    fi
+    states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' log)
+    depth=$(sed -n 's/.*depth reached \([0-9]*\).*/\1/p' log)
+    seconds=$(sed -n 's/^pan: elapsed time \([0-9.e+-]*\) seconds.*/\1/p' log)
+    case $expected/$verdict in
+    holds/holds) ;;
+    violated/violated) verdict="is violated, as it must be" ;;
+    violated/holds) verdict="holds, but must not" bad=1 ;;
+    *) bad=1 ;;
+    esac
+    printf '%-32s %9s states  depth %6s  %6s s  %s\n' "$name" "${states:-?}" "${depth:-?}" "${seconds:-?}" "$verdict"
+    case $verdict in
+    holds | "is violated, as it must be") ;;
+    *) cat log >&2 ;;
+    esac
+}
+
+# Say in a word or a sentence how a search ended, from its log.
+judge() {
+    if grep -q '^error: max search depth too small' log; then
+        echo "is not decided: max search depth too small"
+    elif grep -Eqi 'out of memory|MEMLIM bound' log; then
+        echo "is not decided: out of memory"
+    elif grep -Eq '^pan:[0-9]+: assertion violated' log; then
+        echo "violated"
+    elif grep -Eq '^pan:[0-9]+: ' log; then
+        sed -n 's/^pan:[0-9]*: /fails: /p' log | head -n 1
+    elif [ "$1" -ne 0 ] || grep -q 'Search not completed' log || ! grep -q 'errors: 0$' log; then
+        echo "is not decided: the search is incomplete"
+    else
+        echo "holds"
+    fi
+}
+
+for model in ${*:-claims jobs}; do
+    case $model in
+    claims)
+        check holds "claims" claims
+        check violated "claims, SHARED_NAMES" claims -DSHARED_NAMES
+        ;;
+    jobs)
+        check holds "jobs" jobs
+        check holds "jobs, TWO_SWEEPS" jobs -DTWO_SWEEPS
+        check violated "jobs, LOOK_THEN_DROP" jobs -DLOOK_THEN_DROP
+        ;;
+    *)
+        echo "$model is no model: claims or jobs" >&2
+        exit 64
+        ;;
+    esac
+done
+exit "$bad"
