@@ -116,8 +116,8 @@ class Job:
             StorageError: it cannot be told.
         """
         try:
-            # RACE: a job moves on meanwhile, from its folder to a dropped one, and is in the ledger before it leaves that:
-            # so look in this order, and list the dropped ones only when it is not in its folder.
+            # RACE: a job moves on meanwhile, from its folder to a dropped one, and is in the ledger before it leaves
+            # that: so look in this order, and list the dropped ones only when it is not in its folder.
             committed = _manifest(self.folder) is not None or any(_manifest(away) for away in self._dropped())
             return committed or storage.exists(_ledger_entry(self._life, self._key))
         except OSError as error:
