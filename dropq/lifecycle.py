@@ -177,9 +177,9 @@ class Lifecycle:
         """Return the number of the next delivery of a file, and its name without a prefix left by hand."""
         by_hand, file = names.split_claim(waiting)
         name = self.sidecars.parse(file)
-        if name.lapsed and not again:
-            file = self.sidecars.fit(name.unmarked)
-        if len(file) > names.NAME_BUDGET or not file.isascii():
+        marked = name.lapsed and not again  # whoever else takes it leaves no word of that in the name
+        name = name.unmarked if marked else name
+        if marked or len(file) > names.NAME_BUDGET or not file.isascii():
             file = self.sidecars.fit(name)
         return max(name.delivery_count, by_hand.number if by_hand else 0) + 1, file
 
