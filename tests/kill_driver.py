@@ -374,6 +374,17 @@ def register(spark: SparkSession, format_name: str) -> None:
     spark.dataSource.register(Source)
 
 
+def offset(checkpoint: Path, name: str) -> dict[str, Any]:
+    """Return an offset of a queue's, which Spark has logged."""
+    *_, content = (checkpoint / "offsets" / name).read_text().splitlines()
+    return dict(json.loads(content))
+
+
+def stream_of(checkpoint: Path) -> str:
+    """Return what the queue calls the stream of a checkpoint."""
+    return str(offset(checkpoint, "0")["stream"])
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
@@ -439,9 +450,12 @@ class Driver:
         return checkpoint.exists() and (checkpoint / str(len(inputs) - 1)).exists()
 
     def _is_drained(self, run: Run) -> bool:
-        # Acks come before a batch's file goes; what a query left that was killed before its first offset may lie there.
         queue = self._folder / "root" / run.name
-        return not os.listdir(queue / "target") and not os.listdir(queue / "processing")
+        if os.listdir(queue / "target") or os.listdir(queue / "processing"):
+            return False
+        # A batch's file goes after its last ack. A stream that was killed before its first offset may keep one.
+        stream = stream_of(self._folder / "checkpoints" / run.name)
+        return not list((queue / ".dropq" / "streams" / stream).glob("*.json"))
 
     def _send_on(self, run: Run, rows: DataFrame, batch: int) -> None:
         """Send a batch to the queue of the effect, by a job of its own."""

@@ -30,11 +30,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from cluster import command, members
 from helpers import files, lying, until
-from kill_driver import EFFECT, STREAM_IN, STREAM_OUT, WRITER, Log, Run
+from kill_driver import EFFECT, STREAM_IN, STREAM_OUT, WRITER, Log, Run, offset, stream_of
 
 import dropq
 from dropq import Root
@@ -285,7 +285,7 @@ class Checkpoint:
 
     def stream(self) -> str:
         """Return what the queue calls the stream."""
-        return str(self._offset("0")["stream"])
+        return stream_of(self._folder)
 
     def offsets(self) -> int:
         """Return how many batches have their offset logged."""
@@ -301,12 +301,8 @@ class Checkpoint:
         if batch not in self._offsets:
             for name in _names(self._folder / "offsets"):
                 if name.isdecimal() and int(name) not in self._offsets.values():
-                    self._offsets[self._offset(name)["batch"]] = int(name)
+                    self._offsets[offset(self._folder, name)["batch"]] = int(name)
         return self._offsets.get(batch)
-
-    def _offset(self, name: str) -> dict[str, Any]:
-        *_, offset = (self._folder / "offsets" / name).read_text().splitlines()
-        return dict(json.loads(offset))
 
     def _is_there(self, name: str, moment: float) -> bool:
         with suppress(FileNotFoundError):
