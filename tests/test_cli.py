@@ -468,6 +468,14 @@ def test_ls_counts_the_states_and_goes_on_past_a_broken_queue(run: Run, root: Ro
     assert [(record["queue"], record["target"], record["paused"]) for record in done.records] == [("q", 2, True)]
 
 
+@pytest.mark.parametrize(("filter", "bodies"), [("n > 3", ["number"]), ("n = '7'", ["text"]), ("n = 7", ["number"])])
+def test_a_property_is_a_string_unless_its_type_is_given(run: Run, q: Queue, filter: str, bodies: list[str]) -> None:
+    run("send", "q", "-", "-p", "n=7", input="text")
+    run("send", "q", "-", "-p", "n:I=7", input="number")
+    found = run("browse", "q", "--filter", filter, "--json").records
+    assert [q.find(record["id"]).text for record in found] == bodies
+
+
 def test_browse_lists_in_order_of_delivery_with_what_a_state_needs(run: Run, q: Queue) -> None:
     low, high = q.send(b"x").id, q.send(b"yy", priority=9, type="order").id
     rows = run("browse", "q").rows

@@ -121,6 +121,12 @@ def test_each_row_is_a_message_with_the_metadata_of_its_columns(spark: SparkSess
     assert working(queue) == []
 
 
+def test_properties_are_strings_to_a_filter(spark: SparkSession, queue: Queue) -> None:
+    save(spark.sql("select 'x' as value, map('n', '7') as properties"), queue)
+    assert len(list(queue.browse(filter="n = '7'"))) == 1
+    assert list(queue.browse(filter="n > 3")) == []
+
+
 def test_binary_values_and_periods_in_seconds(spark: SparkSession, queue: Queue) -> None:
     rows = spark.sql("""
         select unhex('ff00') as value, 0.001D as delay, 3600 as expires_in union all
