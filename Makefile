@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster torture-spark model lint bench bench-spark clean
+.PHONY: help setup demo test test-cluster test-nfs test-fuse torture torture-spark model lint bench bench-spark clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,15 @@ test: $(STAMP) ## run the tests, two files at a time (ARGS="-k lease" chooses so
 
 test-cluster: $(STAMP) ## run the tests on a Spark cluster of a master and two workers, which are part of make test too
 	@$(RUN) -m pytest -m cluster $(ARGS)
+
+test-nfs: $(STAMP) ## run two clients of a real NFS server, v3 and v4.2, and power cuts, in user-mode-linux
+	@PYTHONPATH=tests $(RUN) -m torture --only nfs,powercut $(ARGS)
+
+test-fuse: $(STAMP) ## run on FUSE file systems: bindfs, mergerfs, fuse-overlayfs, and one that has nothing but rename
+	@PYTHONPATH=tests $(RUN) -m torture --only fuse $(ARGS)
+
+torture: $(STAMP) ## hold dropq against crashes, faults, power cuts, strangers and real mounts, ending in one table
+	@PYTHONPATH=tests $(RUN) -m torture $(ARGS)
 
 torture-spark: $(STAMP) ## kill Spark jobs at random moments until each phase had ten kills, and account for every message
 	@$(RUN) tests/spark_kills.py $(ARGS)

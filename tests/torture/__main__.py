@@ -1,0 +1,77 @@
+"""Hold dropq against crashes, faults, strangers and real mounts, and end in one table: `make torture`.
+
+Exit codes: 0 every promise was kept; 1 one was broken; 2 none was broken, but a part was NOT RUN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+
+from torture.table import NotRun, Options, Row, rendered
+
+#: The parts in the order of the table: each is a module with a function `run(options)` that returns rows.
+PARTS = ("crashes", "faults", "storm", "spark", "powercut", "nfs", "fuse", "strangers", "clocks", "model")
+PAPER = Path(__file__).parents[2] / "docs" / "reliability.md"
+BEGIN, END = "<!-- torture: begin -->", "<!-- torture: end -->"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make torture ARGS=", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--seed", type=int, default=1, help="of all that is left to chance")
+    parser.add_argument("--short", action="store_true", help="as short as in make test")
+    parser.add_argument("--folder", type=Path, help="where to work: a folder on a disk, not on tmpfs")
+    parser.add_argument("--write", action="store_true", help="keep the table in docs/reliability.md")
+    asked = parser.parse_args()
+    parts = asked.only.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory(prefix="torture-", dir=asked.folder) as folder:
+        rows = [row for part in parts for row in _rows(part, Options(Path(folder), asked.seed, not asked.short))]
+    for row in rows:
+        for line in row.wrong:
+            print(f"WRONG  {row.test}: {line}")
+    print(table := rendered(rows))
+    if asked.write:
+        _keep(table)
+    broken = [row.test for row in rows if not row.good and not row.not_run]
+    missing = [row.test for row in rows if row.not_run]
+    print(f"{len(rows)} rows, {len(broken)} with a broken promise, {len(missing)} NOT RUN")
+    return 1 if broken else 2 if missing else 0
+
+
+def _rows(part: str, options: Options) -> Iterable[Row]:
+    """Run a part; one that this machine cannot run has a row that says why."""
+    begun = time.monotonic()
+    print(f"{part} ...", file=sys.stderr, flush=True)
+    folder = options.folder / part
+    folder.mkdir()
+    run: Callable[[Options], Iterable[Row]] = import_module(f"torture.{part}").run
+    rows: list[Row] = []
+    try:
+        rows += run(Options(folder, options.seed, options.long))
+    except NotRun as reason:
+        rows.append(Row(part, not_run=str(reason)))
+    except Exception as error:  # the other parts are as good as before
+        traceback.print_exc()
+        rows.append(Row(part, wrong=[f"ended by {error!r}"]))
+    print(f"{part}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    return rows
+
+
+def _keep(table: str) -> None:
+    """Put a table into the paper, in place of the one that is there."""
+    before, _, rest = PAPER.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAPER.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
