@@ -63,20 +63,19 @@ def open_queue(root: Root, name: str) -> Lifecycle:
 
 def _check_folders(layout: QueueLayout, name: str) -> None:
     devices: dict[int, str] = {}
-    for folder in FOLDERS:
-        path = layout.folder(folder)
+    made_when_needed = layout.private, layout.delayed
+    for path in (*(layout.folder(folder) for folder in FOLDERS), *made_when_needed):
         try:
             devices.setdefault(storage.device(path), path)
         except FileNotFoundError as error:
+            if path in made_when_needed:
+                continue
             if not storage.exists(layout.home):  # RACE: it was deleted since it was found
                 raise NoSuchQueue(f"queue {name} is not there any more: {layout.home}") from error
             way_out = f"`dropq fsck {name} --repair` makes it"
-            raise storage_error(error, f"queue {name} lacks its folder {folder}/: {way_out}") from error
+            raise storage_error(error, f"queue {name} lacks its folder {os.path.basename(path)}/: {way_out}") from error
         except OSError as error:
             raise storage_error(error, f"queue {name} cannot be opened") from error
-    for path in (layout.private, layout.delayed):
-        if storage.exists(path):
-            devices.setdefault(storage.device(path), path)
     if len(devices) > 1:
         first, second = list(devices.values())[:2]
         raise StorageError(

@@ -674,3 +674,16 @@ def test_a_name_with_digits_of_another_script_is_foreign_and_does_not_expire_at_
 def test_a_pattern_that_would_hide_plain_messages_cannot_be_ignored(make: Make, pattern: str) -> None:
     with pytest.raises(ConfigError, match="cannot be ignored"):
         make(ignore=[pattern])
+
+
+def test_a_queue_that_is_deleted_while_it_is_opened_is_not_there(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, device = make(), storage.device
+
+    def deleting(path: str) -> int:
+        if path == f"{queue.root.path}/q/.dropq":
+            shutil.rmtree(queue.root.path / "q")
+        return device(path)
+
+    monkeypatch.setattr(storage, "device", deleting)
+    with pytest.raises(NoSuchQueue, match="q is not there any more"):
+        reopened(queue).send(b"a")

@@ -1,0 +1,131 @@
+"""Every call to the file system that dropq makes, and a place to come between.
+
+`os` is replaced in each module of dropq, and in those it leaves work to, by whatever stands there of it: nobody has to
+list them. What a file object writes and what the kernel does for a single rename go by the same way.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import filelock
+
+from dropq import storage
+
+#: Calls that change what lies on disk, or make it durable; `rename` stands for renameat2 too.
+CHANGING = frozenset(
+    {"open", "write", "rename", "unlink", "link", "mkdir", "rmdir", "fsync", "fchmod", "fchown", "utime", "ftruncate"}
+)
+#: Calls that only look.
+LOOKING = frozenset({"read", "listdir", "scandir", "stat", "lstat", "fstat"})
+
+_WRITES = os.O_WRONLY | os.O_RDWR
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: what it is called, what it is about, and how to do it."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    do: Callable[[], Any]
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes something on disk: an open that only reads does not."""
+        return self.name in CHANGING and (self.name != "open" or bool(self.arguments[1] & _WRITES))
+
+    def __str__(self) -> str:
+        subjects = [part for part in self.arguments if isinstance(part, str)]
+        return " ".join([self.name, *("/".join(part.rsplit("/", 2)[1:]) for part in subjects)])
+
+
+#: What is asked about each call: it does it, or does something else.
+Between = Callable[[Call], Any]
+
+
+class _Os(ModuleType):
+    """Stands for `os`: the calls that matter go by `between`."""
+
+    def __init__(self, between: Between) -> None:
+        super().__init__("os")
+        self._between = between
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name == "remove":
+            name = "unlink"
+        if name not in CHANGING and name not in LOOKING:
+            return real
+        return lambda *args, **kwargs: self._between(Call(name, args, lambda: real(*args, **kwargs)))
+
+
+class _Raw(io.RawIOBase):
+    """A file whose reads and writes go by `between`, for a buffered one to stand on."""
+
+    def __init__(self, between: Between, fd: int, mode: str) -> None:
+        self._between = between
+        self._fd = fd
+        self._writes = mode == "wb"
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def readable(self) -> bool:
+        return not self._writes
+
+    def writable(self) -> bool:
+        return self._writes
+
+    def readinto(self, buffer: Any) -> int:
+        return int(self._between(Call("read", (self._fd,), lambda: os.readv(self._fd, [buffer]))))
+
+    def write(self, data: Any) -> int:
+        content = bytes(data)
+        return int(self._between(Call("write", (self._fd, content), lambda: os.write(self._fd, content))))
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._fd)
+
+
+def _open(between: Between, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    """Stand for `open`: what dropq opened by itself it reads and writes by calls that can be come between."""
+    if isinstance(file, int) and mode == "wb":
+        return io.BufferedWriter(_Raw(between, file, mode))
+    if isinstance(file, int) and mode == "rb":
+        return io.BufferedReader(_Raw(between, file, mode))
+    return open(file, mode, *args, **kwargs)
+
+
+def come_between(between: Between, *, noreplace: bool = True) -> None:
+    """Let every call go by a function from now on, for good: this is for a process that ends soon.
+
+    Args:
+        between: what each call goes by.
+        noreplace: whether the file system has a rename that replaces nothing.
+    """
+    stand_in = _Os(between)
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ("dropq", filelock.__name__) and getattr(module, "os", None) is os:
+            module.os = stand_in  # type: ignore[attr-defined]
+            module.open = partial(_open, between)  # type: ignore[attr-defined]
+    shutil.os = stand_in  # type: ignore[attr-defined]
+    real = storage.rename_noreplace
+
+    def rename_noreplace(source: str, destination: str) -> None:
+        if not noreplace:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
+        between(Call("rename", (source, destination), lambda: real(source, destination)))
+
+    storage.rename_noreplace = rename_noreplace

@@ -1,0 +1,355 @@
+"""The public verbs, found by looking; and the scene in which each of them is called.
+
+A verb is a public function or method of what `dropq` offers its users. Nobody lists them: what is called with what is
+told by the names of the arguments. Each verb is called with what it needs, and once more for every value that an
+argument may have besides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+from unittest import mock
+
+from helpers import Clock
+
+import dropq
+from dropq import Message, Queue, Root, Subscription, admin, fsck, journal, staging
+from dropq.journal import Journal
+from dropq.staging import Attempt, Epoch, Job, Staged
+from torture.account import body
+
+#: Where public verbs are found, besides what `dropq` itself exports.
+MODULES: tuple[ModuleType, ...] = (admin, staging, journal, fsck)
+#: Public by name, but no verbs: what dropq's own modules use among themselves.
+INNER = {
+    "Typed", "SweepReport",  # they hold what was found, or is to be said
+    "Message.link",  # of a worker, for its own private folder
+    "Subscription.adopt", "Subscription.forget", "Subscription.holding",  # of journals and messages
+    "Queue.address", "Queue.plain_addresses",  # of sends: they only make names
+    "finish", "roll_forward", "held_by",
+    "lapsed_claim", "runs", "check_semantics", "is_committed", "select",
+}  # fmt: skip
+#: Seconds for which short leases and delays of a scene last, and by which its clock goes on before a verb is called.
+SHORT, AFTER = 5, 10
+KEPT = ("processed", "expired", "error")
+
+
+@dataclass
+class Scene:
+    """A root in which something lies everywhere, and what a verb may be called on."""
+
+    folder: Path
+    root: Root
+    queue: Queue
+    other: Queue
+    far: Queue
+    subscription: Subscription
+    message: Message
+    job: Job
+    epoch: Epoch
+    attempt: Attempt
+    journal: Journal | None
+    staged: Mapping[type, list[Staged]]
+    #: Lives, but has let a lease run out.
+    late: Subscription
+
+    def on(self, host: type) -> object:
+        """Return what a method of a class is called on.
+
+        Raises:
+            LookupError: there is none in the scene.
+        """
+        for field in dataclasses.fields(self):
+            if type(found := getattr(self, field.name)) is host:
+                return found
+        raise LookupError(f"there is no {host.__name__} in the scene: give it one")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a scene's queue is configured, and what its file system can do."""
+
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    noreplace: bool = True
+    #: Whether the message that is held is a foreign file whose name is taken where it may go.
+    foreign: bool = False
+
+    @property
+    def settles(self) -> bool:
+        """Whether what is received is still to be settled."""
+        return self.options.get("semantics") != "at-most-once"
+
+
+SETTINGS = (
+    Setting("plain"),
+    Setting("foreign names, no rename that replaces nothing", noreplace=False, foreign=True),
+    Setting("no history, retries", {"history": False, "redelivery_attempts": 3, "redelivery_delay": "1h"}),
+    Setting("at most once", {"semantics": "at-most-once"}, foreign=True),
+    Setting("limits, modes", {"max_deliveries": 1, "max_cancels": 1, "exhausted": "expired", "file_mode": "0640"}),
+)
+
+LONG = {"text": "x" * 300}
+CSV = "report.csv"
+
+
+def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
+    """Make a scene in an empty folder; a body tells what it is, and what is called `job#...` is sent as one."""
+    root = Root.create(folder, clock=clock)
+    queue = root.create_queue("q", **{"lease_period": "1h", **setting.options})
+    other, spare = root.create_queue("other"), root.create_queue("spare")
+    far = Root.create(folder / "far", clock=clock).create_queue("away")
+    (folder / "source").write_bytes(body("source", 100_000))
+    _keep(queue, KEPT if setting.settles else KEPT[:1])
+    _keep(spare, KEPT[:1], "spare ")
+    subscription = queue.subscribe(max_backlog=4)
+    message = _hold(queue, "held", by=subscription, foreign=setting.foreign)
+    late = queue.subscribe(lease_period=SHORT)
+    _hold(queue, "lease ran out", by=late)
+    reader = _journal(queue) if setting.settles else None
+    _leave_behind(queue)
+    for number in range(2):
+        queue.send(body(f"waits {number}", 3000), priority=8 - number, properties=LONG)
+    _drop(queue, "ä" * 110 + ".csv", "waits, foreign")
+    queue.send(body("was delayed"), delay=SHORT)
+    queue.send(body("delayed"), delay="1d")
+    queue.send(body("expires"), expires_in=SHORT)
+    clock.advance(AFTER)  # nobody receives any more, or would sweep what is to be found
+    job, epoch = Job(queue.life, "new"), Epoch(queue.life, "row", 1)
+    staged = {type(one): _staged(one) for one in (job, epoch)}
+    attempt = job.attempt("open")
+    return Scene(folder, root, queue, other, far, subscription, message, job, epoch, attempt, reader, staged, late)
+
+
+def _keep(queue: Queue, states: Sequence[str], prefix: str = "") -> None:
+    """Let a message come to rest in each state: a long one, and a foreign one of a name that is to come again."""
+    for state in states:
+        for name, foreign in ((f"{prefix}{state}", False), (f"{prefix}{state}, foreign", True)):
+            message = _hold(queue, name, foreign=foreign)
+            settle: dict[str, Callable[[], None]] = {"processed": message.ack, "expired": message.expire}
+            settle.get(state, partial(message.reject, "r"))()
+
+
+def _hold(queue: Queue, name: str, *, by: Queue | Subscription | None = None, foreign: bool = False) -> Message:
+    """Send a message and take it, by the queue itself or by a subscription."""
+    if foreign:
+        _drop(queue, CSV, name)
+    else:
+        queue.send(body(name), priority=9, properties=LONG)
+    message = (by or queue).receive()
+    assert message is not None
+    return message
+
+
+def _drop(queue: Queue, file: str, name: str) -> None:
+    """Send a message as a script does."""
+    draft = Path(queue.layout.working, file)
+    draft.write_bytes(body(name))
+    draft.rename(Path(queue.layout.target, file))
+
+
+def _leave_behind(queue: Queue) -> None:
+    """Let a process die that held a message, and had committed a job of which nothing was sent yet."""
+    if (child := os.fork()) == 0:
+        with mock.patch.object(staging, "finish", side_effect=lambda *_: os._exit(0)):
+            _hold(queue, "held by the dead")
+            committed = Job(queue.life, "committed")
+            committed.commit(_staged(committed))
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def _staged(job: Job) -> list[Staged]:
+    """Stage two messages of a job in an attempt each."""
+    job.begin()
+    found = []
+    for number in range(2):
+        attempt = job.attempt(f"part {number}")
+        attempt.write_all([f"4.{type(job).__name__}-{number}.B"], [body(f"{job.id}#{number}")])
+        found.append(attempt.finish())
+    return found
+
+
+def _journal(queue: Queue) -> Journal:
+    """Let a stream hold a batch, and offer it more."""
+    for number in range(2):
+        queue.send(body(f"of the stream {number}"), priority=9)
+    reader = Journal(queue, "stream", queue.subscribe(detached=True, max_backlog=None, lease_period="1h"))
+    reader.next_batch(1, 2)
+    return reader
+
+
+# -- what a verb is called with ----------------------------------------------------------------------------------------
+
+#: What an argument may be, by its name, after its verb's where that matters. The first is what it is where it must be.
+VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
+    "attempts": lambda scene: [scene.staged[Job]],
+    "Epoch.commit.attempts": lambda scene: [scene.staged[Epoch]],
+    "batch": lambda scene: [2],
+    "Journal.messages.batch": lambda scene: [1],
+    "bodies": lambda scene: [[body("new#9")]],
+    "body": lambda scene: [body("new", 3000)],
+    "counted": lambda scene: [False],
+    "delay": lambda scene: ["1h"],
+    "dropboxmq": lambda scene: [True],
+    "file": lambda scene: ["4.new.B"],
+    "files": lambda scene: [["4.new.B"]],
+    "folder": lambda scene: [f"{scene.queue.layout.working}/.job-committed"],
+    "force": lambda scene: [True],
+    "foreign_older_than": lambda scene: ["1ms"],
+    "handler": lambda scene: [lambda message: None],
+    "id": lambda scene: [scene.message.id, next(scene.queue.browse()).id],
+    "jobs_older_than": lambda scene: ["1ms"],
+    "keep_age": lambda scene: [0],
+    "keep_count": lambda scene: [0],
+    "label": lambda scene: ["more"],
+    "life": lambda scene: [scene.queue.life],
+    "limit": lambda scene: [2],
+    "messages": lambda scene: [[body("new 1"), {"body": body("new 2"), "properties": LONG}]],
+    "move": lambda scene: [True],
+    "n": lambda scene: [2],
+    "name": lambda scene: ["made"],
+    "Root.delete_queue.name": lambda scene: ["spare"],
+    "older_than": lambda scene: [0],
+    "path": lambda scene: [scene.folder / "source"],
+    "Root.create.path": lambda scene: [scene.folder / "new root"],
+    "period": lambda scene: ["2h"],
+    "properties": lambda scene: [LONG],
+    "queue": lambda scene: [scene.queue],
+    "reason": lambda scene: ["r"],
+    "receipt": lambda scene: [scene.message.receipt or scene.message.id],
+    "repair": lambda scene: [True],
+    "root": lambda scene: [scene.root],
+    "state": lambda scene: ["error", "expired", "processed", "processing", "target", "delayed"],
+    "to": lambda scene: [scene.other, scene.far],
+    "unleased_older_than": lambda scene: ["1ms"],
+    "until_empty": lambda scene: [True],
+    "upto": lambda scene: [1],
+}
+#: Arguments that choose, name or describe: with them, a verb does what it does without.
+NO_MATTER = {
+    "client_id", "clock", "concurrency", "correlation_id", "count", "defer", "detached", "dry_run", "expires_in",
+    "filter", "ids", "keep_expiration", "lease_period", "max_backlog", "message_class", "message_id", "priority",
+    "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
+}  # fmt: skip
+#: What would not end without it.
+ALWAYS = {"work": ("until_empty",)}
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb as it is called once: with what it needs, and perhaps with one argument more."""
+
+    host: type | None
+    method: str
+    function: Callable[..., Any]
+    extra: str = ""
+    #: Which of its values the argument that is varied has, and what that is in words.
+    choice: int = 0
+    value: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called, after its class."""
+        return f"{self.host.__name__}.{self.method}" if self.host else self.method
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.extra}={self.value})" if self.extra else self.name
+
+    def call(self, scene: Scene) -> None:
+        """Call it, and use what it returns to its end."""
+        bound = self._arguments(scene)
+        on = () if self.host is None or inspect.ismethod(self.function) else (scene.on(self.host),)
+        _use(self.function(*on, **bound))
+
+    def _arguments(self, scene: Scene) -> dict[str, Any]:
+        always = ALWAYS.get(self.method, ())
+        found = {}
+        for name, parameter in _parameters(self.function):
+            if name == self.extra:
+                found[name] = _values(self, name)(scene)[self.choice]
+            elif parameter.default is parameter.empty or name in always:
+                found[name] = _values(self, name)(scene)[0]
+        return found
+
+
+def _use(result: object) -> None:
+    if isinstance(result, AbstractContextManager):
+        with result as entered:
+            if hasattr(entered, "write"):
+                content = body("new", 3000)
+                entered.write(content[:10])
+                entered.write(content[10:])
+    elif isinstance(result, Iterator):
+        for _ in result:
+            pass
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, inspect.Parameter]]:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(function).parameters.items()
+    return [(name, parameter) for name, parameter in found if parameter.kind in named and name != "self"]
+
+
+def _values(verb: Verb, name: str) -> Callable[[Scene], Sequence[Any]]:
+    found = VALUES.get(f"{verb.name}.{name}", VALUES.get(name))
+    if found is None:
+        raise LookupError(f"say in VALUES what `{name}` of {verb.name} is, or in NO_MATTER that it does not matter")
+    return found
+
+
+def verbs(scene: Scene) -> list[Verb]:
+    """Return every verb, once as it is and once for each value that an argument may have besides."""
+    found = []
+    for host, method, function in sorted(_functions(), key=lambda one: (str(one[0]), one[1])):
+        plain = Verb(host, method, function)
+        if plain.name in INNER or (host is Journal and scene.journal is None):
+            continue
+        found.append(plain)
+        for name, parameter in _parameters(function):
+            if name in NO_MATTER or name in ALWAYS.get(method, ()):
+                continue
+            values = _values(plain, name)(scene)
+            begin = 1 if parameter.default is parameter.empty else 0  # that with the first is the plain one
+            for choice in range(begin, len(values)):
+                found.append(Verb(host, method, function, name, choice, _in_words(values[choice])))
+    return found
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, Queue):
+        return f"{value.root.path.name}/{value.name}" if value.name == "away" else value.name
+    return str(value)[:20] if isinstance(value, str | int) else type(value).__name__
+
+
+def _functions() -> Iterator[tuple[type | None, str, Callable[..., Any]]]:
+    """Yield the public functions, and the public methods of the public classes, that dropq's users may call."""
+    public = [getattr(dropq, name) for name in dropq.__all__]
+    for module in MODULES:
+        own = (value for name, value in vars(module).items() if not name.startswith("_"))
+        public += [value for value in own if getattr(value, "__module__", "") == module.__name__]
+    for thing in dict.fromkeys(value for value in public if callable(value)):
+        if isinstance(thing, FunctionType):
+            yield None, thing.__name__, thing
+        elif isinstance(thing, type) and not issubclass(thing, Exception | tuple):
+            yield from _methods(thing)
+
+
+def _methods(host: type) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    if host.__name__ in INNER:
+        return
+    for name in dir(host):
+        if name.startswith("_") or not callable(getattr(host, name)) or isinstance(getattr(host, name), type):
+            continue
+        yield host, name, getattr(host, name)
+    if hasattr(host, "__exit__"):
+        yield host, "with", lambda self: self
