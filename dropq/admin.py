@@ -13,6 +13,7 @@ from dropq import storage
 from dropq.errors import DropqError
 from dropq.filters import check_chooses
 from dropq.message import Message
+from dropq.storage import telling
 from dropq.sweep import surplus_history
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ def select(
     for message in list(queue.browse(state, filter)):
         if wanted is not None and not wanted & {message.id, message.name, message.file}:
             continue
-        if older_than is not None and not _is_older(message, now, older_than):
-            continue
+        with telling("this message and those after it were not touched"):
+            if older_than is not None and not _is_older(message, now, older_than):
+                continue
         yield message
 
 
@@ -143,9 +145,10 @@ def prune(
     dry_run: bool = False,
 ) -> Iterator[Outcome]:
     """Remove the oldest messages of a state beyond an age, in seconds, or a count; None takes the queue's limits."""
-    for file in surplus_history(queue.life, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
-        message = Message(queue, queue.life, state, file)
-        yield Outcome(message.id, file, True, "would be removed" if dry_run else "removed")
+    life, done = queue.life, "would be removed" if dry_run else "removed"
+    with life.telling("what was not told as removed was not touched"):
+        for file in surplus_history(life, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
+            yield Outcome(Message(queue, life, state, file).id, file, True, done)
 
 
 def _each(
@@ -189,5 +192,5 @@ def _is_older(message: Message, now: int, seconds: float) -> bool:
 def _inode(message: Message) -> int | None:
     try:
         return storage.inode(message.path)
-    except FileNotFoundError:
-        return None
+    except OSError:
+        return None  # gone, or not to be looked at: its reason, if it stays, is cleared by a sweep

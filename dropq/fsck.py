@@ -21,11 +21,13 @@ from dropq.layout import FOLDERS, PRIVATE, QueueLayout
 from dropq.queue import Queue
 from dropq.root import Root
 from dropq.sidecars import references
-from dropq.storage import Storage
+from dropq.storage import Storage, telling
 from dropq.strays import Case, look
 
 __all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
 
+#: What is told where something cannot be looked at.
+UNFINISHED = "what else there is was not looked at, and nothing was changed"
 #: Folders of a root that are no queues and belong there.
 _KNOWN = ("dropboxmq", "topic-root")
 _HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
@@ -47,7 +49,8 @@ def fsck(queue: Queue, *, repair: bool = False) -> list[Finding]:
     store = Storage()
     if config is not None:
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
-    found += strays.examine(Case(layout, config, queue.root.layout.meta, queue.root.clock.now_ms()))
+    with telling(UNFINISHED):
+        found += strays.examine(Case(layout, config, queue.root.layout.meta, queue.root.clock.now_ms()))
     return [_repaired(finding, layout.base, store) for finding in found] if repair else found
 
 
@@ -59,17 +62,20 @@ def fsck_root(root: Root, *, repair: bool = False) -> list[Finding]:
         repair: set aside what making a queue or writing a small file left.
     """
     layout, now = root.layout, root.clock.now_ms()
-    found = list(strays.temporaries_in((layout.path, layout.private, layout.meta), now))
-    found += [*_halves(root, now), *_no_queues(root, now), *_sidecars(root, now)]
+    with telling(UNFINISHED):
+        found = list(strays.temporaries_in((layout.path, layout.private, layout.meta), now))
+        found += [*_halves(root, now), *_no_queues(root, now), *_sidecars(root, now)]
     return [_repaired(finding, layout.path, Storage()) for finding in found] if repair else found
 
 
 def queues(root: Root) -> list[Queue]:
     """Return what looks like a queue, by name: also those too damaged to be opened."""
     found = []
-    for entry in storage.entries(root.layout.path):
+    with telling(UNFINISHED):
+        there = [entry.name for entry in storage.entries(root.layout.path)]
+    for name in there:
         try:
-            queue = Queue(root, entry.name)
+            queue = Queue(root, name)
         except InvalidName:
             continue
         if _layout(queue) is not None:

@@ -19,10 +19,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from dropq import names, storage
-from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchQueue
+from dropq.errors import ConfigError, DropqError, LeaseLost
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Message, ack_all
-from dropq.storage import storage_error
 
 if TYPE_CHECKING:
     from dropq.queue import Queue
@@ -113,13 +112,8 @@ class Journal:
     @contextmanager
     def _kept(self) -> Iterator[None]:
         """Say what a refused call means."""
-        try:
+        with self._life.telling(f"the journal {self._folder} is not kept; what the stream has claimed stays claimed"):
             yield
-        except OSError as error:
-            if not storage.exists(self._life.layout.target):
-                raise NoSuchQueue(f"queue {self._life.layout.home} is not there any more") from error
-            fate = f"the journal {self._folder} is not kept; what the stream has claimed stays claimed"
-            raise storage_error(error, fate) from error
 
     def _be_newest(self) -> None:
         newer = _runs(self._folder) - self._earlier - {self._subscription.id}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar, TypeVarTuple
@@ -125,9 +125,21 @@ class Lifecycle:
 
     def not_sent(self, error: OSError) -> DropqError:
         """Return the error for a send that was refused before its rename."""
+        return self.refused(error, "the message was not sent")
+
+    def refused(self, error: OSError, fate: str) -> DropqError:
+        """Return the error for a call that was refused: the queue is gone, or the file system would not."""
         if isinstance(error, FileNotFoundError) and not storage.exists(self.layout.target):
-            return NoSuchQueue(f"queue {self.layout.home} is not there any more; the message was not sent")
-        return storage_error(error, "the message was not sent")
+            return NoSuchQueue(f"queue {self.layout.home} is not there any more; {fate}")
+        return storage_error(error, fate)
+
+    @contextmanager
+    def telling(self, fate: str) -> Iterator[None]:
+        """Raise our own error for a call that is refused meanwhile: it tells what became of the messages."""
+        try:
+            yield
+        except OSError as error:
+            raise self.refused(error, fate) from error
 
     def sent(self, *, not_before: int = 0) -> None:
         """Make what was sent durable, as far as the queue's durability asks."""
@@ -365,7 +377,7 @@ class Lifecycle:
 
     def _carried(self, source: str, file: str, to: Lifecycle, name: Name) -> str | None:
         if to.sidecars.folder != self.sidecars.folder:
-            name = self.sidecars.full(name)  # another root has sidecars of its own
+            name = self.sidecars.whole(name)  # another root has sidecars of its own
         placed = to.into_target(f"{source}/{file}", name)
         if placed is not None:
             self._settled(source)
@@ -421,7 +433,7 @@ class Lifecycle:
 
     def _kept_names(self, name: Name) -> Iterator[str]:
         """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, last a unique one."""
-        own = self.sidecars.full(name).born_foreign if name.meta else name.born_foreign
+        own = self.sidecars.whole(name).born_foreign if name.meta else name.born_foreign
         if own is not None and not self.sidecars.ignored(own):
             yield own
         elif not name.foreign:

@@ -9,15 +9,16 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedWriter
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from dropq import names, storage
 from dropq.durations import parse_duration
-from dropq.errors import StorageError
+from dropq.errors import DropqError, StorageError
 from dropq.lifecycle import Lifecycle
 from dropq.message import Duration
 from dropq.names import Name, Typed
-from dropq.storage import storage_error
+from dropq.storage import Draft, storage_error
 
 if TYPE_CHECKING:
     from dropq.root import Root
@@ -211,7 +212,7 @@ class Producer:
             fd = store.create(path)
         except OSError as error:
             raise self.life.not_sent(error) from error
-        writing = open(fd, "wb")  # noqa: SIM115 - closing says again what flushing said, and only that is told
+        writing = BufferedWriter(Draft(fd, self.life.not_sent))
         try:
             yield writing
             try:
@@ -221,9 +222,10 @@ class Producer:
             except OSError as error:
                 raise self.life.not_sent(error) from error
         except BaseException:
-            with suppress(OSError):
+            with suppress(OSError, DropqError):  # closing says again what flushing said
                 writing.close()
-            store.unlink(path)
+            with suppress(OSError):  # what cannot be taken away now, fsck finds
+                store.unlink(path)
             raise
 
     def address(

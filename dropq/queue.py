@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from dropq import admin, names, storage
 from dropq.config import QueueConfig
@@ -43,6 +44,24 @@ class StateStats:
     count: int
     bytes: int
     oldest: datetime | None
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _telling(fate: str) -> Callable[[Callable[Concatenate[Queue, P], T]], Callable[Concatenate[Queue, P], T]]:
+    """Let a verb of a queue raise our own errors alone; what the file system refuses is told with this fate."""
+
+    def wrap(verb: Callable[Concatenate[Queue, P], T]) -> Callable[Concatenate[Queue, P], T]:
+        @wraps(verb)
+        def telling(queue: Queue, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            with queue.life.telling(fate):
+                return verb(queue, *args, **kwargs)
+
+        return telling
+
+    return wrap
 
 
 class Queue(Producer):
@@ -159,6 +178,7 @@ class Queue(Producer):
                 own = self._own = self.subscribe(max_backlog=None)
             return own
 
+    @_telling("nothing was changed")
     def claimed(self, receipt: str) -> Message:
         """Take up a claim by its receipt, or, where leasing is `sublet`, by the message's id.
 
@@ -193,6 +213,7 @@ class Queue(Producer):
                     return Message(self, self.life, "processing", held.filename, held=held)
         raise LeaseLost(f"no message {message_id!r} is held on queue {self.name}; nothing was changed")
 
+    @_telling("whether the message was acknowledged, `dropq show` tells")
     def ack(self, id: str, defer: bool = False) -> bool:
         """Acknowledge a message by its id, wherever it is held or waits; False when it is nowhere.
 
@@ -244,12 +265,14 @@ class Queue(Producer):
 
     def listed(self, state: str = "target", filter: str | None = None) -> Iterator[Waiting]:
         """Yield the files of a state's messages in order of delivery, by one listing."""
-        matches = None if filter is None else matching(filter, self.life.sidecars, state)
-        for waiting in self._waiting(state):
-            if (state not in RESERVED or not self._is_reserved(state, waiting.file)) and (
-                matches is None or matches(waiting)
-            ):
-                yield waiting
+        life = self.life
+        matches = None if filter is None else matching(filter, life.sidecars, state)
+        with life.telling("nothing was changed"):
+            for waiting in self._waiting(state):
+                if (state not in RESERVED or not self._is_reserved(state, waiting.file)) and (
+                    matches is None or matches(waiting)
+                ):
+                    yield waiting
 
     def _is_reserved(self, state: str, file: str) -> bool:
         try:
@@ -257,6 +280,7 @@ class Queue(Producer):
         except FileNotFoundError:
             return False  # RACE: it moved on since the listing; who acts on it is told
 
+    @_telling("nothing was changed")
     def find(self, id: str, states: Iterable[str] = SEARCHED) -> Message:
         """Return a message by its id, its file name or its receipt, wherever it lies.
 
@@ -287,6 +311,7 @@ class Queue(Producer):
                 raise
             return iter(())  # that folder is made when a message is first delayed
 
+    @_telling("nothing was changed")
     def counts(self) -> dict[str, int]:
         """Return how many messages lie in each state, by their names alone."""
         ignored = ignoring(self.config.ignore)
@@ -299,6 +324,7 @@ class Queue(Producer):
             for state in (*FOLDERS, "delayed")
         }
 
+    @_telling("nothing was changed")
     def stats(self) -> dict[str, StateStats]:
         """Return count, bytes and oldest message of each state; it looks at every file."""
         return {state: self._state_stats(state) for state in (*FOLDERS, "delayed")}
@@ -334,6 +360,7 @@ class Queue(Producer):
         """
         return list(admin.requeue(self, ids=ids, state=state, filter=filter))
 
+    @_telling("the sweep did not come to its end: the next one goes on")
     def sweep(
         self,
         *,
@@ -361,15 +388,18 @@ class Queue(Producer):
 
         return fsck(self, repair=repair)
 
+    @_telling("whether the queue is paused, `dropq ls` tells")
     def pause(self) -> None:
         """Make consumers see an empty queue, until `resume`; senders go on."""
         self.life.storage.touch(self.layout.read_lock)
 
+    @_telling("whether the queue is paused, `dropq ls` tells")
     def resume(self) -> None:
         """Let consumers see the queue again."""
         self.life.storage.unlink(self.layout.read_lock)
 
     @property
+    @_telling("nothing was changed")
     def paused(self) -> bool:
         """Whether consumers see an empty queue: by this queue's read-lock or the root's."""
         return storage.exists(self.layout.read_lock) or storage.exists(self.root.layout.read_lock)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 
 from dropq.storage import Storage, exists, read_small
+
+log = logging.getLogger("dropq")
 
 #: Bytes of a failed command's stderr that are kept, from its end.
 STDERR_LIMIT = 8192
@@ -51,4 +54,7 @@ class Reasons:
     def drop(self, state: str, name: str, inode: int) -> None:
         """Forget why a file lay in a state."""
         path = self.path(state, name, inode)
-        self._storage.unlink(path if exists(path) else self.path(state, name, None))
+        try:
+            self._storage.unlink(path if exists(path) else self.path(state, name, None))
+        except OSError as error:
+            log.warning("%s explains nothing any more, and stays until a sweep clears it: %s", path, error)

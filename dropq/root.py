@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dropq.message import Duration
 from dropq.opening import group_number
 from dropq.queue import Queue
 from dropq.sidecars import collect
-from dropq.storage import Clock, ServerClock, Storage, storage_error
+from dropq.storage import Clock, ServerClock, Storage, storage_error, telling
 from dropq.sweep import SweepReport
 
 log = logging.getLogger("dropq")
@@ -28,6 +29,8 @@ UNDECIDED_LIMIT = 60_000
 
 _UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 
+#: What is told where a pause, or its end, met an error.
+PAUSING = "whether the queues are paused, `dropq ls` tells"
 #: States whose messages keep a queue from being deleted.
 UNSETTLED = ("working", "target", "processing", "delayed")
 
@@ -97,11 +100,13 @@ class Root:
     def queues(self) -> list[Queue]:
         """Return the queues that are there, by name."""
         found = []
-        for entry in storage.entries(self.layout.path):
-            if entry.name.startswith("."):
+        with telling("nothing was changed"):
+            there = [entry.name for entry in storage.entries(self.layout.path)]
+        for name in there:
+            if name.startswith("."):
                 continue
             try:
-                queue = Queue(self, entry.name)
+                queue = Queue(self, name)
             except DropqError:
                 continue  # a folder whose name no queue can have
             if queue.exists():
@@ -135,13 +140,14 @@ class Root:
             if options:
                 store.write_small(layout.config_file, toml_text(options).encode())
             store.move_folder(hidden, home)
-            store.sync(self.layout.path)
-        except FileExistsError as error:
-            store.remove_tree(hidden)
-            raise QueueExists(f"queue {name!r} is there already: {home}") from error
         except OSError as error:
-            store.remove_tree(hidden)
+            with suppress(OSError):  # what cannot be taken away now, fsck finds
+                store.remove_tree(hidden)
+            if isinstance(error, FileExistsError):
+                raise QueueExists(f"queue {name!r} is there already: {home}") from error
             raise storage_error(error, f"queue {name!r} was not made") from error
+        with telling(f"queue {name!r} is made, but a power cut may take it back"):
+            store.sync(self.layout.path)
         return queue
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:
@@ -160,7 +166,8 @@ class Root:
         queue = self.queue(name)
         layout = queue.layout
         if not force:
-            staging.sweep(queue.life)  # what was committed and is not sent yet waits to be worked on
+            with queue.life.telling("nothing was removed"):
+                staging.sweep(queue.life)  # what was committed and is not sent yet waits to be worked on
             self._refuse_unsettled(name, queue.counts())
         mark = f"{self.clock.now_ms()}-{secrets.token_hex(3)}"
         hidden = f"{self.layout.path}/.{_cut(name)}"
@@ -238,15 +245,14 @@ class Root:
                         jobs_older_than=jobs_older_than,
                     )
                 )
-            except (DropqError, OSError) as error:  # the other queues are swept all the same
+            except DropqError as error:  # the other queues are swept all the same
                 log.error("queue %s was not swept: %s", queue.name, error)
-                if isinstance(error, OSError):
-                    error = storage_error(error, f"queue {queue.name} was not swept to its end")
                 errors.append(error)
         if errors:
             raise errors[0]
-        self._undo_cut_short_deletes()
-        report.sidecars += collect(self.layout.path, self.layout.meta, Storage(), self.clock)
+        with telling("the queues are swept; the next sweep goes on with what is the root's"):
+            self._undo_cut_short_deletes()
+            report.sidecars += collect(self.layout.path, self.layout.meta, Storage(), self.clock)
         return report
 
     def _undo_cut_short_deletes(self) -> None:
@@ -268,11 +274,13 @@ class Root:
 
     def pause(self) -> None:
         """Make the consumers of every queue see an empty queue, until `resume`."""
-        Storage().touch(self.layout.read_lock)
+        with telling(PAUSING):
+            Storage().touch(self.layout.read_lock)
 
     def resume(self) -> None:
         """Let the consumers of every queue see their queues again."""
-        Storage().unlink(self.layout.read_lock)
+        with telling(PAUSING):
+            Storage().unlink(self.layout.read_lock)
 
 
 def _moved(layout: QueueLayout, home: str) -> QueueLayout:

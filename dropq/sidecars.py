@@ -13,9 +13,10 @@ import secrets
 from collections.abc import Callable, Iterator
 
 from dropq import names
+from dropq.errors import StorageError
 from dropq.layout import QueueLayout
 from dropq.names import Name
-from dropq.storage import Clock, Storage, changed_ms, entries, read_small, storage_error
+from dropq.storage import Clock, Storage, changed_ms, entries, read_small, telling
 
 log = logging.getLogger("dropq")
 
@@ -64,12 +65,10 @@ class Sidecars:
         if length <= (SPILLED if name.meta else names.NAME_BUDGET):
             return self._visible(text)
         token = secrets.token_hex(8)
-        short, content = names.shorten(self.full(name), token)
-        try:
+        short, content = names.shorten(self.whole(name), token)
+        with telling("what does not fit the name was not written, and nothing was moved"):
             self._storage.make_folder(self.folder)
             self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
-        except OSError as error:
-            raise storage_error(error, "what does not fit the name was not written, and nothing was moved") from error
         return self._visible(names.file_name(short, typed_replies=self._typed_replies))
 
     def _visible(self, text: str) -> str:
@@ -77,14 +76,27 @@ class Sidecars:
         return f"{text}." if self.ignored(text) else text
 
     def full(self, name: Name) -> Name:
-        """Return a name with what its sidecar holds; a missing or damaged one is warned of and left out."""
+        """Return a name with what its sidecar holds; one that cannot be read is warned of and left out."""
+        try:
+            return self.whole(name)
+        except StorageError as error:
+            log.warning("message %s is delivered without its sidecar: %s", name.id, error)
+            return name
+
+    def whole(self, name: Name) -> Name:
+        """Return a name with what its sidecar holds, to be written anew; a missing or damaged one is left out.
+
+        Raises:
+            StorageError: it cannot be read now; what is written without it would never have it again.
+        """
         if not name.meta:
             return name
         path = f"{self.folder}/{os.path.basename(name.meta)}.json"
         try:
-            content = json.loads(read_small(path) or b"null")
-        except (OSError, ValueError) as error:
-            log.warning("sidecar %s of message %s is unreadable (%s): delivered without it", path, name.id, error)
+            with telling("what it holds stays there, and nothing was moved"):
+                content = json.loads(read_small(path) or b"null")
+        except (ValueError, RecursionError) as error:
+            log.warning("sidecar %s of message %s is damaged (%s): delivered without it", path, name.id, error)
             return name
         if not isinstance(content, dict):
             log.warning("sidecar %s of message %s is missing: delivered without it", path, name.id)

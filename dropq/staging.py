@@ -24,7 +24,7 @@ from dropq import names, storage
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.layout import JOB_PREFIX
 from dropq.lifecycle import Lifecycle
-from dropq.storage import storage_error
+from dropq.storage import storage_error, telling
 
 log = logging.getLogger("dropq")
 
@@ -38,6 +38,10 @@ ROW_AGE = 30 * 86_400_000
 JOB_ID_LIMIT = 100
 #: What one of a row of jobs is named by.
 _ROW = re.compile(r"([^.]+)\.([0-9]{1,19})")
+
+
+#: What is told of an attempt that fails.
+UNSENT = "nothing of this attempt was sent"
 
 
 class Staged(NamedTuple):
@@ -66,13 +70,14 @@ class Attempt:
 
     def write_all(self, files: Sequence[str], bodies: Iterable[bytes | memoryview]) -> None:
         """Stage many messages; when one cannot be written, the attempt has failed, and is to be discarded."""
-        self.life.storage.write_all(self.folder, zip(files, bodies, strict=True))
+        with telling(UNSENT):
+            self.life.storage.write_all(self.folder, zip(files, bodies, strict=True))
         self.files += files
 
     @contextmanager
     def open(self, file: str) -> Iterator[IO[bytes]]:
         """Stage a message piece by piece; one whose block raises is not listed, and goes with the attempt."""
-        with open(self.life.storage.create(f"{self.folder}/{file}"), "wb") as body:
+        with telling(UNSENT), open(self.life.storage.create(f"{self.folder}/{file}"), "wb") as body:
             yield body
             body.flush()
             self.life.storage.sync_file(body.fileno())
@@ -80,12 +85,14 @@ class Attempt:
 
     def finish(self) -> Staged:
         """Make the attempt durable as the queue asks; return what it staged, for the driver to commit."""
-        self.life.storage.sync(self.folder)
+        with telling(UNSENT):
+            self.life.storage.sync(self.folder)
         return Staged(self.label, self.files)
 
     def discard(self) -> None:
         """Remove what it staged."""
-        self.life.storage.remove_tree(self.folder)
+        with telling("what was staged is not sent, and goes with its job"):
+            self.life.storage.remove_tree(self.folder)
 
 
 class Job:
@@ -141,10 +148,11 @@ class Job:
             label: what it tries, such as a partition's number; a random end is added.
 
         Raises:
-            FileNotFoundError: the job did not begin, or it was dropped or sent meanwhile: nothing begins it again.
+            StorageError: the job did not begin, or it was dropped or sent meanwhile: nothing begins it again.
         """
         unique = f"{names.encode(label)}-{secrets.token_hex(6)}"
-        self._life.storage.make_folder(f"{self.folder}/{unique}", parents=False)
+        with telling(f"the attempt at job {self.id} did not begin, nothing of it was sent"):
+            self._life.storage.make_folder(f"{self.folder}/{unique}", parents=False)
         return Attempt(self._life, f"{self.folder}/{unique}", unique)
 
     def commit(self, attempts: Iterable[Staged]) -> int:
@@ -165,10 +173,11 @@ class Job:
             finish(self._life, self.folder)
             for folder in self._dropped():
                 finish(self._life, folder)  # RACE: a sweep dropped the job as it was committed
+            known = storage.exists(_ledger_entry(self._life, self._key))  # whoever finishes a job leaves it
         except OSError as error:
             fate = f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"
             raise storage_error(error, fate) from error
-        if not storage.exists(_ledger_entry(self._life, self._key)):  # whoever finishes a job leaves it
+        if not known:
             home = self._life.layout.home
             raise NoSuchQueue(
                 f"queue {home} is not there any more, and job {self.id} is committed: it went with the queue; where "
@@ -249,13 +258,15 @@ class Epoch(Job):
         """Send everything that is listed, as any job; the ledger then knows of no earlier one of the row."""
         self._be_next()
         sent = super().commit(attempts)
-        for number in _sent_of(self._life, self._row):
-            if number < self._number:
-                self._life.storage.unlink(_ledger_entry(self._life, f"{self._row}.{number}"))
+        with telling(f"epoch {self._number} of {self._row} is committed: do not send it again"):
+            for number in _sent_of(self._life, self._row):
+                if number < self._number:
+                    self._life.storage.unlink(_ledger_entry(self._life, f"{self._row}.{number}"))
         return sent
 
     def _be_next(self) -> None:
-        last = max(_sent_of(self._life, self._row), default=-1)
+        with telling(f"whether a later epoch of {self._row} was sent cannot be told: nothing is sent now"):
+            last = max(_sent_of(self._life, self._row), default=-1)
         if last > self._number:
             raise DropqError(
                 f"epoch {self._number} of {self._row} was not sent: epoch {last} was sent before it, so that this one "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import io
 import os
 import secrets
 import shutil
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import IO, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from dropq.errors import StorageError
 
@@ -62,6 +63,15 @@ def storage_error(error: OSError, fate: str) -> StorageError:
     path = os.fsdecode(error.filename) if error.filename is not None else ""
     where = f" at {path}" if path else ""
     return StorageError(f"{error.strerror or error}{where}; {fate}", path=path, errno=error.errno)
+
+
+@contextlib.contextmanager
+def telling(fate: str) -> Iterator[None]:
+    """Raise a StorageError for a call that is refused meanwhile: it tells what became of the messages."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, fate) from error
 
 
 def _since_boot() -> float:
@@ -147,6 +157,26 @@ def rename_noreplace(source: str, destination: str) -> None:
     if _renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source, None, destination)
+
+
+class Draft(io.FileIO):
+    """A body that is being written piece by piece, by whoever does not know what a refused write means for it.
+
+    Args:
+        fd: where it is written; closed with it.
+        refused: makes the error that is raised of the one that the file system gives.
+    """
+
+    def __init__(self, fd: int, refused: Callable[[OSError], Exception]) -> None:
+        super().__init__(fd, "wb")
+        self._refused = refused
+
+    def write(self, data: Any, /) -> int:
+        """Write a piece, or the beginning of it; return how many bytes it was."""
+        try:
+            return os.write(self.fileno(), data)
+        except OSError as error:
+            raise self._refused(error) from error
 
 
 class Storage:

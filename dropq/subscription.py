@@ -26,7 +26,7 @@ from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message
 from dropq.ready import MAX_AGE, Ready
-from dropq.storage import storage_error
+from dropq.storage import storage_error, telling
 from dropq.sweep import QuickSweep, held_by
 
 if TYPE_CHECKING:
@@ -228,7 +228,8 @@ class Subscription:
                 return message
 
     def _paused(self) -> bool:
-        return any(storage.exists(path) for path in self._read_locks)
+        with telling("no message was touched"):
+            return any(storage.exists(path) for path in self._read_locks)
 
     def _tell_refused(self) -> None:
         if self._refused:
@@ -325,11 +326,12 @@ class Subscription:
         if self._presence is None:
             return
         try:
-            self._return_held()
+            with self._life.telling("what is still held returns with the next sweep"):
+                self._return_held()
+                self._presence.end()
         except BaseException:
-            self._presence.abandon()  # what is still held goes back with the next sweep
+            self._presence.abandon()
             raise
-        self._presence.end()
 
     def _return_held(self) -> None:
         refused: DropqError | None = None

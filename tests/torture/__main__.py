@@ -6,6 +6,7 @@ Exit codes: 0 every promise was kept; 1 one was broken; 2 none was broken, but a
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tempfile
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from torture.table import NotRun, Options, Row, rendered
 
 #: The parts in the order of the table: each is a module with a function `run(options)` that returns rows.
-PARTS = ("crashes", "faults", "storm", "spark", "powercut", "nfs", "fuse", "strangers", "clocks", "model")
+PARTS = ("crashes", "faults", "disks", "storm", "spark", "powercut", "nfs", "fuse", "strangers", "clocks", "model")
 PAPER = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- torture: begin -->", "<!-- torture: end -->"
 
@@ -33,6 +34,7 @@ def main() -> int:
     parts = asked.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    logging.disable()  # what goes wrong on purpose is no news
     with tempfile.TemporaryDirectory(prefix="torture-", dir=asked.folder) as folder:
         rows = [row for part in parts for row in _rows(part, Options(Path(folder), asked.seed, not asked.short))]
     for row in rows:

@@ -41,6 +41,8 @@ INNER = {
 #: Seconds for which short leases and delays of a scene last, and by which its clock goes on before a verb is called.
 SHORT, AFTER = 5, 10
 KEPT = ("processed", "expired", "error")
+#: Verbs of the short form.
+FEW = 25
 
 
 @dataclass
@@ -348,8 +350,12 @@ def _methods(host: type) -> Iterator[tuple[type, str, Callable[..., Any]]]:
     if host.__name__ in INNER:
         return
     for name in dir(host):
-        if name.startswith("_") or not callable(getattr(host, name)) or isinstance(getattr(host, name), type):
+        value = inspect.getattr_static(host, name)
+        if name.startswith("_"):
             continue
-        yield host, name, getattr(host, name)
+        if isinstance(value, property) and value.fget is not None:
+            yield host, name, value.fget
+        elif isinstance(value, FunctionType | classmethod):
+            yield host, name, getattr(host, name)
     if hasattr(host, "__exit__"):
         yield host, "with", lambda self: self

@@ -1,0 +1,229 @@
+"""A verb is called in a process of its own, in a scene, with something between it and the file system; then the
+promises are checked on disk.
+
+Nobody lists where messages may be: each may be where it was before the verb or where it is after it, or in between in
+processing/. Once a sweep has been, each is where a sweep takes it from one of the two; and what fsck is then asked to
+repair is in order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from helpers import Clock
+
+from dropq import DropqError, Root, ready
+from dropq.fsck import fsck, fsck_root, queues
+from dropq.sweep import QuickSweep
+from torture.account import Account, Found, body, judge, look
+from torture.calls import Between, Call, come_between
+from torture.table import Row
+from torture.verbs import AFTER, Setting, Verb, build, verbs
+
+#: How a child ends: when it could say what became of the verb, and when it was to die.
+SAID, DIED = 0, 77
+GONE, BESIDE = "gone", "beside the queues"
+#: Milliseconds after which whatever was left counts as left.
+DAYS = 2 * 86_400_000
+
+#: Where each body lies.
+States = Mapping[str, str]
+
+
+class Before(NamedTuple):
+    """Where bodies lie, and where they do once a sweep has been."""
+
+    found: States
+    swept: States
+
+
+@dataclass(frozen=True)
+class Said:
+    """What became of a verb: the calls that it made, and what it raised, by class and in words."""
+
+    calls: list[str]
+    raised: str = ""
+    words: str = ""
+
+
+def _do(call: Call) -> object:
+    return call.do()
+
+
+class Cases:
+    """The cases of one setting.
+
+    Args:
+        folder: where each case makes its root.
+        setting: how the queue is configured.
+        row: what counts them.
+        apart: where a child says what became of a verb; None is the same folder.
+    """
+
+    def __init__(self, folder: Path, setting: Setting, row: Row, *, apart: Path | None = None) -> None:
+        self.row = row
+        self._root = folder / "root"
+        self._said = (apart or folder) / "said"
+        self._setting = setting
+        self._clock = Clock()
+        self.perform(None)
+        self.before = self.here()
+
+    def verbs(self) -> list[Verb]:
+        """Return the verbs that there are."""
+        scene = build(self._fresh(), self._setting, Clock())
+        found = verbs(scene)
+        scene.queue.close()
+        return found
+
+    def perform(
+        self,
+        verb: Verb | None,
+        between: Between = _do,
+        *,
+        calls: Callable[[], list[str]] = list,
+        first: Callable[[], object] = lambda: None,
+    ) -> Said | None:
+        """Call a verb in a child of its own; return what became of it, or None when the child died of what it met.
+
+        Args:
+            verb: what is called; None only sets the scene.
+            between: what each call to the file system goes by.
+            calls: what tells, in the child, which calls there were.
+            first: what is done, in the child, once the scene is set.
+        """
+        self._fresh()
+        begun = self._clock.ms = Clock().ms
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            os._exit(self._in_the_child(verb, between, calls, first))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        self._clock.ms = begun + AFTER * 1000
+        if status not in (SAID, DIED):
+            raise RuntimeError(f"{verb}: the process ended with {status}")
+        return None if status == DIED else Said(**json.loads(self._said.read_text()))
+
+    def _in_the_child(
+        self, verb: Verb | None, between: Between, calls: Callable[[], list[str]], first: Callable[[], object]
+    ) -> int:
+        try:
+            logging.disable()
+            ready.MAX_AGE, ready.LISTING_SHARE = 0.0, 0
+            QuickSweep.due = True  # type: ignore[assignment,method-assign]
+            scene = build(self._root, self._setting, self._clock)
+            first()
+            come_between(between, noreplace=self._setting.noreplace)
+            said = Said([])
+            try:
+                if verb is not None:
+                    verb.call(scene)
+            except Exception as error:
+                said = Said([], "refused" if isinstance(error, ValueError) else type(error).__name__, str(error))
+            content = json.dumps({"calls": calls(), "raised": said.raised, "words": said.words})
+            self._said.write_text(content)
+            return SAID
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            return 1
+
+    def _fresh(self) -> Path:
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._root.mkdir(parents=True)
+        return self._root
+
+    # -- what is looked at -------------------------------------------------------------------------------------------
+
+    def look(self) -> dict[str, str]:
+        """Return where each body lies."""
+        found = look(self._root)
+        return self._source(found) | found.states()
+
+    def _source(self, found: Found) -> dict[str, str]:
+        """Return where a file is that was to be moved into a queue and did not come there: it is never lost either."""
+        whole = body("source", 100_000)
+        places = [path for path in (str(self._root / "source"), *found.beside) if _holds(path, whole)]
+        return {"source": BESIDE} if places else {}
+
+    def here(self) -> Before:
+        """Return where each body lies now, and where it does once a sweep has been."""
+        return Before(self.look(), self._swept())
+
+    def _swept(self) -> dict[str, str]:
+        """Sweep as it is done by cron, and look again."""
+        for root in self._roots():
+            root.sweep()
+        return self.look()
+
+    def _roots(self) -> list[Root]:
+        paths = [self._root, self._root / "far", self._root / "new root"]
+        return [Root(path, clock=self._clock) for path in paths if (path / "dropq.toml").exists()]
+
+    # -- what is checked ---------------------------------------------------------------------------------------------
+
+    def judge(self, where: str, after: Before) -> None:
+        """Check what is left: before a sweep, after one, and once fsck has been days later."""
+        self.row.cases += 1
+        self._allow(where, self.look(), *self.before, *after, between="processing")
+        self.row.count(self._doubled(), where)
+        try:
+            self._allow(f"{where}, swept", self._swept(), self.before.swept, after.swept)
+            self.row.count(self._doubled(), f"{where}, swept")
+            self._judge_jobs(where)
+            self._repair(where)
+        except (DropqError, OSError) as error:
+            self.row.wrong.append(f"{where}: {error!r}")
+
+    def _doubled(self) -> Account:
+        found = look(self._root)
+        return judge(found, must=(), may=found.places.keys())
+
+    def _allow(self, where: str, found: States, *allowing: States, between: str = "") -> None:
+        """Count what is elsewhere than allowed; what is on its way, and was there before, may be in between."""
+        before = allowing[0]
+        for name in {name for states in (found, *allowing) for name in states}:
+            place, allowed = found.get(name, GONE), {states.get(name, GONE) for states in allowing}
+            if len(allowed) > 1 and name in before:
+                allowed.add(between)
+            if place not in allowed:
+                self.row.lost += place == GONE
+                self.row.wrong.append(f"{where}: {name!r} is {place}, and may be {' or '.join(sorted(allowed))}")
+
+    def _judge_jobs(self, where: str) -> None:
+        """See that of what is one job all is sent, or none."""
+        sent = Counter(name.partition("#")[0] for name in self.look() if "#" in name)
+        self.row.wrong += [f"{where}: of {job} a part is sent" for job, parts in sent.items() if parts != 2]
+
+    def _repair(self, where: str) -> None:
+        """See that days later nothing is left that fsck finds and does not repair, and that no message goes by that."""
+        there = look(self._root).places.keys()
+        self._clock.ms += DAYS
+        for root in self._roots():
+            root.sweep(foreign_older_than="1d", unleased_older_than="1d", jobs_older_than="1d")
+            fsck_root(root, repair=True)
+            for queue in queues(root):
+                fsck(queue, repair=True)
+            self.row.wrong += [f"{where}: fsck leaves {finding}" for finding in _open(root)]
+        self.row.count(judge(look(self._root), must=there), f"{where}, repaired")
+
+
+def _open(root: Root) -> Iterator[str]:
+    findings = [*fsck_root(root), *(finding for queue in queues(root) for finding in fsck(queue))]
+    yield from (f"{finding.kind} {finding.path}" for finding in findings if finding.open)
+
+
+def _holds(path: str, content: bytes) -> bool:
+    try:
+        return Path(path).read_bytes() == content
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,122 @@
+"""Every verb is called on a disk that is full, that has no inodes left, or that turned read-only; nothing is feigned.
+
+What is said and what is left is checked as for the faults. Mounting takes root: without, these rows are not run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torture.cases import Cases
+from torture.faults import untrue
+from torture.table import NotRun, Options, Row
+from torture.verbs import SETTINGS, Verb
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk: how it is mounted, how it is spoiled once a scene is set, and how it is mended to look at it."""
+
+    name: str
+    options: str
+    spoil: Callable[[Path], object]
+    mend: Callable[[Path], object]
+
+
+def run(options: Options) -> Iterable[Row]:
+    """Call every verb on each of the disks; in short, some of the verbs."""
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        raise NotRun("mounting takes root, and mount(8)")
+    chance = random.Random(options.seed)
+    for disk in DISKS:
+        with mounted(options.folder / "disk", disk.options) as place:
+            cases = Cases(place, SETTINGS[0], Row(disk.name), apart=options.folder)
+            found = cases.verbs()
+            for verb in found if options.long else chance.sample(found, 5):
+                _call(cases, verb, disk, place)
+        yield cases.row
+
+
+@contextmanager
+def mounted(place: Path, options: str) -> Iterator[Path]:
+    """Mount a tmpfs."""
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "dropq-torture", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        place.rmdir()
+
+
+def _call(cases: Cases, verb: Verb, disk: Disk, place: Path) -> None:
+    said = cases.perform(verb)
+    assert said is not None
+    after, usually = cases.here(), said.raised
+    try:
+        said = cases.perform(verb, first=partial(disk.spoil, place))
+    finally:
+        disk.mend(place)
+    assert said is not None
+    cases.row.faults += said.raised != usually
+    cases.row.wrong += [f"{verb}: {line}" for line in untrue(verb, said, cases, after, usually)]
+    cases.judge(str(verb), after)
+
+
+# -- spoiling and mending ----------------------------------------------------------------------------------------------
+
+
+def _fill(pages: int, place: Path) -> None:
+    """Fill a disk, but for so many pages."""
+    (place / "filler").mkdir()
+    with open(place / "filler" / "full", "wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(bytes(PAGE))
+        except OSError:
+            filler.truncate(max(filler.tell() - pages * PAGE, 0))
+
+
+def _use_up(inodes: int, place: Path) -> None:
+    """Use up the inodes of a disk, but for so many."""
+    made: list[Path] = []
+    try:
+        (place / "filler").mkdir()
+        while True:
+            made.append(place / "filler" / str(len(made)))
+            made[-1].touch()
+    except OSError:
+        for path in made[:inodes]:
+            path.unlink(missing_ok=True)
+
+
+def _make_room(place: Path) -> None:
+    shutil.rmtree(place / "filler", ignore_errors=True)
+
+
+def _close(place: Path) -> None:
+    """Let a root turn read-only: what is open stays open, and lies below."""
+    root = str(place / "root")
+    subprocess.run(["mount", "--bind", root, root], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
+
+
+def _open(place: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(place / "root")], check=True)
+
+
+DISKS = (
+    *(Disk(f"a full disk, {left} pages left", "size=3m", partial(_fill, left), _make_room) for left in (0, 1, 3)),
+    *(Disk(f"a disk, {left} inodes left", "nr_inodes=400", partial(_use_up, left), _make_room) for left in (0, 1, 3)),
+    Disk("a disk that turned read-only", "size=3m", _close, _open),
+)

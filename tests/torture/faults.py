@@ -1,0 +1,133 @@
+"""Every call to the file system that any verb makes is refused once, or from then on; then the promises are checked.
+
+A verb that meets a fault does what it was asked all the same, or raises a StorageError that tells what became of the
+message. What it tells is held against the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torture.calls import Call
+from torture.cases import GONE, Before, Cases, Said
+from torture.table import Options, Row
+from torture.verbs import FEW, SETTINGS, Verb
+
+_ANY = (errno.EIO, errno.EACCES, errno.ESTALE)
+_OPENED = (*_ANY, errno.EMFILE)
+_CHANGED = (*_ANY, errno.EROFS)
+_GROWN = (*_CHANGED, errno.ENOSPC)
+#: What each call may be refused with.
+ERRORS: Mapping[str, tuple[int, ...]] = {
+    "open": (*_GROWN, errno.EMFILE),
+    "listdir": _OPENED,
+    "scandir": _OPENED,
+    "write": (errno.EIO, errno.ENOSPC, errno.ESTALE),
+    "fsync": (errno.EIO, errno.ENOSPC),
+    "mkdir": _GROWN,
+    "link": _GROWN,
+    "rename": _GROWN,
+    "unlink": _CHANGED,
+    "rmdir": _CHANGED,
+}
+#: Errors that say what is not true when a call was refused for no reason of dropq's own.
+UNTRUE = ("LeaseLost", "NoSuchQueue", "NoSuchMessage", "QueueExists", "QueueFull", "ConfigError", "InvalidName")
+#: Verbs that do what they were asked when they return without an error; others do what they can, and say it in a log.
+PROMPT = ("Message.", "Queue.send", "Queue.writer", "Job.commit", "Epoch.commit")
+#: What a fate says of what was to be sent or settled: that nothing was done, or that it was.
+UNDONE = ("not sent", "nothing was sent", "not committed", "is still held", "nothing was changed")
+DONE = ("is visible", "is settled", "is committed", "was sent, its source")
+
+
+@dataclass
+class Failing:
+    """Refuses the Nth call, and perhaps all of its kind from then on."""
+
+    at: int = 0
+    error: int = errno.EIO
+    lasts: bool = False
+    calls: list[str] = field(default_factory=list)
+    refused: str = ""
+
+    def __call__(self, call: Call) -> object:
+        self.calls.append(call.name)
+        if len(self.calls) == self.at:
+            self.refused = call.name
+        again = self.lasts and self.refused == call.name and len(self.calls) > self.at
+        if len(self.calls) == self.at or again:
+            path = next((part for part in call.arguments if isinstance(part, str)), None)
+            raise OSError(self.error, os.strerror(self.error), path)
+        return None if call.name == "fsync" else call.do()
+
+    def told(self) -> list[str]:
+        """Return the calls until now, and refuse no more."""
+        calls, self.calls, self.at, self.refused = self.calls, [], 0, ""
+        return calls
+
+
+def run(options: Options) -> Iterable[Row]:
+    """Refuse each call of every verb, in every setting; in short, one of some of them, in one."""
+    chance = random.Random(options.seed)
+    for setting in SETTINGS if options.long else [chance.choice(SETTINGS)]:
+        cases = Cases(options.folder, setting, Row(f"fault at every call: {setting.name}"))
+        for verb in cases.verbs() if options.long else chance.sample(cases.verbs(), FEW):
+            refuse(cases, verb, chance, every=options.long)
+        yield cases.row
+
+
+def refuse(cases: Cases, verb: Verb, chance: random.Random, *, every: bool) -> None:
+    """Refuse every call of a verb, each with an error that is left to chance; or one of them."""
+    whole = Failing()
+    said = cases.perform(verb, whole, calls=whole.told)
+    assert said is not None
+    calls, after, raised = said.calls, cases.here(), said.raised
+    numbers = range(1, len(calls) + 1)
+    for number in numbers if every else chance.sample(numbers, min(1, len(numbers))):
+        name = calls[number - 1]
+        failing = Failing(number, chance.choice(ERRORS.get(name, _ANY)), lasts=chance.random() < 0.5)
+        said = cases.perform(verb, failing, calls=failing.told)
+        assert said is not None
+        cases.row.faults += 1
+        kind = errno.errorcode[failing.error] + (" from then on" if failing.lasts else "")
+        where = f"{verb}: {kind} at call {number} of {len(calls)}, {name}"
+        cases.row.wrong += [f"{where}: {line}" for line in untrue(verb, said, cases, after, raised)]
+        cases.judge(where, after)
+
+
+def untrue(verb: Verb, said: Said, cases: Cases, after: Before, usually: str) -> Iterable[str]:
+    """Yield what a verb says that is not so."""
+    if said.raised == usually:
+        if not usually and verb.name.startswith(PROMPT) and (missing := _missing(cases, after)):
+            yield f"returned, and {missing}"
+        return
+    if said.raised in UNTRUE or not said.raised:
+        yield f"says {said.raised or 'nothing'}: {said.words}"
+    elif said.raised != "StorageError":
+        yield f"raises {said.raised}: {said.words}"
+    elif "; " not in said.words and ": " not in said.words:
+        yield f"does not tell what became of the message: {said.words}"
+    elif verb.name.startswith(PROMPT):
+        if any(fate in said.words for fate in UNDONE) and (done := _done(cases, after)):
+            yield f"says {said.words!r}, and {done}"
+        if any(fate in said.words for fate in DONE) and (missing := _missing(cases, after)):
+            yield f"says {said.words!r}, and {missing}"
+
+
+def _missing(cases: Cases, after: Before) -> str:
+    """Return what is not as it is after the verb."""
+    found = cases.look()
+    return ", ".join(
+        f"{name} is {found.get(name, GONE)}" for name in after.found if found.get(name) != after.found[name]
+    )
+
+
+def _done(cases: Cases, after: Before) -> str:
+    """Return what is as it is only after the verb."""
+    found, before = cases.look(), cases.before.found
+    changed = {name for name in after.found.keys() | before.keys() if after.found.get(name) != before.get(name)}
+    moved = (name for name in sorted(changed) if found.get(name, GONE) == after.found.get(name, GONE))
+    return ", ".join(f"{name} is {found.get(name, GONE)}" for name in moved)
