@@ -56,7 +56,7 @@ def test_every_verb_is_found_and_called_without_being_listed(tmp_path: Path, mon
     monkeypatch.setattr(Queue, "shout", shout, raising=False)
     with pytest.raises(LookupError, match=r"say in VALUES what `loudness` of Queue\.shout is"):
         verbs(scene)
-    monkeypatch.setitem(VALUES, "loudness", lambda scene: [1, 2])  # type: ignore[arg-type]
+    monkeypatch.setitem(VALUES, "loudness", lambda scene: [1, 2])
     assert {*map(str, verbs(scene))} - {*names} == {"Queue.shout", "Queue.shout(loudness=2)"}
     scene.queue.close()
 
