@@ -8,13 +8,13 @@ lists the folder then: messages are found by listings, events only make it soon.
 from __future__ import annotations
 
 import logging
-import os
-import re
 import sys
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from dropq.mounts import MOUNTS, mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,13 +27,6 @@ log = logging.getLogger("dropq")
 RESCAN = 1.0
 #: Seconds between two looks where there are no events.
 PAUSE = 0.1
-#: Where Linux tells which file system is mounted where; elsewhere there is no such file, and events are tried.
-MOUNTS = "/proc/self/mountinfo"
-
-#: File systems on which other hosts, or a folder behind the mount, change files without an event here.
-_SILENT = re.compile(
-    r"nfs|fuse|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|ocfs2|gfs2|vboxsf|prl_fs|drvfs"
-)
 
 
 class Watch:
@@ -75,47 +68,28 @@ class Watch:
         if self._hints.empty():
             self._hints.put(None)
 
-    def wait(self, timeout: float = RESCAN) -> None:
+    def wait(self, timeout: float = RESCAN) -> bool:
         """Return when something may have come into the folder, when woken, and at the latest after the timeout.
 
         Args:
             timeout: seconds; without events the wait is at most `PAUSE`.
+
+        Returns:
+            Whether it ended before the timeout.
         """
+        woken = False
         with suppress(Empty):
             self._hints.get(timeout=max(timeout if self.events else min(timeout, PAUSE), 0))
+            woken = True
             while True:
                 self._hints.get_nowait()
+        return woken
 
 
 def events_reach(folder: str, mounts: str = MOUNTS) -> bool:
     """Tell whether changes of a folder by whomever give events here, by the type of its file system."""
-    kind = file_system(folder, mounts)
-    return kind is None or _SILENT.match(kind) is None
-
-
-def file_system(folder: str, mounts: str = MOUNTS) -> str | None:
-    """Return the type of the file system that a folder lies on; None where the system does not tell."""
-    path = os.path.realpath(folder)
-    number = os.stat(path).st_dev
-    device = f"{os.major(number)}:{os.minor(number)}"
-    found, length = None, -1
-    try:
-        with open(mounts, encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                mount, _, source = line.partition(" - ")
-                kind, point = source.split(" ", 1)[0], _unescaped(mount.split(" ")[4])
-                if mount.split(" ")[2] == device:
-                    return kind
-                # btrfs and overlays have device numbers that the table does not: there the mount point tells.
-                if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= length:
-                    found, length = kind, len(point)
-    except (OSError, IndexError):
-        return None
-    return found
-
-
-def _unescaped(point: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
+    mount = mount_of(folder, mounts)
+    return mount is None or not mount.shared
 
 
 def _observer(folder: str, wake: Callable[[], None]) -> BaseObserver | None:

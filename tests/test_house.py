@@ -19,6 +19,7 @@ HOUSE = (
     "filters",
     "layout",
     "storage",
+    "mounts",
     "config",
     "sidecars",
     "reasons",

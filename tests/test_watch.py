@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dropq import watch
-from dropq.watch import Watch, events_reach, file_system
+from dropq.watch import Watch, events_reach
 
 #: Seconds that a wait which is to be ended by something else would last.
 LONG = 30.0
@@ -126,25 +126,6 @@ def test_a_watch_that_ends_among_events_is_quiet(folder: Path, caplog: pytest.Lo
             for number in range(20):
                 arrive(folder, f"{round_}-{number}")
     assert not caplog.records
-
-
-def test_the_type_of_a_file_system_is_found_by_its_device_or_its_mount_point(tmp_path: Path) -> None:
-    number = os.stat(tmp_path).st_dev
-    device = f"{os.major(number)}:{os.minor(number)}"
-    inner = tmp_path / "a b"
-    inner.mkdir()
-    mounts = tmp_path / "mountinfo"
-    root = "20 1 0:1 / / rw - ext4 /dev/vda rw\n"
-
-    mounts.write_text(f"{root}21 20 {device} / /elsewhere rw shared:1 master:2 - xfs /dev/vdb rw\n")
-    assert file_system(str(inner), str(mounts)) == "xfs"
-    escaped = str(inner).replace(" ", "\\040")
-    mounts.write_text(f"{root}21 20 0:2 / {tmp_path} rw - btrfs x rw\n22 21 0:3 / {escaped} rw - nfs4 host:/x rw\n")
-    assert file_system(str(inner), str(mounts)) == "nfs4"
-    assert file_system(str(tmp_path), str(mounts)) == "btrfs"
-    mounts.write_text("nonsense\n")
-    assert file_system(str(inner), str(mounts)) is None
-    assert file_system(str(inner), str(tmp_path / "none")) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""What is mounted where, as Linux tells it; elsewhere nothing is told, and what a file system can do is tried."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+#: Where Linux tells which file system is mounted where; elsewhere there is no such file.
+MOUNTS = "/proc/self/mountinfo"
+
+#: File systems on which other hosts, or a folder behind the mount, change files without an event here.
+_SHARED = re.compile(
+    r"nfs|fuse|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|ocfs2|gfs2|vboxsf|prl_fs|drvfs"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system: its type, where it is mounted, what is mounted there, and with which options."""
+
+    kind: str
+    point: str = "/"
+    source: str = ""
+    options: tuple[str, ...] = ()
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may change it without this host's kernel knowing: other hosts, or who is behind the mount."""
+        return _SHARED.match(self.kind) is not None
+
+    def option(self, name: str) -> str | None:
+        """Return the value of an option, "" for one that has none; None where it is not set."""
+        for option in self.options:
+            key, _, value = option.partition("=")
+            if key == name:
+                return value
+        return None
+
+
+def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
+    """Return what a path lies on; None where the system does not tell."""
+    path = os.path.realpath(path)
+    number = os.stat(path).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    found, best = None, (False, -1)
+    try:
+        with open(table, encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                about, _, more = line.partition(" - ")
+                fields, (kind, source, *others) = about.split(), more.split()
+                point, is_there = _unescaped(fields[4]), fields[2] == device
+                above = f"{path}/".startswith(f"{point.rstrip('/')}/")
+                # btrfs and overlays have device numbers that the table does not: there the mount point tells.
+                fits = is_there, len(point) if above else -1
+                if (is_there or above) and fits >= best:  # of two on one point the later hides the other
+                    options = ",".join([fields[5], *others[-1:]]).split(",")
+                    found, best = Mount(kind, point, _unescaped(source), tuple(dict.fromkeys(options))), fits
+    except (OSError, IndexError, ValueError):
+        return None
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

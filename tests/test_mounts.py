@@ -1,0 +1,57 @@
+"""What is mounted where a path lies is read as Linux tells it, and not guessed where it does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dropq.mounts import Mount, mount_of
+
+TOP = "20 1 0:1 / / rw - ext4 /dev/vda rw\n"
+
+
+def test_a_mount_is_found_by_its_device_or_its_mount_point(tmp_path: Path) -> None:
+    number = os.stat(tmp_path).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    inner = tmp_path / "a b"
+    inner.mkdir()
+    mounts = tmp_path / "mountinfo"
+
+    def kind(path: Path, table: str) -> str | None:
+        mounts.write_text(table)
+        found = mount_of(str(path), str(mounts))
+        return found.kind if found is not None else None
+
+    assert kind(inner, f"{TOP}21 20 {device} / /elsewhere rw shared:1 master:2 - xfs /dev/vdb rw\n") == "xfs"
+    escaped = str(inner).replace(" ", "\\040")
+    nested = f"{TOP}21 20 0:2 / {tmp_path} rw - btrfs x rw\n22 21 0:3 / {escaped} rw - nfs4 host:/x rw\n"
+    assert kind(inner, nested) == "nfs4"
+    assert kind(tmp_path, nested) == "btrfs"
+    assert kind(inner, "nonsense\n") is None
+    mounts.unlink()
+    assert mount_of(str(inner), str(mounts)) is None
+
+
+def test_of_several_mounts_of_one_device_the_nearest_and_latest_counts(tmp_path: Path) -> None:
+    number = os.stat(tmp_path).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"21 20 {device} / / rw,relatime - xfs /dev/vdb rw\n"
+        f"22 20 {device} /a {tmp_path} rw - xfs /dev/vdb rw\n"
+        f"23 20 {device} /a {tmp_path} ro,noexec - xfs /dev/v\\134b rw,noquota\n"
+        f"24 20 {device} /b /elsewhere rw - xfs /dev/vdb rw\n"
+    )
+    found = mount_of(str(tmp_path), str(mounts))
+    assert found == Mount("xfs", str(tmp_path), "/dev/v\\b", ("ro", "noexec", "rw", "noquota"))
+
+
+def test_options_are_told_by_name() -> None:
+    mount = Mount("nfs4", options=("rw", "vers=4.2", "hard"))
+    assert (mount.option("vers"), mount.option("hard"), mount.option("soft")) == ("4.2", "", None)
+    assert mount.shared and not Mount("ext4").shared
+
+
+def test_this_machine_tells_what_is_mounted_here(tmp_path: Path) -> None:
+    found = mount_of(str(tmp_path))
+    assert found is None or (str(tmp_path).startswith(found.point) and found.options)
