@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from dropq.consumers import FORKS
 from dropq.mounts import MOUNTS, mount_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ log = logging.getLogger("dropq")
 RESCAN = 1.0
 #: Seconds between two looks where there are no events.
 PAUSE = 0.1
+
+#: In which process, by its forks, folders were observed first.
+_OBSERVED: dict[str, int] = {}
 
 
 class Watch:
@@ -94,6 +98,9 @@ def events_reach(folder: str, mounts: str = MOUNTS) -> bool:
 
 def _observer(folder: str, wake: Callable[[], None]) -> BaseObserver | None:
     """Start to observe a folder; None where that fails, which the log says."""
+    if _OBSERVED.setdefault("forks", FORKS.count) != FORKS.count:
+        # The thread that reads all events of a process does not live on in a fork, which would wait for it in vain.
+        return None
     try:
         from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent, FileSystemEventHandler
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from children import in_child
 
 from dropq import watch
 from dropq.watch import Watch, events_reach
@@ -73,6 +74,19 @@ def test_a_file_that_leaves_does_not_end_the_wait(folder: Path) -> None:
     with Watch(str(folder)) as watching:
         os.rename(folder / "a", folder.parent / "a")
         assert waited(watching, 0.3) >= 0.29
+
+
+def test_a_fork_of_a_process_that_watched_looks_instead_of_waiting_for_events(folder: Path) -> None:
+    with Watch(str(folder)):
+        pass
+
+    def waits() -> tuple[bool, float]:
+        with Watch(str(folder)) as watching:
+            arrive(folder, "a")
+            return watching.events, waited(watching, LONG)
+
+    events, lasted = in_child(waits)
+    assert not events and lasted < SOON
 
 
 def test_without_news_a_wait_ends_by_its_timeout(folder: Path) -> None:
