@@ -19,7 +19,7 @@ from .shell import Given
 
 #: Every command, under the heading that `dropq --help` lists it by.
 COMMANDS: dict[str, dict[str, Callable[..., int | None]]] = {
-    "Set-up": {"init": setup.init, "create": setup.create, "delete": setup.delete},
+    "Set-up": {"init": setup.init, "create": setup.create, "delete": setup.delete, "doctor": setup.doctor},
     "Look": {
         "ls": look.ls,
         "health": look.health,

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Annotated, cast
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from . import output
-from .options import DryRun, Json, QueueName, Yes
-from .output import CONFIGURATION, NEGATIVE, OK, Record
+from .options import DryRun, Json, QueueName, QueueNames, Yes
+from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .shell import Given, Shell, UsageError
+
+if TYPE_CHECKING:
+    from dropq.diagnoses import Diagnosis
 
 _DROPBOXMQ = "Lay it out as DropboxMQ 1.2 needs it, to share the root with one."
 
@@ -54,6 +60,43 @@ def create(
         shell.tell_no_queues()
     made = shell.root.create_queue(queue, dropboxmq=dropboxmq, **_options(settings or ()))
     shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
+
+
+def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
+    """Try what dropq needs of a root's file system, and what you may do there; 1 when something is amiss.
+
+    The root is the folder of --root or DROPQ_ROOT, which need be no root yet. Whatever is found is told with what it
+    means and what to set, the worst last. It changes nothing in a queue, and clears away what it tried things with.
+    """
+    from dropq import doctor as checks
+
+    shell = Shell(ctx, json)
+    named = [shell.root.queue(unescape(name)) for name in queues] if queues else None
+    found = sorted(checks.doctor(shell.root, queues=named), key=lambda one: checks.LEVELS.index(one.level))
+    if sys.stdout.isatty() and not shell.json:
+        for one in found:
+            output.put(_told(one, "" if one.path == shell.root.layout.path else f"{one.path}: "))
+    else:
+        keys = ("level", "check", "kind", "path", "found", "means", "advice")
+        shell.show(({key: getattr(one, key) for key in keys} for one in found), keys)
+    amiss = sum(one.open for one in found)
+    output.note(f"open={amiss}" if amiss else "nothing wants attention")
+    return NEGATIVE if amiss else OK
+
+
+def _told(one: Diagnosis, where: str) -> str:
+    """Write a diagnosis for a terminal: what was found, then what it means and what to set on lines of their own."""
+    indent = " " * 18
+    lines = [(f"{one.level:8} {one.check:8} ", f"{where}{one.found}")]
+    if one.level != "ok":
+        lines += [(indent, one.means), (f"{'':9}{'to do':8} ", one.advice)]
+    width = get_terminal_size().columns
+    filled = (
+        fill(escape(text), width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+        for start, text in lines
+        if text
+    )
+    return "\n".join(filled)
 
 
 def _options(settings: Sequence[str]) -> dict[str, object]:

@@ -35,6 +35,8 @@ PRIVATE = ".dropq"
 KEEPER = ".keep"
 #: A job that writes many messages stages them in working/ under this prefix.
 JOB_PREFIX = ".job-"
+#: The folder that `dropq doctor` works in, in the private one; else beside that, with its name and a dash in front.
+DOCTOR_PREFIX = "doctor-"
 
 
 @dataclass(frozen=True, slots=True)

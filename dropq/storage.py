@@ -97,10 +97,11 @@ class ServerClock:
         if now >= self._measure_at:
             self._measure_at = now + CLOCK_INTERVAL
             # Counted on from there without this host's clock, whose steps are none of the server's.
-            self._ahead = time.time() + self._measure() - _since_boot()
+            self._ahead = time.time() + self.offset() - _since_boot()
         return int((now + self._ahead) * 1000)
 
-    def _measure(self) -> float:
+    def offset(self) -> float:
+        """Return by how many seconds the server's clock is ahead; 0 where both agree, or it may not be measured."""
         try:
             fd = os.open(self._probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         except OSError:
@@ -308,10 +309,14 @@ class Storage:
         finally:
             os.close(fd)
 
+    def link(self, source: str, destination: str) -> None:
+        """Give a file a second name."""
+        os.link(source, destination, follow_symlinks=False)
+
     def link_or_copy(self, source: str, destination: str) -> None:
         """Give a file a second name; where links are not to be had, copy it."""
         try:
-            os.link(source, destination, follow_symlinks=False)
+            self.link(source, destination)
         except FileNotFoundError:
             raise
         except OSError:

@@ -19,7 +19,17 @@ from dropq import consumers, names, storage
 from dropq.config import QueueConfig
 from dropq.durations import format_duration
 from dropq.findings import KINDS, Finding
-from dropq.layout import FOLDERS, JOB_PREFIX, KEEPER, RESERVED, STATES, QueueLayout, ignoring
+from dropq.layout import (
+    DOCTOR_PREFIX,
+    FOLDERS,
+    JOB_PREFIX,
+    KEEPER,
+    PRIVATE,
+    RESERVED,
+    STATES,
+    QueueLayout,
+    ignoring,
+)
 from dropq.names import Claim, Name
 from dropq.staging import DROP_PREFIX, MANIFEST
 
@@ -29,6 +39,7 @@ UNDER_WAY = 3_600_000
 ABANDONED = 86_400_000
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
+_TRIALS = re.compile(rf"(?:{re.escape(PRIVATE)}-)?{DOCTOR_PREFIX}[0-9a-f]{{12}}")
 
 
 @dataclass(frozen=True)
@@ -364,11 +375,13 @@ def temporaries(case: Case) -> Iterator[Finding]:
 
 
 def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:
-    """Find small files that were being written in some folders when their writer died."""
+    """Find in some folders what was being written, or tried, when its writer died."""
     for path in paths:
         for seen in look(path, now):
             if _TEMPORARY.fullmatch(seen.name):
                 yield seen.settled("temporary")
+            elif _TRIALS.fullmatch(seen.name):
+                yield seen.settled("temporary", "`dropq doctor` was killed and left what it tried things with")
 
 
 def read_table(path: str) -> dict[str, object] | None:

@@ -1,0 +1,654 @@
+"""Whether a folder can be a root, or is a good one: what dropq needs of it is tried, what cannot be tried is looked up.
+
+Everything is tried in one private folder, which is gone afterwards, and with one hidden file that goes from folder to
+folder of each queue, which is never a message. No message is touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import pwd
+import re
+import secrets
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from threading import Barrier
+
+from dropq import consumers, storage
+from dropq.diagnoses import KINDS, LEVELS, Diagnosis, Kind
+from dropq.errors import DropqError, NoSuchQueue
+from dropq.fsck import queues as all_queues
+from dropq.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE
+from dropq.lifecycle import Lifecycle
+from dropq.mounts import Mount, mount_of
+from dropq.queue import Queue
+from dropq.root import Root
+from dropq.storage import CLOCK_TOLERANCE, ServerClock, Storage
+from dropq.watch import Watch
+
+__all__ = ["KINDS", "LEVELS", "Diagnosis", "Kind", "doctor"]
+
+log = logging.getLogger("dropq")
+
+#: Seconds that something is waited for that should be there at once: an event, a name in a listing.
+PATIENCE = 5.0
+#: Seconds that the process that holds a lock may take to begin.
+LOCK_PATIENCE = 30.0
+#: Seconds of syncs for one send from which on they are worth a word.
+SLOW_SYNC = 0.1
+#: How often a sync is timed; the middle one counts.
+SYNCS = 5
+#: How many files two threads race for.
+RACES = 20
+#: What is little room: a share of the whole, or so few bytes or inodes.
+LITTLE, LITTLE_SPACE, FEW_INODES = 0.05, 16 << 20, 1000
+#: Bytes of path below a root that dropq may need: a job's attempt, with names of 255 bytes.
+DEEPEST = 1100
+#: Seconds that Linux caches a folder over NFS where no option says otherwise.
+ACDIRMAX = "60"
+
+#: What keeps files as objects under a key, so that it has no rename.
+_OBJECT_STORES = re.compile(
+    r"fuse\.(s3fs|s3|mount-s3|mountpoint-s3|goofys|gcsfuse|blobfuse2?|rclone|juicefs-s3|ossfs|cosfs)"
+)
+#: What hands the locks of one host to the others, unless an option says otherwise; and what is known not to.
+_PASSING_LOCKS = re.compile(r"nfs|ceph|fuse\.ceph|gpfs|ocfs2|gfs2|lustre|cifs|smb|fuse\.glusterfs|beegfs")
+_KEEPING_LOCKS = re.compile(r"fuse\.(sshfs|rclone)")
+_LOCAL_OPTIONS = ("nolock", "nobrl", "localflock", "local_lock=all", "local_lock=flock")
+_NO_BARRIER = ("nobarrier", "barrier=0")
+
+#: A process that takes a lock and keeps it until it dies; it tells the number of the error where it gets none.
+_LOCKER = """
+import fcntl, sys
+try:
+    file = open(sys.argv[1], "r+b")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError as error:
+    print(error.errno or -1, flush=True)
+else:
+    print(0, flush=True)
+sys.stdin.read()
+"""
+
+#: Names as dropq itself gives them: the longest of a claim, one that ends in a dot, one with an asterisk.
+_CLAIM = "host%2Done-0123456789-0123abcd,1700000000000,1~4.1700000000000000-0123456789.T.0...t%7E.JMSXDeliveryCountI=1&"
+OWN_NAMES = (f"{_CLAIM}{'a':b<20}S=".ljust(255, "c"), "4.own+id.T.....tmp.", "4.a*b.T")
+#: Names that only scripts give.
+ODD_NAMES = ("new\nline", "no-utf8-\udcff", "composed-\u00e9", "back\\slash", "co:lon", "end ")
+
+
+@dataclass
+class Bench:
+    """A file system under examination: the path that it is about, what is mounted there, where things are tried."""
+
+    path: str
+    mount: Mount | None
+    folder: str
+    store: Storage = field(default_factory=lambda: Storage("none"))
+
+    def found(self, kind: str, found: str) -> Diagnosis:
+        """Return a diagnosis of it."""
+        return Diagnosis(kind, self.path, found)
+
+    def folders(self, *names: str) -> list[str]:
+        """Make folders of a check's own."""
+        paths = [f"{self.folder}/{name}" for name in names]
+        for path in paths:
+            self.store.make_folder(path)
+        return paths
+
+    def file(self, path: str) -> str:
+        """Make a file, and return its path."""
+        self.store.write_new(path, b"dropq doctor\n")
+        return path
+
+
+def doctor(root: Root, *, queues: Iterable[Queue] | None = None) -> list[Diagnosis]:
+    """Try what dropq needs of a root's file system, and what this user may do in its queues; change nothing.
+
+    Args:
+        root: the root; any folder that may become one will do.
+        queues: whose folders to try; None tries those of all queues.
+
+    Raises:
+        NoSuchQueue: there is no such queue.
+        OSError: the root cannot be listed.
+    """
+    chosen = all_queues(root) if queues is None else list(queues)
+    found = [*_about_root(root)]
+    opened: list[tuple[Queue, Lifecycle]] = []
+    for queue in chosen:
+        try:
+            opened.append((queue, queue.life))
+        except NoSuchQueue:
+            raise
+        except DropqError as error:
+            found.append(Diagnosis("unusable-queue", f"{root.path}/{queue.name}", "; ".join(str(error).splitlines())))
+    for place in _file_systems(root, (life for _, life in opened)):
+        found += _examined(place)
+    for queue, life in opened:
+        found += _queue_folders(queue.name, life)
+    return found
+
+
+def _about_root(root: Root) -> Iterator[Diagnosis]:
+    layout = root.layout
+    if storage.exists(layout.config_file):
+        yield Diagnosis("root", layout.path, f"{layout.path} has a dropq.toml")
+    else:
+        yield Diagnosis("no-root", layout.path, f"{layout.path} has no dropq.toml")
+    closed = [path for path in (layout.private, layout.meta) if os.path.isdir(path) and not os.access(path, os.W_OK)]
+    if closed:
+        yield Diagnosis("closed-private", closed[0], f"{_user()} may not write in {closed[0]}")
+
+
+@dataclass
+class _Place:
+    """A file system: a folder on it that is told of, and where a folder for trials may be made, the best first."""
+
+    path: str
+    stems: list[str] = field(default_factory=list)
+
+
+def _file_systems(root: Root, lives: Iterable[Lifecycle]) -> Iterable[_Place]:
+    """Return the file systems that a root and its queues lie on."""
+    found: dict[int, _Place] = {}
+    layouts = [(root.layout.path, root.layout.private), *((life.layout.base, life.layout.private) for life in lives)]
+    for path, private in layouts:
+        place = found.setdefault(storage.device(path), _Place(path))
+        place.stems += [f"{private}/{DOCTOR_PREFIX}", f"{path}/{PRIVATE}-{DOCTOR_PREFIX}"]
+    return found.values()
+
+
+def _examined(place: _Place) -> Iterator[Diagnosis]:
+    """Yield what is found about one file system."""
+    path, mount = place.path, mount_of(place.path)
+    yield from _tried(Bench(path, mount, path), LOOKS)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(_workshop(place.stems))
+        except OSError as error:
+            yield Diagnosis("closed-root", path, f"{_user()} can make no folder here: {_said(error)}")
+            return
+        yield from _tried(Bench(path, mount, folder), TRIALS)
+
+
+@contextmanager
+def _workshop(stems: Sequence[str]) -> Iterator[str]:
+    """Make a folder to try things in, and remove it with all that is in it, whatever happens meanwhile.
+
+    What a kill leaves of it `fsck` knows by its name.
+    """
+    token, store = secrets.token_hex(6), Storage("none")
+    folders = [f"{stem}{token}" for stem in stems]
+    try:
+        yield _first_made(folders, store)
+    finally:
+        for folder in folders:
+            try:
+                store.remove_tree(folder)
+            except OSError as error:
+                if storage.exists(folder):
+                    log.warning("%s could not be removed: %s", folder, _said(error))
+
+
+def _first_made(folders: Sequence[str], store: Storage) -> str:
+    for folder in folders:
+        try:
+            store.make_folder(folder, parents=False)
+        except OSError as error:  # no root yet, or not ours to write
+            refused = error
+        else:
+            return folder
+    raise refused
+
+
+def _tried(bench: Bench, checks: Sequence[Callable[[Bench], Iterable[Diagnosis]]]) -> Iterator[Diagnosis]:
+    for check in checks:
+        try:
+            yield from check(bench)
+        except OSError as error:
+            yield bench.found("not-tried", f"{check.__name__}: {_said(error)}")
+
+
+def _said(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+# -- what can be looked up -----------------------------------------------------------------------------------------
+
+
+def mount(bench: Bench) -> Iterator[Diagnosis]:
+    """Tell what is mounted, and what its type and options mean."""
+    mount = bench.mount
+    if mount is None:
+        yield bench.found("no-mount", "no list of mounts")
+        return
+    yield bench.found("file-system", f"{mount.kind} at {mount.point} from {mount.source} ({','.join(mount.options)})")
+    if "ro" in mount.options:
+        yield bench.found("read-only", f"{mount.point} is mounted read-only")
+    if mount.kind in ("tmpfs", "ramfs"):
+        yield bench.found("memory", f"{mount.kind} keeps files in memory")
+    if mount.kind in ("overlay", "aufs"):
+        yield bench.found("overlay", f"{mount.kind} lays a folder over another")
+    if _OBJECT_STORES.fullmatch(mount.kind):
+        yield bench.found("object-store", f"{mount.kind} keeps files as objects")
+    if mount.kind.startswith("nfs"):
+        yield from _nfs(bench, mount)
+    if without := [option for option in _NO_BARRIER if option in mount.options]:
+        yield bench.found("no-barrier", f"mounted with {without[0]}")
+
+
+def _nfs(bench: Bench, mount: Mount) -> Iterator[Diagnosis]:
+    version = mount.option("vers") or ("4" if mount.kind == "nfs4" else "3")
+    if version.startswith(("2", "3")) or version in ("4", "4.0"):
+        yield bench.found("nfs-version", f"NFS version {version}")
+    if soft := [option for option in ("soft", "softerr") if option in mount.options]:
+        yield bench.found("nfs-soft", f"mounted with {soft[0]}")
+    cached = mount.option("acdirmax") or ACDIRMAX
+    if "noac" not in mount.options and cached != "0":
+        yield bench.found("nfs-caching", f"folders are cached for up to {cached} s (acdirmax)")
+
+
+def path_length(bench: Bench) -> Iterator[Diagnosis]:
+    """Tell whether all files of a queue can be reached."""
+    length, most = len(os.fsencode(bench.path)), os.pathconf(bench.path, "PC_PATH_MAX")
+    if length + DEEPEST > most:
+        yield bench.found("long-path", f"the path has {length} bytes, and {most} are allowed")
+
+
+def space(bench: Bench) -> Iterator[Diagnosis]:
+    """Tell how much room is left for this user."""
+    told = os.statvfs(bench.path)
+    free, total = told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize
+    inodes = f"{told.f_favail:,} of {told.f_files:,} inodes free" if told.f_files else "inodes as needed"
+    text = f"{_size(free)} of {_size(total)} free, {inodes}"
+    low = total > 0 and (free < total * LITTLE or free < LITTLE_SPACE)
+    few = told.f_files > 0 and (told.f_favail < told.f_files * LITTLE or told.f_favail < FEW_INODES)
+    if low:
+        yield bench.found("low-space", text)
+    if few:
+        yield bench.found("few-inodes", text)
+    if not low and not few:
+        yield bench.found("space", text if total else "the file system does not tell how much")
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+#: What needs no writing, in the order that it is told in.
+LOOKS = (mount, path_length, space)
+
+
+# -- what is tried ---------------------------------------------------------------------------------------------------
+
+
+def rename(bench: Bench) -> Iterator[Diagnosis]:
+    """Try whether a rename moves a file as it is, and whether one of two that race for a file gets it."""
+    here, there = bench.folders("rename-here", "rename-there")
+    file = bench.file(f"{here}/file")
+    before = storage.inode(file)
+    try:
+        bench.store.rename(file, f"{there}/file")
+    except OSError as error:
+        kind = "cross-device" if error.errno == errno.EXDEV else "no-rename"
+        yield bench.found(kind, f"a rename from folder to folder fails: {_said(error)}")
+        return
+    if storage.inode(f"{there}/file") != before:
+        yield bench.found("copying-rename", "a renamed file has another inode")
+    twice = _won_by_two(bench, here, there)
+    if twice:
+        yield bench.found("shared-rename", f"of {RACES} files that two threads renamed, {twice} went to both")
+    else:
+        yield bench.found("rename", f"one rename moves a file; of two that race for it one gets it, {RACES} times")
+
+
+def _won_by_two(bench: Bench, here: str, there: str) -> int:
+    names = [bench.file(f"{here}/{number}").rpartition("/")[2] for number in range(RACES)]
+    start = Barrier(2)
+
+    def take(mine: str) -> set[str]:
+        won = set()
+        start.wait()
+        for name in names:
+            try:
+                # RACE: on purpose. Whose rename succeeds has the file.
+                bench.store.rename(f"{here}/{name}", f"{there}/{mine}-{name}")
+            except FileNotFoundError:
+                continue
+            won.add(name)
+        return won
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(take, ("first", "second"))
+    return len(first & second)
+
+
+def replace(bench: Bench) -> Iterator[Diagnosis]:
+    """Try a rename that replaces nothing, and a plain one over a file."""
+    (folder,) = bench.folders("replace")
+    taken, file = bench.file(f"{folder}/taken"), bench.file(f"{folder}/file")
+    try:
+        # To a free name first: that another is taken the kernel says before it asks the file system.
+        storage.rename_noreplace(file, f"{folder}/free")
+        file = f"{folder}/free"
+        storage.rename_noreplace(file, taken)
+    except FileExistsError:
+        yield bench.found("noreplace", "a rename can replace nothing (renameat2, RENAME_NOREPLACE)")
+    except OSError as error:
+        yield bench.found("no-noreplace", f"no rename that replaces nothing (renameat2: {_said(error)})")
+    else:
+        yield bench.found("broken-noreplace", "a rename that was to replace nothing replaced a file")
+        return
+    try:
+        bench.store.rename(file, taken)
+    except FileExistsError:
+        yield bench.found("no-replacing", "a plain rename over a file is refused")
+
+
+def links(bench: Bench) -> Iterator[Diagnosis]:
+    """Try a hard link."""
+    (folder,) = bench.folders("links")
+    try:
+        bench.store.link(bench.file(f"{folder}/file"), f"{folder}/link")
+    except OSError as error:
+        yield bench.found("no-links", f"no hard links: {_said(error)}")
+    else:
+        yield bench.found("links", "a file can have two names")
+
+
+def locks(bench: Bench) -> Iterator[Diagnosis]:
+    """Try whether a lock excludes another process, and goes when its process dies; look up whether it reaches hosts."""
+    (folder,) = bench.folders("locks")
+    path = bench.file(f"{folder}/holder")
+    refused, while_held, after = _lock_of_another(folder, path)
+    if refused:
+        yield bench.found("no-locks", f"no flock: {os.strerror(refused) if refused > 0 else 'the process ended'}")
+    elif while_held:
+        yield bench.found("weak-locks", "two processes hold one flock")
+    elif not after:
+        yield bench.found("lasting-locks", f"a killed process still holds its flock after {PATIENCE:.0f} s")
+    else:
+        yield from _reach(bench)
+
+
+def _lock_of_another(folder: str, path: str) -> tuple[int, bool, bool]:
+    """Let another process lock a file; return its error, whether it looks dead while it lives, and once it is dead."""
+    name = os.path.basename(path)
+    command = [sys.executable, "-I", "-S", "-c", _LOCKER, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            answer = process.stdout.readline()
+            if answer.strip() != b"0":
+                return int(answer or -1), False, False
+            while_held = consumers.is_dead(folder, name)
+        finally:
+            process.kill()
+    return 0, while_held, _seen_after(lambda: consumers.is_dead(folder, name)) < math.inf
+
+
+def _reach(bench: Bench) -> Iterator[Diagnosis]:
+    """Tell whether locks reach other hosts."""
+    mount, works = bench.mount, "flock excludes another process and ends with its process"
+    if mount is None or not mount.shared:
+        yield bench.found("locks", works)
+        return
+    local = [option for option in _LOCAL_OPTIONS if option in mount.options]
+    if local or _KEEPING_LOCKS.fullmatch(mount.kind):
+        yield bench.found("local-locks", f"{mount.kind} keeps locks to this host{f' ({local[0]})' if local else ''}")
+    elif _PASSING_LOCKS.match(mount.kind):
+        yield bench.found("locks", f"{works}; {mount.kind} passes locks on to other hosts")
+    else:
+        yield bench.found("unknown-locks", f"{works}; {mount.kind} may keep locks to this host")
+
+
+def sync(bench: Bench) -> Iterator[Diagnosis]:
+    """Try fsync, and how long what a send needs of it takes."""
+    (folder,) = bench.folders("sync")
+    store, took = Storage("full"), []
+    for number in range(SYNCS):
+        fd = store.create(f"{folder}/{number}")
+        try:
+            os.write(fd, b"x" * 4096)
+            began = time.perf_counter()
+            store.sync_file(fd)
+        except OSError as error:
+            yield bench.found("no-sync", f"a file cannot be synced: {_said(error)}")
+            return
+        finally:
+            os.close(fd)
+        try:
+            store.sync(folder, bench.folder)
+        except OSError as error:
+            yield bench.found("no-folder-sync", f"a folder cannot be synced: {_said(error)}")
+            return
+        took.append(time.perf_counter() - began)
+    usual = median(took)
+    text = f"fsync of a file and two folders takes {usual * 1000:.3g} ms"
+    yield bench.found("slow-sync" if usual > SLOW_SYNC else "sync", text)
+
+
+def listing(bench: Bench) -> Iterator[Diagnosis]:
+    """Try whether a listing shows at once what came and what went."""
+    here, there = bench.folders("listing-here", "listing-there")
+    file = bench.file(f"{here}/file")
+    storage.names_in(there)  # what is cached of it may be shown again
+    bench.store.rename(file, f"{there}/file")
+    came = _seen_after(lambda: "file" in storage.names_in(there))
+    bench.store.rename(f"{there}/file", file)
+    went = _seen_after(lambda: "file" not in storage.names_in(there))
+    if late := [f"{what} {_delay(after)}" for what, after in (("new", came), ("gone", went)) if after]:
+        yield bench.found("late-listing", f"a listing tells what is {', what is '.join(late)}")
+    else:
+        yield bench.found("listing", "a listing shows at once what came and what went")
+
+
+def _delay(seconds: float) -> str:
+    return f"after {seconds:.1f} s" if seconds < math.inf else f"not within {PATIENCE:.0f} s"
+
+
+def _seen_after(seen: Callable[[], bool]) -> float:
+    """Return after how many seconds something is so: 0 for at once, infinity where patience ends."""
+    began, pause = time.monotonic(), 0.005
+    if seen():
+        return 0.0
+    while time.monotonic() - began < PATIENCE:
+        time.sleep(pause)
+        if seen():
+            return time.monotonic() - began
+        pause = min(pause * 2, 0.25)
+    return math.inf
+
+
+def events(bench: Bench) -> Iterator[Diagnosis]:
+    """Try whether a file that comes gives an event here; for other hosts' the type of the file system tells."""
+    if bench.mount is not None and bench.mount.shared:
+        yield bench.found("silent-events", f"{bench.mount.kind} gives no event for what others change")
+        return
+    here, there = bench.folders("events-here", "events-there")
+    file = bench.file(f"{here}/file")
+    with Watch(there) as watch:
+        bench.store.rename(file, f"{there}/file")
+        if not watch.events:
+            yield bench.found("no-events", "the folder cannot be watched")
+        elif watch.wait(PATIENCE):
+            yield bench.found("events", "a file that comes gives an event")
+        else:
+            yield bench.found("no-events", f"a file came, and no event within {PATIENCE:.0f} s")
+
+
+def clock(bench: Bench) -> Iterator[Diagnosis]:
+    """Compare the file server's clock with this host's, and try how finely it is kept."""
+    path = bench.file(f"{bench.folder}/clock")
+    wanted = 1_700_000_001_123_456_789
+    os.utime(path, ns=(wanted, wanted))
+    coarse = abs(os.stat(path).st_mtime_ns - wanted) / 1e9
+    ahead = ServerClock(path).offset()
+    if coarse > CLOCK_TOLERANCE:
+        yield bench.found("coarse-times", f"a file's time is kept {coarse:.1f} s off")
+    if abs(ahead) > coarse + CLOCK_TOLERANCE:
+        text = f"the file server's clock is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} this host's"
+        yield bench.found("clock-offset", text)
+    elif coarse <= CLOCK_TOLERANCE:
+        yield bench.found("clock", f"the file server's clock and this host's agree within {CLOCK_TOLERANCE} s")
+
+
+def names(bench: Bench) -> Iterator[Diagnosis]:
+    """Try whether names come back as they were given."""
+    (folder,) = bench.folders("names")
+    own, odd = _not_kept(bench, folder, OWN_NAMES), _not_kept(bench, folder, ODD_NAMES)
+    if errno.ENAMETOOLONG in own.values():
+        yield bench.found("short-names", f"a name of 255 bytes is refused: {os.strerror(errno.ENAMETOOLONG)}")
+    elif own:
+        yield bench.found("changed-names", _named(own))
+    if odd:
+        yield bench.found("odd-names", _named(odd))
+    bench.file(f"{folder}/Case")
+    folds = os.path.lexists(f"{folder}/case")
+    if folds:
+        yield bench.found("folding-names", "Case and case are one name")
+    if not own and not odd and not folds:
+        yield bench.found("names", "names of 255 bytes, of any bytes and of either case are kept")
+
+
+def _not_kept(bench: Bench, folder: str, names: Iterable[str]) -> dict[str, int]:
+    """Return the names that were refused, with the number of the error, and those that came back as others, with 0."""
+    failed = {}
+    for name in names:
+        try:
+            bench.file(f"{folder}/{name}")
+        except OSError as error:
+            failed[name] = error.errno or 0
+        else:
+            if name not in storage.names_in(folder):
+                failed[name] = 0
+    return failed
+
+
+def _named(failed: dict[str, int]) -> str:
+    told = (f"{name!a} {f'is refused ({os.strerror(number)})' if number else 'comes back as another'}"
+            for name, number in failed.items())  # fmt: skip
+    return "; ".join(told)
+
+
+#: What is tried in a folder of its own, in the order that it is told in.
+TRIALS = (rename, replace, links, locks, sync, listing, events, clock, names)
+
+
+# -- the folders of a queue ------------------------------------------------------------------------------------------
+
+
+def _queue_folders(name: str, life: Lifecycle) -> Iterator[Diagnosis]:
+    """Yield what this user may do in a queue's folders, and whether a rename leads from each to the next."""
+    layout, store = life.layout, life.storage
+    every = [layout.folder(state) for state in (*FOLDERS, "delayed")] + [layout.private]
+    folders = [folder for folder in every if storage.exists(folder)]
+    hidden = f"{PRIVATE}-{DOCTOR_PREFIX}{secrets.token_hex(6)}"
+    try:
+        closed = {folder: refused for folder in folders if (refused := _refused(store, folder, hidden))}
+        yield from (Diagnosis("closed-folder", folder, f"{_user()} {refused}") for folder, refused in closed.items())
+        open_ones = [folder for folder in folders if folder not in closed]
+        broken = list(_way_through(store, open_ones, hidden))
+        yield from broken
+        sticky = [folder for folder in open_ones if os.stat(folder).st_mode & stat.S_ISVTX]
+        yield from (Diagnosis("sticky-folder", folder, "the folder has the sticky bit") for folder in sticky)
+        unshared = list(_shared_with_group(life, hidden)) if layout.working in open_ones else []
+        yield from unshared
+    finally:
+        for folder in folders:
+            with _left(folder):
+                store.unlink(f"{folder}/{hidden}")
+    if not (closed or broken or sticky or unshared):
+        text = f"{_user()} may list, create and rename in all {len(folders)} folders of {name}"
+        yield Diagnosis("folders", layout.base, text)
+
+
+@contextmanager
+def _left(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.ENOTDIR, errno.EROFS):  # nothing was made there
+            log.warning("a hidden file could not be removed from %s: %s", folder, _said(error))
+
+
+def _refused(store: Storage, folder: str, hidden: str) -> str:
+    """Return what may not be done in a folder; nothing where all may."""
+    done = "may not list it"
+    try:
+        with storage.listing(folder) as found:
+            next(found, None)
+        done = "may not make a file in it"
+        os.close(store.create(f"{folder}/{hidden}"))
+        done = "may not remove a file from it"
+        store.unlink(f"{folder}/{hidden}")
+    except OSError as error:
+        return f"{done}: {_said(error)}"
+    return ""
+
+
+def _way_through(store: Storage, folders: Sequence[str], hidden: str) -> Iterator[Diagnosis]:
+    """Let a hidden file go from each folder to the next."""
+    for here, there in pairwise(folders):
+        if not storage.exists(f"{here}/{hidden}"):
+            os.close(store.create(f"{here}/{hidden}"))
+        try:
+            store.rename(f"{here}/{hidden}", f"{there}/{hidden}")
+        except OSError as error:
+            kind = "cross-device" if error.errno == errno.EXDEV else "no-rename"
+            yield Diagnosis(kind, there, f"a rename from {os.path.basename(here)}/ to it fails: {_said(error)}")
+
+
+def _shared_with_group(life: Lifecycle, hidden: str) -> Iterator[Diagnosis]:
+    """Yield what keeps a group, whose folder working/ is, from what this user makes there."""
+    working, store = life.layout.working, life.storage
+    shared = os.stat(working)
+    if not shared.st_mode & stat.S_IWGRP:
+        return
+    store.unlink(f"{working}/{hidden}")
+    fd = store.create(f"{working}/{hidden}")
+    try:
+        made = os.fstat(fd)
+    finally:
+        os.close(fd)
+    store.unlink(f"{working}/{hidden}")
+    if not made.st_mode & stat.S_IRGRP:
+        mode = stat.S_IMODE(made.st_mode)
+        yield Diagnosis("unshared-files", working, f"{_user()} makes files there with mode {mode:04o}")
+    if made.st_gid != shared.st_gid:
+        text = f"{_user()} makes files there of group {made.st_gid}, not {shared.st_gid}"
+        yield Diagnosis("other-group", working, text)
+    if shared.st_mode & stat.S_ISGID and life.config.group is None:
+        store.make_folder(f"{working}/{hidden}", parents=False, passing=True)
+        try:
+            kept = os.stat(f"{working}/{hidden}").st_mode & stat.S_ISGID
+        finally:
+            store.remove_folder(f"{working}/{hidden}")
+        if not kept:
+            yield Diagnosis("no-setgid", working, "a folder that is made there has no setgid bit")
+
+
+def _user() -> str:
+    """Return who runs this."""
+    number = os.geteuid()
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
