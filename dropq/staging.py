@@ -278,9 +278,17 @@ class Epoch(Job):
 def is_committed(working: str) -> bool:
     """Tell whether a folder working/ holds a job that was committed and is not finished."""
     return any(
-        entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) and storage.exists(f"{entry.path}/{MANIFEST}")
+        entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) and has_manifest(entry.path)
         for entry in storage.entries(working)
     )
+
+
+def has_manifest(folder: str) -> bool:
+    """Tell whether a job's folder has its manifest, and not just a name that is reserved for one."""
+    try:
+        return os.lstat(f"{folder}/{MANIFEST}").st_size > 0
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:

@@ -31,7 +31,7 @@ from dropq.layout import (
     ignoring,
 )
 from dropq.names import Claim, Name
-from dropq.staging import DROP_PREFIX, MANIFEST
+from dropq.staging import DROP_PREFIX, has_manifest
 
 #: Milliseconds for which what was changed may be in the middle of something.
 UNDER_WAY = 3_600_000
@@ -311,7 +311,7 @@ def working(case: Case) -> Iterator[Finding]:
         if not seen.name.startswith((JOB_PREFIX, DROP_PREFIX)) or not stat.S_ISDIR(seen.status.st_mode):
             if seen.age > ABANDONED:
                 yield seen.found("abandoned-send", f"{KINDS['abandoned-send'].says}; unchanged for {seen.aged}")
-        elif seen.name.startswith(DROP_PREFIX) or os.path.lexists(f"{seen.path}/{MANIFEST}"):
+        elif seen.name.startswith(DROP_PREFIX) or has_manifest(seen.path):
             yield seen.settled("unfinished-job")
         elif case.now - _newest(seen.path) > ABANDONED:
             yield seen.found("abandoned-job")

@@ -323,6 +323,16 @@ def test_each_kind_is_found_and_repaired_as_far_as_its_kind_says(
         assert os.path.lexists(path)
 
 
+def test_a_job_whose_manifest_has_only_its_name_reserved_was_not_committed(queue: Queue, clock: Clock) -> None:
+    write(job(queue) / staging.MANIFEST, mode=0)
+    clock.advance(2 * DAY)
+    assert kinds(fsck(queue)) == ["abandoned-job"]  # and no sweep would finish it
+    queue.sweep(jobs_older_than=DAY)
+    assert fsck(queue) == []
+    write(job(queue) / staging.MANIFEST, mode=0)
+    queue.root.delete_queue("q")  # nothing was sent, so nothing is lost
+
+
 def test_a_level_and_one_sentence_belong_to_every_kind() -> None:
     for kind in KINDS.values():
         assert kind.level in ("error", "warning", "info") and kind.repair in ("", "make", "set aside")
