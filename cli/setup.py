@@ -63,9 +63,9 @@ def create(
 
 
 def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
-    """Try what dropq needs of a root's file system, and what you may do there; 1 when something is amiss.
+    """Tell whether a file system is fit for dropq; 1 when it is not.
 
-    The root is the folder of --root or DROPQ_ROOT, which need be no root yet. Whatever is found is told with what it
+    The folder of --root or DROPQ_ROOT need be no root yet. What dropq needs is tried, and told with what it
     means and what to set, the worst last. It changes nothing in a queue, and clears away what it tried things with.
     """
     from dropq import doctor as checks
