@@ -144,7 +144,7 @@ KINDS: Mapping[str, Kind] = {
         "locks",
         "info",
         "whether locks reach other hosts is not told; if not, each would take the others' living consumers for dead",
-        "before a second host uses the root: while a consumer here holds a message, `dropq fsck` there may not call it dead",
+        "before a second host uses the root: `dropq fsck` there may not call a consumer dead that holds a message here",
     ),
     # -- durability
     "sync": Kind("sync", "ok", "a send at durability full takes two such syncs of a folder and one of a file"),
