@@ -53,7 +53,7 @@ KINDS: Mapping[str, Kind] = {
     "temporary": Kind("warning", "writing a small file of dropq's own did not come to its end", "set aside"),
     "world-writable": Kind("warning", "everybody on this host may change it"),
     "half-made-queue": Kind("warning", "making a queue did not come to its end", "set aside"),
-    "half-deleted-queue": Kind("warning", "a queue was deleted and is not wholly gone: look into it, then remove it"),
+    "half-deleted-queue": Kind("warning", "a queue was deleted and is not wholly gone", "set aside"),
     "not-a-queue": Kind("info", "a folder that is no queue"),
 }
 
