@@ -58,6 +58,11 @@ class Claim:
         """Whether an ack returned."""
         return self.by == "ack" and self.settled is not None
 
+    @property
+    def in_hand(self) -> tuple[int, int]:
+        """The time from its body to its settlement, where that succeeded; else no time."""
+        return (self.got, self.began) if self.settled and self.began else (0, 0)
+
     def sure(self, end: int) -> Iterator[tuple[int, int]]:
         """Yield the times in which it was held for certain: not settled, by a living process, on a lease."""
         until = end if self.began is None else min(self.began, end)
@@ -117,7 +122,8 @@ class Told:
                 held[words[1]].leases.append((at, int(words[2])))
             case "did" | "lost":
                 for claim in [held[owner] for owner in words[1:] if owner in held]:
-                    claim.by, claim.settled, claim.lost = words[0], *((at, None) if step == "did" else (None, at))
+                    claim.by = words[0]
+                    claim.settled, claim.lost = (at, None) if step == "did" else (None, at)
 
 
 def broken(claims: Iterable[tuple[Claim, int]]) -> Iterator[tuple[str, str]]:
@@ -154,7 +160,7 @@ def _quarrel(one: Claim, one_end: int, other: Claim, other_end: int) -> Iterator
             yield "delivered again after its ack had returned"
     if any(_meet(*a, *b) for a in one.sure(one_end) for b in other.sure(other_end)):
         yield "both held it on leases that had not run out"
-    if one.settled and one.began and other.settled and other.began and _meet(one.got, one.began, other.got, other.began):
+    if _meet(*one.in_hand, *other.in_hand):
         yield "both held it at a time, and both settled it"
 
 

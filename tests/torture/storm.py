@@ -1,8 +1,8 @@
 """The storm: whoever works on a few queues is killed or stopped at random moments, and comes again.
 
 A kill counts when the notes of the process say that it was in the middle of something. A process that is stopped for
-longer than its lease, and goes on, must find that it has lost what it held. At the end everybody is killed, dropq sweeps
-what is left, and `account` is asked whether all is there; then all is drained, and it is asked again.
+longer than its lease, and goes on, must find that it has lost what it held. At the end everybody is killed, dropq
+sweeps what is left, and `account` is asked whether all is there; then all is drained, and it is asked again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from helpers import until
 
@@ -33,8 +34,8 @@ from torture.table import Options, Row
 LONG, SHORT = 1_000, 30
 #: Seconds after which a storm that does not come to its kills is given up.
 PATIENCE, SHORT_PATIENCE = 900.0, 60.0
-#: Seconds between two strikes, on average; of them, so many are stops and not kills.
-EVERY, STOPS = 0.15, 0.2
+#: Seconds between two strikes, on average, in the long form and in the short one; the part of them that are stops.
+EVERY, SHORT_EVERY, STOPS = 0.15, 0.08, 0.2
 #: Seconds that a process is stopped for: some are back before their lease has run out.
 STOPPED = (0.5 * cast.LEASE, 4 * cast.LEASE)
 #: Milliseconds by which the clock of the machine may be set meanwhile.
@@ -50,7 +51,7 @@ class Setting:
     """A queue of the storm: what it is called in the table, its configuration, and who works on it."""
 
     told: str
-    options: dict[str, object]
+    options: dict[str, Any]
     roles: tuple[str, ...]
 
 
@@ -82,11 +83,11 @@ SETTINGS = {
 
 def run(options: Options) -> Iterable[Row]:
     """Return a row for each queue of a storm."""
-    kills, patience = (LONG, PATIENCE) if options.long else (SHORT, SHORT_PATIENCE)
+    kills, patience, every = (LONG, PATIENCE, EVERY) if options.long else (SHORT, SHORT_PATIENCE, SHORT_EVERY)
     storm = Storm(options.folder, options.seed)
     drift = _drift()
     try:
-        storm.rage(kills, patience)
+        storm.rage(kills, patience, every)
     finally:
         storm.end()
     rows = storm.rows()
@@ -138,14 +139,14 @@ class Storm:
 
     # -- raging ----------------------------------------------------------------------------------------------------
 
-    def rage(self, kills: int, patience: float) -> None:
+    def rage(self, kills: int, patience: float, every: float) -> None:
         """Kill and stop, until so many kills are proven, or patience is at its end."""
         for queue, setting in SETTINGS.items():
             for place, role in enumerate(setting.roles):
                 self._start(queue, role, place)
         deadline = time.monotonic() + patience
         while self.proven.total() < kills and time.monotonic() < deadline:
-            time.sleep(self._chance.uniform(0, 2 * EVERY))
+            time.sleep(self._chance.uniform(0, 2 * every))
             self._go_on()
             self._replace_ended()
             self._strike()
