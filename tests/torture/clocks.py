@@ -146,18 +146,12 @@ class Verbs:
         return name
 
     def extend(self, name: str, lease: str) -> bool:
-        return self._kept(partial(self._held[name].extend, lease))
+        """Renew the lease of a message that was taken; tell whether it was still held."""
+        return name in self._held and _kept(partial(self._held[name].extend, lease))
 
     def ack(self, name: str) -> bool:
         """Acknowledge a message that was taken; tell whether it was still held."""
-        return self._kept(self._held.pop(name).ack)
-
-    def _kept(self, verb: Callable[[], None]) -> bool:
-        try:
-            verb()
-        except LeaseLost:
-            return False
-        return True
+        return name in self._held and _kept(self._held.pop(name).ack)
 
     def swept(self, queue: str) -> str | None:
         """Sweep, then take a message."""
@@ -167,6 +161,14 @@ class Verbs:
     def sweep(self, queue: str, **ages: str) -> int:
         """Sweep; return how many messages were moved."""
         return self._root.queue(queue).sweep(**ages).total
+
+
+def _kept(verb: Callable[[], None]) -> bool:
+    try:
+        verb()
+    except LeaseLost:
+        return False
+    return True
 
 
 def serve(root: str, interval: str = "") -> None:
