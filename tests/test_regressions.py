@@ -599,6 +599,37 @@ def test_a_step_of_this_hosts_clock_does_not_move_the_servers(
     assert 0 <= clock.now_ms() - before < 60_000
 
 
+@pytest.mark.parametrize("call", ["open", "utime", "fstat"])
+@pytest.mark.parametrize("ahead", [0.0, 3600.0])
+def test_a_process_that_is_stopped_while_it_measures_the_servers_clock_tells_the_right_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, ahead: float
+) -> None:
+    """Half a minute goes by before the call, in which another process touches the probe file."""
+    probe, slept = tmp_path / "probe", [0.0]
+    probe.touch()
+    own, gettime, utime = time.time, time.clock_gettime, os.utime
+
+    def server() -> float:
+        return own() + slept[0]
+
+    def touch(probe: int | Path) -> None:
+        utime(probe, (server(), server()))
+
+    monkeypatch.setattr(time, "time", lambda: server() + ahead)
+    monkeypatch.setattr(time, "clock_gettime", lambda id: gettime(id) + slept[0])
+    monkeypatch.setattr(os, "utime", touch)
+    real = getattr(os, call)
+
+    def late(*args: Any) -> Any:
+        if not slept[0]:
+            slept[0] = 30.0
+            touch(probe)
+        return real(*args)
+
+    monkeypatch.setattr(os, call, late)
+    assert abs(ServerClock(str(probe)).now_ms() - server() * 1000) < 1000
+
+
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock here goes on while a host sleeps")
 def test_the_servers_clock_goes_on_while_this_host_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ServerClock(str(tmp_path / "probe"))
