@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -165,12 +166,14 @@ def _round(actor: Actor, subscription: Subscription) -> None:
 
 def got(notes: Notes, message: Message) -> str | None:
     """Note a message that was received, by its body; None when its claim is gone already, or its body is not whole."""
-    owner, deadline = message.owner, message.deadline
-    try:
-        content = message.body
-        made = os.stat(message.path).st_ctime_ns
-    except (LeaseLost, FileNotFoundError):
-        return None  # stopped before it had a look
+    owner, deadline, made = message.owner, message.deadline, None
+    while made is None:
+        try:
+            content = message.body
+        except LeaseLost:
+            return None  # stopped before it had a look
+        with suppress(FileNotFoundError):  # its lease was renewed in between, which renames it
+            made = os.stat(message.path).st_ctime_ns
     name = account.name_of(content)
     if name is None:
         notes("half", message.file)
@@ -248,7 +251,7 @@ def work(actor: Actor) -> None:
             actor.notes("did", _LEFT[last[1].state], last[0])
         left.last = None
         if got(actor.notes, message) is None:
-            return
+            raise dropq.Retry()  # to return would be to acknowledge it, and no note would tell
         actor.dawdle()
         if actor.flip(0.3):
             return settle(actor, message)

@@ -84,7 +84,7 @@ SETTINGS = {
 def run(options: Options) -> Iterable[Row]:
     """Return a row for each queue of a storm."""
     kills, patience, every = (LONG, PATIENCE, EVERY) if options.long else (SHORT, SHORT_PATIENCE, SHORT_EVERY)
-    storm = Storm(options.folder, options.seed)
+    storm = Storm(options.folder, options.seed, crowded=options.long)
     drift = _drift()
     try:
         storm.rage(kills, patience, every)
@@ -121,6 +121,8 @@ class Storm:
 
     folder: Path
     seed: int
+    #: Whether there are several of a part, where a queue's setting says so.
+    crowded: bool
     live: list[Process] = field(default_factory=list)
     past: list[Process] = field(default_factory=list)
     #: Kills in the middle of something, by queue; and what that was.
@@ -142,7 +144,7 @@ class Storm:
     def rage(self, kills: int, patience: float, every: float) -> None:
         """Kill and stop, until so many kills are proven, or patience is at its end."""
         for queue, setting in SETTINGS.items():
-            for place, role in enumerate(setting.roles):
+            for place, role in enumerate(setting.roles if self.crowded else dict.fromkeys(setting.roles)):
                 self._start(queue, role, place)
         deadline = time.monotonic() + patience
         while self.proven.total() < kills and time.monotonic() < deadline:
@@ -252,8 +254,10 @@ class Storm:
         keeps = bool(setting.options.get("history", True))
         drained = [claim for process, notes in told if process.role == "drain" for claim in notes.claims]
         earlier = [claim for process, notes in told if process.role != "drain" for claim in notes.claims]
-        row.count(_account(before, name, sent, tried, earlier, keeps=keeps), f"{name} before the drain")
-        row.count(_account(after, name, sent, tried, [*earlier, *drained], keeps=keeps), f"{name} after the drain")
+        account = _account(before, name, sent, tried, earlier, keeps=keeps)
+        row.count(account, f"{name} before the drain")
+        later = _account(after, name, sent, tried, [*earlier, *drained], keeps=keeps)
+        row.count(_beyond(account, later), f"{name} after the drain")
         for body, what in broken(claims):
             row.doubled += 1
             row.wrong.append(f"{name}: {body}: {what}")
@@ -274,6 +278,15 @@ def _account(
         if not keeps or {place.state for place in places[body]} != {"processed"}:
             account.wrong.append(f"{body} was acknowledged, and lies in {places[body][0].state}")
     return account
+
+
+def _beyond(earlier: Account, later: Account) -> Account:
+    """Return what a later account says that an earlier one did not."""
+    return Account(
+        [name for name in later.lost if name not in earlier.lost],
+        [name for name in later.doubled if name not in earlier.doubled],
+        [line for line in later.wrong if line not in earlier.wrong],
+    )
 
 
 def _settle_down(queue: Queue) -> None:
