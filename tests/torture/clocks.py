@@ -107,12 +107,15 @@ class Hand:
         return json.loads(answer)
 
     def end(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait(10)
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        """Let the process come to its end: one that is killed leaves what libfaketime keeps in shared memory."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(10)
+        finally:
+            self._process.kill()
+            self._process.wait(10)
+            self._process.stdout.close()
 
 
 class Verbs:
