@@ -33,7 +33,7 @@ from torture.table import Options, Row
 #: Proven kills: as many as a storm is to have.
 LONG, SHORT = 1_000, 30
 #: Seconds after which a storm that does not come to its kills is given up.
-PATIENCE, SHORT_PATIENCE = 900.0, 60.0
+PATIENCE, SHORT_PATIENCE = 900.0, 120.0
 #: Seconds between two strikes, on average, in the long form and in the short one; the part of them that are stops.
 EVERY, SHORT_EVERY, STOPS = 0.15, 0.08, 0.2
 #: Seconds that a process is stopped for: some are back before their lease has run out.
@@ -249,7 +249,7 @@ class Storm:
         sent = {body for _, notes in told for body in notes.sent}
         tried = {body for _, notes in told for body in notes.tried}
         row = Row(f"storm: {setting.told}", cases=len(sent), kills=self.proven[name])
-        row.faults = sum(claim.lost is not None for claim, _ in claims)
+        row.faults = sum(claim.lost is not None for claim, _ in claims)  # leases that ran out, mostly of the stopped
         row.wrong += [f"{name}: {file} was read half" for _, notes in told for file in notes.half]
         keeps = bool(setting.options.get("history", True))
         drained = [claim for process, notes in told if process.role == "drain" for claim in notes.claims]
