@@ -135,18 +135,20 @@ def broken(claims: Iterable[tuple[Claim, int]]) -> Iterator[tuple[str, str]]:
     by_name: dict[str, list[tuple[Claim, int]]] = defaultdict(list)
     for claim, end in claims:
         by_name[claim.name].append((claim, end))
-        if (early := _lost_early(claim)) is not None:
-            yield claim.name, f"{claim.owner} lost it {early} ms before its lease had run out"
+        if early := _lost_early(claim):
+            yield claim.name, f"{claim.owner} lost it {early}"
     for name, of_one in by_name.items():
         for one, other in combinations(of_one, 2):
             for what in _quarrel(*one, *other):
                 yield name, f"{one[0].owner} and {other[0].owner}: {what}"
 
 
-def _lost_early(claim: Claim) -> int | None:
-    """Return by how many ms a claim was lost before its last known deadline; None when it was not."""
-    deadline = claim.leases[-1][1] * 1_000_000 or _FOR_EVER
-    return None if claim.lost is None or claim.lost >= deadline else (deadline - claim.lost) // 1_000_000
+def _lost_early(claim: Claim) -> str:
+    """Tell how long before its last known deadline a claim was lost; nothing when it was not."""
+    deadline = claim.leases[-1][1] * 1_000_000
+    if claim.lost is None or 0 < deadline <= claim.lost:
+        return ""
+    return f"{(deadline - claim.lost) // 1_000_000} ms before its lease had run out" if deadline else "without a lease"
 
 
 def _quarrel(one: Claim, one_end: int, other: Claim, other_end: int) -> Iterator[str]:

@@ -104,7 +104,7 @@ def _drift() -> int:
 
 @dataclass
 class Process:
-    """A process of the storm: its part, its notes, and how often that part was begun before."""
+    """A process of the storm: its part, its place among those who work on a queue, and its notes."""
 
     pid: int
     queue: str
