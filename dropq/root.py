@@ -29,8 +29,6 @@ UNDECIDED_LIMIT = 60_000
 
 _UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 
-#: Bytes of a queue's name that are kept where something is put around it.
-CUT = 200
 #: What is told where a pause, or its end, met an error.
 PAUSING = "whether the queues are paused, `dropq ls` tells"
 #: States whose messages keep a queue from being deleted.
@@ -168,12 +166,6 @@ class Root:
         queue = self.queue(name)
         layout = queue.layout
         if not force:
-            if _cut(name) != name:
-                raise StorageError(
-                    f"queue {name!r} has a name of over {CUT} bytes, which a delete that died would bring back cut "
-                    "short: rename its folder first, or force it; nothing was removed",
-                    path=layout.home,
-                )
             with queue.life.telling("nothing was removed"):
                 staging.sweep(queue.life)  # what was committed and is not sent yet waits to be worked on
             self._refuse_unsettled(name, queue.counts())
@@ -297,7 +289,7 @@ def _moved(layout: QueueLayout, home: str) -> QueueLayout:
 
 def _cut(name: str) -> str:
     """Cut a queue's name to what leaves room in a file name for what is put around it."""
-    return os.fsencode(name)[:CUT].decode(errors="ignore")
+    return os.fsencode(name)[:200].decode(errors="ignore")
 
 
 def _private_store(root: str) -> Storage:

@@ -718,14 +718,3 @@ def test_a_queue_that_is_deleted_while_it_is_opened_is_not_there(make: Make, mon
     monkeypatch.setattr(storage, "device", deleting)
     with pytest.raises(NoSuchQueue, match="q is not there any more"):
         reopened(queue).send(b"a")
-
-
-def test_a_queue_whose_name_a_delete_could_not_keep_is_deleted_only_by_force(make: Make) -> None:
-    root, name = make().root, "n" * 201
-    root.create_queue(name).send(b"a")
-    take(root.queue(name)).ack()
-    with pytest.raises(StorageError, match="rename its folder first, or force it"):
-        root.delete_queue(name)
-    assert root.queue(name).counts()["processed"] == 1
-    root.delete_queue(name, force=True)
-    assert not root.queue(name).exists()

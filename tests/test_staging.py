@@ -464,9 +464,9 @@ def test_a_task_that_comes_late_finds_no_job_and_makes_none(tmp_path: Path, end:
         job.commit(listed)
     else:
         job.abort()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StorageError, match=r"did not begin, nothing of it was sent"):
         job.attempt("p00001-a3")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StorageError, match=r"nothing of this attempt was sent"):
         early.write_all([queue.address(b"")[0]], [b"late"])
     assert working(queue) == []
 
