@@ -188,7 +188,8 @@ def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False
         text = output.cell({key: value}, key)
         if sys.stdout.isatty() and isinstance(value, str) and "\n" in value:
             text = "\n  " + output.visible(value.rstrip()).replace("\n", "\n  ")
-        print(f"{key}\t{text}" if not sys.stdout.isatty() else f"{key + ':':20} {text}")
+        told = output.escape(key)  # of a property, it is the sender's
+        print(f"{told}\t{text}" if not sys.stdout.isatty() else f"{told + ':':20} {text}")
     if sys.stdout.isatty():
         with message.open() as body:
             data = body.read(PREVIEW)
