@@ -20,6 +20,7 @@ KINDS: Mapping[str, Kind] = {
     "configuration": Kind("error", "the configuration cannot be used: what it says is to be mended by hand"),
     "missing-folder": Kind("error", "a folder of the queue is missing", "make"),
     "not-a-folder": Kind("error", "something else lies where a folder of the queue should be"),
+    "linked-folder": Kind("error", "a private folder is a symbolic link, which is not followed: remove it by hand"),
     "unreadable-folder": Kind("error", "this user may not list or change a folder of the queue"),
     "two-filesystems": Kind("error", "the folders lie on two file systems, between which no rename is atomic"),
     "symlink": Kind("warning", "a symbolic link is never a message", "set aside"),

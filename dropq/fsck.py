@@ -7,6 +7,7 @@ damaged to be opened.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -176,6 +177,8 @@ def _set_aside(finding: Finding, base: str, store: Storage) -> str:
     """Rename what was found into set-aside/, under the path that it has below `base`; return where it is."""
     aside = f"{base}/{PRIVATE}/set-aside/{os.path.relpath(finding.path, base)}"
     folder, name = os.path.split(aside)
+    if os.path.realpath(folder) != folder.replace(base, os.path.realpath(base), 1):
+        raise OSError(errno.ELOOP, "a symbolic link leads elsewhere", folder)
     try:
         _move(finding.path, aside, store)
     except FileExistsError:

@@ -322,7 +322,7 @@ class _Look:
     def _idle_jobs(self) -> Iterator[int]:
         """Yield for how long, in ms, committed jobs have been idle: whoever sends one changes its folders."""
         for entry in storage.entries(self._life.layout.working):
-            if entry.name.startswith((JOB_PREFIX, DROP_PREFIX)):
+            if entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) and entry.is_dir(follow_symlinks=False):
                 try:
                     if os.lstat(f"{entry.path}/{MANIFEST}").st_size:
                         parts = (entry.path, *(part.path for part in storage.entries(entry.path)))

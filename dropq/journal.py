@@ -98,6 +98,7 @@ class Journal:
         self._subscription = subscription
         self._has_looked_back = False
         self._run = f"{self._folder}/{_RUN}{subscription.id}"
+        storage.refuse_links([self._folder])
         with self._kept():
             self._earlier = frozenset(_runs(self._folder))
             self._inherited = frozenset(self._numbers())
@@ -311,8 +312,8 @@ class Journal:
         """Return what the messages of a batch are called, in their order."""
         path = f"{self._folder}/{batch}.json"
         try:
-            content = json.loads(storage.read_small(path, limit=-1) or b"null")
-            return [str(entry) for entry in content["claims"]]
+            content = storage.parse_json(storage.read_small(path, limit=-1) or b"null")
+            return [str(entry) for entry in content["claims"]]  # type: ignore[index]
         except (ValueError, TypeError, KeyError) as error:
             raise DropqError(
                 f"{path} is damaged ({error}): start the query with a new checkpoint; what the stream holds returns to "

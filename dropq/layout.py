@@ -87,6 +87,13 @@ class QueueLayout:
         """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
         return cls(home, f"{home}/{INCOMING}")
 
+    @property
+    def private_folders(self) -> tuple[str, ...]:
+        """The folders that hold private files, parents first; they are made when they are needed, and never links."""
+        reasons = (f"{self.reasons}/error", f"{self.reasons}/expired")
+        own = (self.consumers, self.held, self.reasons, *reasons, self.delayed, self.staged, self.ledger, self.streams)
+        return (self.private, *own, self.set_aside)
+
     def folder(self, state: str) -> str:
         """Return the folder of a state, `delayed` included.
 

@@ -83,6 +83,7 @@ def _check_folders(layout: QueueLayout, name: str) -> None:
             "put all of its folders on one",
             path=second,
         )
+    storage.refuse_links(layout.private_folders)
 
 
 def group_number(group: int | str | None) -> int | None:

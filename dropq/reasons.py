@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from dropq.storage import Storage, exists, read_small
+from dropq.storage import Storage, exists, inode, parse_json, read_small
 
 log = logging.getLogger("dropq")
 
@@ -44,7 +44,7 @@ class Reasons:
         """Return why a file lies in a state; None when nothing, or nothing readable, is known of it."""
         for wanted in (inode, None):
             try:
-                content = json.loads(read_small(self.path(state, name, wanted)) or b"null")
+                content = parse_json(read_small(self.path(state, name, wanted)) or b"null")
             except (OSError, ValueError):
                 continue  # damaged by hand: fsck reports it, the message is as good without
             if isinstance(content, dict) and (content.get("name"), content.get("inode")) == (name, wanted):
@@ -52,9 +52,20 @@ class Reasons:
         return None
 
     def drop(self, state: str, name: str, inode: int) -> None:
-        """Forget why a file lay in a state."""
+        """Forget why a file lay in a state; what cannot be removed now is void, and a sweep collects it."""
         path = self.path(state, name, inode)
         try:
             self._storage.unlink(path if exists(path) else self.path(state, name, None))
         except OSError as error:
             log.warning("%s explains nothing any more, and stays until a sweep clears it: %s", path, error)
+
+
+def explains(folder: str, reason: Mapping[str, object]) -> bool:
+    """Tell whether a reason is about a file that lies in a folder."""
+    name = reason.get("name")
+    if not isinstance(name, str) or os.path.basename(name) != name:
+        return False
+    try:
+        return reason.get("inode") in (None, inode(f"{folder}/{name}"))
+    except (OSError, ValueError):
+        return False

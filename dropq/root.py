@@ -51,6 +51,7 @@ class Root:
         self.layout = RootLayout(os.path.abspath(os.fspath(path)))
         if not os.path.isdir(self.layout.path):
             raise NoSuchQueue(f"no root at {self.layout.path}: `dropq init {self.layout.path}` makes one")
+        storage.refuse_links((self.layout.private, self.layout.meta))
         self.clock: Clock = clock or ServerClock(self.layout.clock)
         self.ids = names.IdSource(self.clock.now_ms)
         self.config: RootConfig = load_root(self.layout.config_file)
@@ -73,6 +74,7 @@ class Root:
         """
         layout = RootLayout(os.path.abspath(os.fspath(path)))
         style = 'reply_to_style = "typed"\n' if dropboxmq else ""
+        storage.refuse_links((layout.private, layout.meta))
         try:
             Storage().make_folder(layout.path)
             store = _private_store(layout.path)

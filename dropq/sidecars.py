@@ -16,7 +16,7 @@ from dropq import names
 from dropq.errors import StorageError
 from dropq.layout import QueueLayout
 from dropq.names import Name
-from dropq.storage import Clock, Storage, changed_ms, entries, read_small, telling
+from dropq.storage import Clock, Storage, changed_ms, entries, is_message_file, parse_json, read_small, telling
 
 log = logging.getLogger("dropq")
 
@@ -94,8 +94,8 @@ class Sidecars:
         path = f"{self.folder}/{os.path.basename(name.meta)}.json"
         try:
             with telling("what it holds stays there, and nothing was moved"):
-                content = json.loads(read_small(path) or b"null")
-        except (ValueError, RecursionError) as error:
+                content = parse_json(read_small(path) or b"null")
+        except ValueError as error:
             log.warning("sidecar %s of message %s is damaged (%s): delivered without it", path, name.id, error)
             return name
         if not isinstance(content, dict):
@@ -150,12 +150,14 @@ def _not_looked_at(error: OSError) -> None:
 
 
 def _sidecar_files(folder: str) -> Iterator[os.DirEntry[str]]:
-    return (entry for entry in entries(folder) if entry.name.endswith(".json") and not entry.name.startswith("."))
+    for entry in entries(folder):
+        if entry.name.endswith(".json") and not entry.name.startswith(".") and is_message_file(entry):
+            yield entry
 
 
 def _missed_before(notes: str) -> dict[str, int]:
     try:
-        found = json.loads(read_small(notes) or b"{}")
-        return {str(token): int(first) for token, first in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        found = parse_json(read_small(notes) or b"{}")
+        return {str(token): int(first) for token, first in found.items()}  # type: ignore[attr-defined]
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return {}  # damaged: the passes are counted anew

@@ -138,6 +138,7 @@ class Job:
         """
         try:
             self._life.storage.make_folder(self.folder, parents=False)
+            storage.refuse_links([self.folder])
         except OSError as error:
             raise storage_error(error, f"job {self.id} did not begin, nothing was sent") from error
 
@@ -278,7 +279,9 @@ class Epoch(Job):
 def is_committed(working: str) -> bool:
     """Tell whether a folder working/ holds a job that was committed and is not finished."""
     return any(
-        entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) and has_manifest(entry.path)
+        entry.name.startswith((JOB_PREFIX, DROP_PREFIX))
+        and entry.is_dir(follow_symlinks=False)
+        and has_manifest(entry.path)
         for entry in storage.entries(working)
     )
 
@@ -341,7 +344,7 @@ def finish(life: Lifecycle, folder: str) -> bool:
         life.storage.sync(folder)  # the manifest is durable before the first rename, whoever wrote it
     except FileNotFoundError:
         return False  # RACE: somebody else took the folder away, and finishes it
-    listed = _listed(manifest)
+    listed = _listed(manifest, folder)
     life.storage.sync(*sorted(_send_all(life, folder, listed)))
     life.storage.make_folder(life.layout.ledger)
     entry = _ledger_entry(life, _key(os.path.basename(folder)))
@@ -432,25 +435,32 @@ def _key(name: str) -> str:
 def _manifest(folder: str) -> Mapping[str, object] | None:
     path = f"{folder}/{MANIFEST}"
     try:
-        if not os.lstat(path).st_size:
-            return None  # RACE: reserved for a rename that is to come, or that a crash cut off
+        if os.path.islink(folder) or not os.lstat(path).st_size:
+            return None  # no job's folder; or RACE: reserved for a rename that is to come, or that a crash cut off
         data = storage.read_small(path, limit=-1)
-        content = json.loads(data) if data is not None else None
+        content = storage.parse_json(data) if data is not None else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise DropqError(f"{path} is damaged ({error}): set it aside by hand, then sweep again") from error
-    if data is not None and not (isinstance(content, dict) and isinstance(content.get("attempts"), dict)):
+    if data is None:
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("attempts"), dict):
         raise DropqError(f"{path} lists no files: set it aside by hand, then sweep again")
     return content
 
 
-def _listed(manifest: Mapping[str, object]) -> dict[str, list[str]]:
-    """Return the files that a manifest lists, by the folder of their attempt; what is no name of one is left out."""
+def _listed(manifest: Mapping[str, object], job: str) -> dict[str, list[str]]:
+    """Return the files that a manifest lists, by the folder of their attempt; what is no name of one is left out.
+
+    So is an attempt that is a symbolic link: who may write in working/ is not to choose by one which files of
+    elsewhere are sent, by the rights of whoever sweeps.
+    """
     attempts = manifest.get("attempts")
     listed: dict[str, list[str]] = {}
     for attempt, files in attempts.items() if isinstance(attempts, dict) else ():
-        named = [file for file in files if _is_name(file)] if isinstance(files, list) and _is_name(attempt) else []
+        is_attempt = _is_name(attempt) and not os.path.islink(f"{job}/{attempt}")
+        named = [file for file in files if _is_name(file)] if isinstance(files, list) and is_attempt else []
         if named:
             listed[attempt] = named
         if len(named) < (len(files) if isinstance(files, list) else 1):
@@ -460,7 +470,12 @@ def _listed(manifest: Mapping[str, object]) -> dict[str, list[str]]:
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name != "" and name[0] != "." and "/" not in name and "\0" not in name
+    if not isinstance(name, str) or name == "" or name[0] == "." or "/" in name or "\0" in name:
+        return False
+    try:
+        return bool(os.fsencode(name))
+    except UnicodeEncodeError:  # half of a pair, which no file system has
+        return False
 
 
 def _idle(life: Lifecycle, folder: str, older_than: float | None) -> bool:

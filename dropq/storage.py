@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import io
+import json
 import os
 import secrets
 import shutil
@@ -34,6 +35,8 @@ CLOCK_TOLERANCE = 0.05
 CLOCK_TRIES = 3
 #: Seconds after which a folder that does not become empty is given up.
 DRAIN_LIMIT = 10.0
+#: How deeply what is read as JSON may be nested.
+DEPTH = 50
 #: Bytes that one read of a body asks for.
 READ_SIZE = 1 << 16
 #: Threads that share a long list of renames: one does its Python while the other is in the kernel, which makes no two
@@ -74,6 +77,22 @@ def telling(fate: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, fate) from error
+
+
+def refuse_links(folders: Iterable[str]) -> None:
+    """Refuse private folders that are symbolic links: what is written, or cleared away, there would be elsewhere.
+
+    Raises:
+        StorageError: with ELOOP, one is.
+    """
+    for path in folders:
+        if os.path.islink(path):
+            raise StorageError(
+                f"{path} is a symbolic link, and dropq follows none to private files: remove it, a folder is made when "
+                "it is needed; nothing was touched",
+                path=path,
+                errno=errno.ELOOP,
+            )
 
 
 def _since_boot() -> float:
@@ -311,6 +330,8 @@ class Storage:
     def adopt(self, source: str, destination: str) -> None:
         """Move a file from outside into working/, with the modes of what is created here; a failure moves it back.
 
+        Where no modes are set it keeps its own, but for the permission that lets everybody change it.
+
         Raises:
             OSError: with EXDEV when it lies on another file system.
         """
@@ -324,7 +345,9 @@ class Storage:
     def _take_over(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            self._own(fd, self._file_mode)
+            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            kept = mode & ~stat.S_IWOTH if mode & stat.S_IWOTH else None
+            self._own(fd, kept if self._file_mode is None else self._file_mode)
             self.sync_file(fd)
         finally:
             os.close(fd)
@@ -623,6 +646,29 @@ def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
             return file.read(limit)
     except FileNotFoundError:
         return None
+
+
+def parse_json(data: bytes) -> object:
+    """Read JSON that anybody may have written.
+
+    Raises:
+        ValueError: it is damaged, or nested more deeply than anything of ours.
+    """
+    try:
+        content: object = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    _check_depth(content, DEPTH)
+    return content
+
+
+def _check_depth(content: object, left: int) -> None:
+    if not left:
+        raise ValueError("it is nested too deeply")
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    for value in inner:
+        if isinstance(value, dict | list):
+            _check_depth(value, left - 1)
 
 
 def changed_ms(path: str) -> int:

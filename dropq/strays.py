@@ -6,7 +6,6 @@ then told as under way rather than as what it would be if nobody came back to it
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -31,6 +30,7 @@ from dropq.layout import (
     ignoring,
 )
 from dropq.names import Claim, Name
+from dropq.reasons import explains
 from dropq.staging import DROP_PREFIX, has_manifest
 
 #: Milliseconds for which what was changed may be in the middle of something.
@@ -124,7 +124,10 @@ def look(folder: str, now: int, state: str = "") -> Iterator[Seen]:
 
 
 def examine(case: Case) -> Iterator[Finding]:
-    """Yield everything that does not belong into a queue."""
+    """Yield everything that does not belong into a queue; where private folders lead elsewhere, only that."""
+    if linked := list(linked_folders(case.layout.private_folders)):
+        yield from linked
+        return
     for check in (folders, file_systems, states, holders, working, reasons, leftovers, temporaries, writable_folders):
         yield from check(case)
 
@@ -142,6 +145,13 @@ def folders(case: Case) -> Iterator[Finding]:
             yield Finding("not-a-folder", path, KINDS["not-a-folder"].says)
         elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             yield Finding("unreadable-folder", path, KINDS["unreadable-folder"].says)
+
+
+def linked_folders(private: Iterable[str]) -> Iterator[Finding]:
+    """Find private folders that are symbolic links."""
+    for path in private:
+        if os.path.islink(path):
+            yield Finding("linked-folder", path, KINDS["linked-folder"].says)
 
 
 def file_systems(case: Case) -> Iterator[Finding]:
@@ -339,15 +349,8 @@ def reasons(case: Case) -> Iterator[Finding]:
             if content is None:
                 if os.path.lexists(seen.path):
                     yield seen.found("damaged-reason")
-            elif not _explains(f"{case.layout.folder(state)}/{content.get('name')}", content.get("inode")):
+            elif not explains(case.layout.folder(state), content):
                 yield seen.found("orphan-reason")
-
-
-def _explains(path: str, inode: object) -> bool:
-    try:
-        return inode in (None, storage.inode(path))
-    except (OSError, ValueError):
-        return False
 
 
 def leftovers(case: Case) -> Iterator[Finding]:
@@ -370,7 +373,7 @@ def temporaries(case: Case) -> Iterator[Finding]:
     """Find small files that were being written when their writer died."""
     layout = case.layout
     private = (layout.private, layout.ledger, f"{layout.reasons}/error", f"{layout.reasons}/expired")
-    streams = (entry.path for entry in storage.entries(layout.streams))
+    streams = (seen.path for seen in look(layout.streams, case.now) if stat.S_ISDIR(seen.status.st_mode))
     return temporaries_in((layout.base, *private, *streams), case.now)
 
 
@@ -387,7 +390,7 @@ def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:
 def read_table(path: str) -> dict[str, object] | None:
     """Read a small JSON file of ours; None when it is missing, or holds no table."""
     try:
-        content = json.loads(storage.read_small(path) or b"null")
-    except (OSError, ValueError, RecursionError):
+        content = storage.parse_json(storage.read_small(path) or b"null")
+    except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

@@ -6,7 +6,6 @@ single files, and the rename decides. No daemon is needed: consumers sweep now a
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from dropq.errors import DropqError, LeaseLost
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.ready import Ready
+from dropq.reasons import explains
 
 log = logging.getLogger("dropq")
 
@@ -358,7 +358,7 @@ def _holds_the_only_copy(folder: str) -> bool:
 
 def _explains_something(life: Lifecycle, state: str, path: str) -> bool:
     try:
-        content = json.loads(storage.read_small(path) or b"null")
-        return content["inode"] in (None, storage.inode(f"{life.layout.folder(state)}/{content['name']}"))
-    except (OSError, ValueError, TypeError, KeyError):
+        content = storage.parse_json(storage.read_small(path) or b"null")
+    except (OSError, ValueError):
         return False
+    return isinstance(content, dict) and explains(life.layout.folder(state), content)

@@ -104,6 +104,12 @@ def dangling_folder(queue: Queue) -> Path:
     return path
 
 
+def linked_private(queue: Queue) -> Path:
+    path = base(queue) / ".dropq" / "ledger"
+    path.symlink_to("/no/such/volume")
+    return path
+
+
 def symlink(queue: Queue) -> Path:
     path = base(queue) / "target" / "link"
     path.symlink_to("/etc/hostname")
@@ -247,6 +253,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("missing-folder", no_target, False),
     ("not-a-folder", file_for_folder, False),
     ("not-a-folder", dangling_folder, False),
+    ("linked-folder", linked_private, False),
     ("symlink", symlink, False),
     ("directory", directory, False),
     ("special-file", fifo, False),
