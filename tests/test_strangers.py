@@ -42,6 +42,12 @@ def test_a_big_body_is_never_held_whole(tmp_path: Path) -> None:
     assert row.good and row.cases == 2, row.wrong
 
 
+def test_a_body_that_is_held_whole_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(strangers.WAYS, "whole", "queue.find('body').body")
+    row = strangers.big_bodies(tmp_path, 128 << 20, ways=("whole",))
+    assert len(row.wrong) == 1 and "whole of" in row.wrong[0]
+
+
 # -- the rig can fail ------------------------------------------------------------------------------------------------
 
 

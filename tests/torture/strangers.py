@@ -729,8 +729,9 @@ def big_bodies(folder: Path, size: int, ways: Iterable[str] = tuple(WAYS)) -> Ro
 
 def _peak(code: str, root: str) -> int:
     """Return the most memory that a Python of its own took for some code, in bytes."""
-    before = "import dropq, dropq.cli.main, resource, sys; queue = dropq.Root(sys.argv[1]).queue('q')\n"
-    after = "\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    before = "import dropq, dropq.cli.main, re, sys; queue = dropq.Root(sys.argv[1]).queue('q')\n"
+    # Not getrusage: what it tells a child includes what its parent had when it was started.
+    after = "\nprint(re.search(r'VmHWM:\\s+([0-9]+)', open('/proc/self/status').read())[1], file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", before + code + after, root],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True,
