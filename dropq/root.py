@@ -297,4 +297,4 @@ def _cut(name: str) -> str:
 def _private_store(root: str) -> Storage:
     """Return what makes a root's private files: whoever may write in the root may write in them."""
     mode = os.stat(root).st_mode & 0o2775
-    return Storage(file_mode=mode & 0o664, dir_mode=mode)
+    return Storage(file_mode=mode & 0o664, dir_mode=mode, lenient=True)

@@ -52,6 +52,10 @@ _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+#: What one answers that never replaces a file, of a name that is taken: HDFS, and others that are stores beneath.
+_TAKEN = frozenset({errno.EEXIST, errno.EIO})
+#: What a file system answers that has no modes, also to the owner of a file.
+_NO_MODES = _NO_FLAGS | {errno.EPERM}
 
 T = TypeVar("T")
 
@@ -158,19 +162,22 @@ class ServerClock:
 
 
 def _is_still(path: str, reserved: int) -> bool:
-    """Tell whether a name is still an empty reservation of ours; opened anew, as NFS caches what lstat says."""
+    """Tell whether a name is still a reservation of ours; opened anew, as NFS caches what lstat says.
+
+    Its mode is not asked: a file system that has no modes shows another.
+    """
     try:
         fd = os.open(path, _READ)
     except PermissionError:
         found = os.lstat(path)  # nobody may open a reservation
-        return found.st_ino == reserved and is_reservation(found)
+        return found.st_ino == reserved and not found.st_size
     except FileNotFoundError:
         return False
     try:
         found = os.fstat(fd)
     finally:
         os.close(fd)
-    return found.st_ino == reserved and is_reservation(found)
+    return found.st_ino == reserved and not found.st_size
 
 
 def _load_renameat2() -> ctypes._NamedFuncPointer | None:
@@ -227,6 +234,7 @@ class Storage:
         file_mode, dir_mode: permission bits of what is created; None leaves them to the umask.
         group: the numeric group of what is created; None leaves it to the system.
         base: a folder that is never made, nor any above it: what is put in a queue that was deleted fails.
+        lenient: modes and group are set where the file system has such; that it has none is no error.
     """
 
     def __init__(
@@ -237,6 +245,7 @@ class Storage:
         dir_mode: int | None = None,
         group: int | None = None,
         base: str | None = None,
+        lenient: bool = False,
     ) -> None:
         self.durability = durability
         self.syncs_files = durability != "none"
@@ -245,9 +254,11 @@ class Storage:
         self._dir_mode = dir_mode
         self._group = group
         self._base = base
+        self._lenient = lenient
         self._create_mode = FILE_MODE if file_mode is None else file_mode
         self._owns = file_mode is not None or group is not None
         self._noreplace = True
+        self._replaces = True
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -312,8 +323,10 @@ class Storage:
         try:
             try:
                 self.rename(temporary, path)
-            except FileExistsError:
-                self.unlink(path)  # HDFS and the like never replace
+            except OSError as error:
+                if not self._is_taken(error, path):
+                    raise
+                self.unlink(path)
                 self.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -394,7 +407,9 @@ class Storage:
                 return rename_noreplace(source, destination)
             except OSError as error:
                 self._stop_noreplace(error)
-        self._move_by_reservation(source, destination)
+        if self._replaces:
+            return self._move_by_reservation(source, destination)
+        self._rename_to_free(source, destination)
 
     def _stop_noreplace(self, error: OSError) -> None:
         """Do without the kernel's help where it has no such call, as NFS and most FUSE file systems; else raise."""
@@ -410,10 +425,10 @@ class Storage:
         os.close(fd)
         try:
             os.rename(source, destination)
-        except FileExistsError:
-            os.unlink(destination)  # HDFS and the like never replace: there a plain rename is the safe one
-            os.rename(source, destination)
         except BaseException as error:
+            if isinstance(error, OSError) and self._is_taken(error, destination):
+                os.unlink(destination)  # a file system that never replaces: there a plain rename is the safe one
+                return self._rename_to_free(source, destination)
             # RACE: a lost reply of NFS again, or a signal on the way back: if the reservation is gone, it was our
             # rename that replaced it, and what lies there is the file itself.
             if _is_still(destination, reserved):
@@ -421,6 +436,47 @@ class Storage:
                 raise
             if not isinstance(error, FileNotFoundError) or not os.path.lexists(destination):
                 raise  # of both, the reservation went with its folder
+
+    def _rename_to_free(self, source: str, destination: str) -> None:
+        """Rename a file to a name that nobody has, on a file system that never replaces.
+
+        Raises:
+            FileExistsError: somebody has it.
+        """
+        try:
+            os.rename(source, destination)
+        except OSError as error:
+            if not self._is_taken(error, destination) or not os.path.lexists(destination):
+                raise
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination) from error
+
+    def _is_taken(self, error: OSError, destination: str) -> bool:
+        """Tell whether a rename over a file was refused because this file system never replaces one."""
+        if self._replaces and self._never_replaces(error, destination):
+            self._replaces = False
+        return not self._replaces and error.errno in _TAKEN
+
+    def _never_replaces(self, error: OSError, destination: str) -> bool:
+        """Find out with files of our own: HDFS says EIO of a name that is taken, as a disk that fails does of any."""
+        if error.errno not in _TAKEN:
+            return False
+        ours = f"{os.path.dirname(destination)}/.gone-{secrets.token_hex(8)}"
+        taken, free = f"{ours}-taken", f"{ours}-free"
+        try:
+            for path in (ours, taken):
+                os.close(os.open(path, _CREATE, self._create_mode))
+            try:
+                os.rename(ours, taken)
+            except OSError as refused:
+                os.rename(ours, free)
+                return refused.errno in _TAKEN
+        except OSError:
+            return False
+        finally:
+            for path in (ours, taken, free):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        return False
 
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: take it out by a rename to a private name, then unlink it.
@@ -549,10 +605,14 @@ class Storage:
             os.fsync(fd)
 
     def _own(self, fd: int, mode: int | None) -> None:
-        if self._group is not None:
-            os.fchown(fd, -1, self._group)  # before the mode: chown clears the set-id bits
-        if mode is not None:
-            os.fchmod(fd, mode)
+        try:
+            if self._group is not None:
+                os.fchown(fd, -1, self._group)  # before the mode: chown clears the set-id bits
+            if mode is not None:
+                os.fchmod(fd, mode)
+        except OSError as error:
+            if not self._lenient or error.errno not in _NO_MODES:
+                raise
 
 
 def shared_out(items: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:

@@ -44,19 +44,22 @@ def kernel_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "rename_noreplace", refused)
 
 
-def rename_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain rename refuses to replace a file, as on HDFS mounts; and renameat2 knows no flags."""
+def rename_refuses(monkeypatch: pytest.MonkeyPatch, number: int = errno.EEXIST) -> None:
+    """A plain rename refuses to replace a file, as on HDFS mounts; modes are not kept, renameat2 knows no flags."""
     kernel_refuses(monkeypatch)
 
     class Refusing:
         def __getattr__(self, name: str) -> Any:
-            return self.rename_file if name == "rename" else getattr(os, name)
+            return {"rename": self.rename_file, "open": self.open_file}.get(name) or getattr(os, name)
 
         def rename_file(self, source: str, destination: str) -> None:
             os.lstat(source)
             if os.path.lexists(destination):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, destination)
+                raise OSError(number, os.strerror(number), source, None, destination)
             os.rename(source, destination)
+
+        def open_file(self, path: str, flags: int, mode: int = 0o777) -> int:
+            return os.open(path, flags, mode | 0o644)
 
     monkeypatch.setattr(storage, "os", Refusing())
 
@@ -65,6 +68,7 @@ FILE_SYSTEMS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "noreplace": lambda monkeypatch: None,
     "no noreplace": kernel_refuses,
     "rename never replaces": rename_refuses,
+    "rename never replaces and says EIO": lambda monkeypatch: rename_refuses(monkeypatch, errno.EIO),
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 from children import in_child, unprivileged
 from helpers import Clock, base, drop, names_in, reopened, take, where
 
-from dropq import ConfigError, Message, NoSuchQueue, Queue, Root, StorageError, storage, work
+from dropq import ConfigError, LeaseLost, Message, NoSuchQueue, Queue, Root, StorageError, storage, work
 from dropq.cli import main as cli
 from dropq.staging import Job
 from dropq.storage import ServerClock, Storage
@@ -718,3 +718,65 @@ def test_a_queue_that_is_deleted_while_it_is_opened_is_not_there(make: Make, mon
     monkeypatch.setattr(storage, "device", deleting)
     with pytest.raises(NoSuchQueue, match="q is not there any more"):
         reopened(queue).send(b"a")
+
+
+# -- file systems that have little, as below FUSE ------------------------------------------------------------
+
+
+def test_a_root_is_made_where_there_are_no_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(fd: int, mode: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "fchmod", refused)
+    Root.create(tmp_path / "root").create_queue("q").send(b"a")
+    with pytest.raises(StorageError, match="was not made"):
+        Root(tmp_path / "root").create_queue("private", file_mode=0o600, dir_mode=0o700)
+
+
+@pytest.mark.parametrize("mode", [0, 0o644])
+def test_a_late_ack_is_refused_where_a_reservation_has_another_mode(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    def no_flags(source: str, destination: str) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
+
+    real = os.open
+    monkeypatch.setattr(storage, "rename_noreplace", no_flags)
+    monkeypatch.setattr(os, "open", lambda path, flags, given=0o777, **more: real(path, flags, given | mode, **more))
+    queue = make()
+    queue.send(b"a")
+    late = take(queue)
+    assert [outcome.ok for outcome in queue.requeue(state="processing")] == [True]
+    with pytest.raises(LeaseLost):
+        late.ack()
+    assert where(queue) == {"target": [b"a"]}
+    assert os.listdir(base(queue) / "processed") == []
+
+
+def test_a_disk_that_fails_for_a_moment_is_not_taken_for_one_that_never_replaces(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_flags(source: str, destination: str) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
+
+    real, failures = os.rename, ["the ack's"]
+
+    def fails_once(source: str, destination: str) -> None:
+        if failures and "/processed/" in destination:
+            failures.pop()
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+        real(source, destination)
+
+    queue = make()
+    queue.send(b"a")
+    message = take(queue)
+    monkeypatch.setattr(storage, "rename_noreplace", no_flags)
+    monkeypatch.setattr(os, "rename", fails_once)
+    with pytest.raises(StorageError, match="stays in processing/"):
+        message.ack()
+    drop(queue, "report", b"kept")
+    take(queue).ack()
+    drop(queue, "report", b"kept too")
+    take(queue).ack()
+    message.ack()
+    assert where(queue) == {"processed": [b"a", b"kept", b"kept too"]}
