@@ -780,3 +780,47 @@ def test_a_disk_that_fails_for_a_moment_is_not_taken_for_one_that_never_replaces
     take(queue).ack()
     message.ack()
     assert where(queue) == {"processed": [b"a", b"kept", b"kept too"]}
+
+
+def gone_mount(path: str, *args: Any, **kwargs: Any) -> Any:
+    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), path)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda queue: queue.receive(),
+        lambda queue: queue.counts(),
+        lambda queue: queue.stats(),
+        lambda queue: queue.find("x"),
+        lambda queue: list(queue.browse()),
+        lambda queue: queue.ack("x"),
+        lambda queue: queue.sweep(),
+        lambda queue: queue.fsck(),
+        lambda queue: queue.root.queues(),
+    ],
+)
+def test_a_mount_that_is_gone_is_told_by_every_verb(
+    make: Make, monkeypatch: pytest.MonkeyPatch, verb: Callable[[Queue], object]
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    assert queue.receive() is not None
+    for name in ("lstat", "stat", "scandir", "listdir"):
+        monkeypatch.setattr(os, name, gone_mount)
+    with pytest.raises(StorageError, match=os.strerror(errno.ENOTCONN)) as refused:
+        verb(queue)
+    monkeypatch.undo()
+    assert refused.value.errno == errno.ENOTCONN
+
+
+def test_a_writer_that_cannot_clear_up_tells_what_was_the_matter(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make(durability="file")
+    writer = queue.writer()
+    writer.__enter__().write(b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", gone_mount)
+        patch.setattr(os, "fsync", lambda fd: gone_mount("a file"))
+        with pytest.raises(StorageError, match="the message was not sent"):
+            writer.__exit__(None, None, None)
+    assert where(queue) == {"working": [b"a"]}
