@@ -1,0 +1,146 @@
+"""The first process of a guest of user-mode-linux: `python -m torture.guest FOLDER`; see uml.py.
+
+It mounts the disk, serves it over NFS where that is asked for, does its task, and turns the machine off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torture.uml import MARK
+
+#: Where everything is mounted: no folder that the project or its Python can lie in.
+MOUNTS = Path("/run/torture")
+DISK = MOUNTS / "disk"
+#: The number of the system call on x86_64.
+FINIT_MODULE = 313
+#: The options that each version is mounted with: no client shares what it keeps with another, as if on two hosts.
+V3 = "vers=3,proto=tcp,mountproto=tcp,mountport=20048"
+CLIENTS = {"v3": V3, "v3 nolock": f"{V3},nolock", "v4.2": "vers=4.2,proto=tcp,clientaddr=127.0.0.1"}
+
+
+def say(line: str) -> None:
+    """Tell the host something, by a channel that no disk of the guest is in."""
+    os.write(1, f"{MARK}{line}\n".encode())
+
+
+def main(folder: Path) -> None:
+    job = json.loads((folder / "job.json").read_text())
+    try:
+        DISK.mkdir(parents=True)
+        _run("mount", "-t", "ext4", "-o", job["mount"], "/dev/ubda", str(DISK))
+        if job["nfs"]:
+            serve(Path(job["tree"]))
+        say("up")
+        module, _, function = job["task"].partition(":")
+        keep(folder, getattr(import_module(module), function)(DISK, **job["arguments"]))
+    except BaseException:  # the first process may not end: the kernel would, too
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.sync()
+        Path("/proc/sysrq-trigger").write_text("o")
+        time.sleep(60)  # until it is off
+
+
+def keep(folder: Path, result: Any) -> None:
+    """Hand the task's result to the host."""
+    with open(folder / "result.json", "w") as file:
+        json.dump(result, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def never_write_back() -> None:
+    """Let nothing reach the disk by itself: what is not synced is lost when the power is cut."""
+    for what, value in (("writeback", 0), ("expire", 360_000)):
+        Path(f"/proc/sys/vm/dirty_{what}_centisecs").write_text(str(value))
+    for what in ("background_", ""):
+        Path(f"/proc/sys/vm/dirty_{what}ratio").write_text("90")
+
+
+# -- NFS -----------------------------------------------------------------------------------------------------------
+
+
+def serve(tree: Path) -> None:
+    """Serve the disk over NFS, by the kernel's server, on all the versions that it has."""
+    _run("ip", "link", "set", "lo", "up")
+    _configure(tree)
+    for module in ("nfsd", "nfsv3", "nfsv4"):
+        load(tree, module)
+    _run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
+    _run("mount", "-t", "rpc_pipefs", "sunrpc", "/var/lib/nfs/rpc_pipefs")
+    _run("rpcbind", "-w")
+    _run("rpc.statd", "--no-notify")
+    _run("exportfs", "-ra")
+    _run("rpc.mountd", "-p", "20048")
+    _run("rpc.nfsd", "8")
+    Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")  # nobody has anything to reclaim
+
+
+def _configure(tree: Path) -> None:
+    """Put folders of our own over those in which the server looks: nothing of the host's is read or written."""
+    etc = Path("/run/etc")
+    etc.mkdir()
+    for name in ("group", "hosts", "services", "protocols", "rpc", "ld.so.cache", "localtime"):
+        if os.path.exists(f"/etc/{name}"):
+            shutil.copy(f"/etc/{name}", etc)
+    shutil.copy(tree / "etc/netconfig", etc)
+    users = Path("/etc/passwd").read_text()
+    (etc / "passwd").write_text(f"{users}_rpc:x:0:0::/:/bin/false\nstatd:x:0:0::/:/bin/false\n")
+    # Names are not looked up anywhere else: there is nobody to answer.
+    (etc / "nsswitch.conf").write_text("".join(f"{what}: files\n" for what in ("passwd", "group", "hosts", "services")))
+    (etc / "exports").write_text(f"{DISK} *(rw,sync,no_root_squash,no_subtree_check,insecure,fsid=0)\n")
+    _run("mount", "--bind", str(etc), "/etc")
+    _run("mount", "-t", "tmpfs", "tmpfs", "/var/lib")
+    for name in ("sm", "sm.bak", "rpc_pipefs", "v4recovery"):
+        Path("/var/lib/nfs", name).mkdir(parents=True)
+    for name in ("etab", "rmtab", "state"):
+        Path("/var/lib/nfs", name).touch()
+
+
+def load(tree: Path, module: str) -> None:
+    """Load a module of the kernel, and before it what it needs."""
+    (listed,) = tree.glob("usr/lib/uml/modules/*/modules.dep")
+    needs = dict(line.split(":", 1) for line in listed.read_text().splitlines())
+    path = next(path for path in needs if path.endswith(f"/{module}.ko"))
+    loaded = {line.split()[0] for line in Path("/proc/modules").read_text().splitlines()}
+    for file in [*reversed(needs[path].split()), path]:
+        if Path(file).stem not in loaded:
+            with open(listed.parent / file, "rb") as opened:
+                if ctypes.CDLL(None, use_errno=True).syscall(FINIT_MODULE, opened.fileno(), b"", 0):
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
+
+
+def mount(version: str, name: str, *, port: int = 2049, more: str = "") -> Path:
+    """Mount the disk by NFS, as a client of its own."""
+    place = MOUNTS / name
+    place.mkdir(exist_ok=True)
+    source = f"127.0.0.1:{'' if version.startswith('v4') else DISK}"
+    options = f"{CLIENTS[version]},nosharecache,port={port}{more}"
+    _run("mount.nfs", f"{source}/" if source[-1] == ":" else source, str(place), "-o", options)
+    return place
+
+
+def unmount(place: Path) -> None:
+    """Take a client's mount away."""
+    _run("umount", str(place))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,668 @@
+"""Two clients of a real NFS server, and one that loses replies, in a guest of user-mode-linux: see uml.py.
+
+All of them run on one kernel, but share nothing: each has a cache of its own, and speaks to the server over TCP. What
+became of the messages is told by the server's own disk, which has no cache between it and us.
+"""
+
+from __future__ import annotations
+
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors import note_holding
+from helpers import drop, until
+
+from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription, storage
+from dropq.fsck import fsck
+from dropq.staging import Job
+from torture.account import body, judge, look, name_of
+from torture.guest import CLIENTS, mount, unmount
+from torture.lossy import Lossy
+from torture.table import Options, Row
+from torture.uml import Guest, kernel, make_disk
+
+#: Messages that the consumers of both clients race for, and how many of the consumers are killed meanwhile.
+MESSAGES, KILLS = 200, 3
+#: How often each call loses its reply, and each case is run.
+TIMES = 3
+#: Seconds that anything may take that one waits for.
+PATIENCE = 120.0
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Boot a guest for each version of NFS, and take its rows."""
+    kernel()
+    for version in CLIENTS:
+        folder = options.folder / version.replace(" ", "-")
+        folder.mkdir()
+        disk = make_disk(folder / "disk")
+        with Guest(folder / "guest", disk, "torture.nfs:inside", nfs=True, version=version) as guest:
+            yield from (Row(**row) for row in guest.result(900))
+
+
+# -- inside --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Clients:
+    """Two clients of one server, by the root that each sees, and the same root on the server's own disk."""
+
+    version: str
+    a: Path
+    b: Path
+    here: Path
+    names: Iterator[int] = field(default_factory=lambda: iter(range(1_000_000)))
+
+    def make(self, **options: Any) -> tuple[Queue, Queue, Path]:
+        """Make a new queue; return it as each client sees it, and its folder on the server."""
+        name = f"q{next(self.names)}"
+        Root(self.a).create_queue(name, **{"durability": "none", **options})
+        return Root(self.a).queue(name), Root(self.b).queue(name), self.here / name
+
+    @property
+    def locks(self) -> bool:
+        """Whether a lock that one client takes is seen by the other."""
+        return "nolock" not in self.version
+
+
+def inside(disk: Path, version: str) -> list[dict[str, Any]]:
+    """Run everything on one version of NFS; return rows."""
+    a, b = mount(version, "a"), mount(version, "b")
+    Root.create(a / "root")
+    clients = Clients(version, a / "root", b / "root", disk / "root")
+    rows = [contention(clients), cases(clients)]
+    for place in (a, b):
+        unmount(place)
+    rows.append(lost_replies(version, disk))
+    return [asdict(row) for row in rows]
+
+
+# -- consumers on both clients race --------------------------------------------------------------------------------
+
+
+def contention(clients: Clients) -> Row:
+    """Let consumers and sweeps of both clients race for what producers of both send, and kill some of them."""
+    row = Row(f"NFS {clients.version}, two clients race", cases=MESSAGES, kills=KILLS)
+    _, _, folder = clients.make()
+    notes = Path("/run/notes")
+    for name in ("holding", "violations", "acked"):
+        (notes / name).mkdir(parents=True)
+    lease = 0 if clients.locks else 5
+    roots = (clients.a, clients.b)
+    consumers = [_child(consume, root, folder.name, notes, lease) for root in roots * 2]
+    others = [_child(produce, root, folder.name, f"from-{root.parent.name}", MESSAGES // 2) for root in roots]
+    others += [_child(sweep, root, folder.name, notes) for root in roots]
+    processed = folder / "processed"
+    for kill in range(KILLS):
+        done = MESSAGES * (kill + 1) // (KILLS + 2)
+        until(lambda done=done: len(os.listdir(processed)) >= done, f"{done} messages", timeout=PATIENCE)  # type: ignore[misc]
+        os.kill(consumers[0], signal.SIGKILL)
+        os.waitpid(consumers.pop(0), 0)
+        consumers.append(_child(consume, roots[kill % 2], folder.name, notes, lease))
+    with suppress(AssertionError):  # the account tells which are missing
+        until(lambda: len(os.listdir(processed)) >= MESSAGES, "all messages", timeout=PATIENCE)
+    (notes / "stop").touch()
+    for pid in (*consumers, *others):
+        os.waitpid(pid, 0)
+    sent = [f"from-{root.parent.name}-{number}" for root in roots for number in range(MESSAGES // 2)]
+    found = look(clients.here)
+    row.count(judge(found, must=sent), "the race")
+    row.wrong += [f"{name} ended in {state}" for name, state in found.states().items() if not state.endswith("processed")]
+    row.wrong += [f"{mark.name}: {mark.read_text()[-1500:]}" for mark in (notes / "violations").iterdir()]
+    acked = Counter(path.name.partition(".")[0] for path in (notes / "acked").iterdir())
+    row.wrong += [f"{name} was acked {count} times" for name, count in acked.items() if count > 1]
+    return row
+
+
+def _child(work: Callable[..., None], root: Path, queue: str, *arguments: Any) -> int:
+    """Do some work on a queue in a process of its own; return its id."""
+    if pid := os.fork():
+        return pid
+    try:
+        work(Root(root).queue(queue), *arguments)
+        os._exit(0)
+    except BaseException:
+        with suppress(IndexError, OSError):
+            (Path("/run/notes/violations") / f"{work.__name__}-{os.getpid()}").write_text(traceback.format_exc())
+        os._exit(1)
+
+
+def produce(queue: Queue, prefix: str, count: int) -> None:
+    """Send bodies, some of them of a few pages."""
+    for number in range(count):
+        name = f"{prefix}-{number}"
+        queue.send(body(name, number % 5 * 2000))
+
+
+def consume(queue: Queue, notes: Path, lease: int) -> None:
+    """Take messages and ack them until there is a file `stop`; give some back now and then."""
+    with queue.subscribe(lease_period=lease or None, max_backlog=3) as subscription:
+        taken = 0
+        while not (notes / "stop").exists():
+            for message in subscription.receive_many(3, timeout=0.2):
+                taken += 1
+                name = name_of(message.body) or f"half {message.file}"
+                note_holding(notes, name)
+                if taken % 7 == 0:
+                    (notes / "holding" / name).unlink()
+                    message.nack()
+                    continue
+                message.ack()
+                (notes / "acked" / f"{name}.{os.getpid()}").touch()
+                (notes / "holding" / name).unlink(missing_ok=True)
+
+
+def sweep(queue: Queue, notes: Path) -> None:
+    """Sweep all the time, but for breaths in which others get on: there is one processor."""
+    while not (notes / "stop").exists():
+        queue.sweep()
+        time.sleep(0.05)
+
+
+# -- one case at a time --------------------------------------------------------------------------------------------
+
+
+def cases(clients: Clients) -> Row:
+    """Run each case some times, on queues of their own."""
+    row = Row(f"NFS {clients.version}, what one client does and the other sees")
+    for case in (
+        stale_views_are_passed_over,
+        a_lease_that_ran_out_is_seen_by_the_other_client,
+        an_extended_lease_holds_against_the_other_client,
+        the_living_are_left_alone_and_the_dead_are_found_dead,
+        foreign_names_go_back_and_forth,
+        one_of_two_requeues_moves_a_message,
+        sweeps_at_once_return_a_message_once,
+        a_renewed_claim_is_read_by_its_first_name,
+        what_is_kept_for_an_open_file_is_no_message,
+        a_body_that_the_other_client_removed_is_told_as_gone,
+        names_are_kept_apart_in_processed,
+    ):
+        for _ in range(TIMES):
+            row.cases += 1
+            try:
+                case(clients)
+            except Exception as error:
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                mine = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == __file__]
+                row.wrong.append(f"{case.__name__}, line {mine[-1]}: {error!r} ({last.filename}:{last.lineno})")
+    return row
+
+
+def _states(folder: Path) -> dict[str, list[str]]:
+    """Return the names of the bodies in each state of a queue, on the server's disk."""
+    found = look(folder.parent)
+    states: dict[str, list[str]] = {}
+    for name, places in found.places.items():
+        for place in places:
+            if place.queue == folder.name:
+                states.setdefault(place.state, []).append(name)
+    assert not found.damaged, found.damaged
+    return {state: sorted(names) for state, names in states.items()}
+
+
+def _expect(folder: Path, **states: list[str]) -> None:
+    found = _states(folder)
+    assert found == states, f"{found} instead of {states}"
+
+
+def _take(source: Queue | Subscription, name: str) -> Message:
+    """Receive a message that waits; the other client may see it a little later."""
+    message = source.receive(timeout=PATIENCE)
+    assert message is not None, "nothing to receive"
+    assert name_of(message.body) == name, f"{message.body[:50]!r} is not {name}"
+    return message
+
+
+def stale_views_are_passed_over(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    one.send_many([body(f"m{number}") for number in range(20)])
+    with other.subscribe(max_backlog=None) as late, one.subscribe(max_backlog=None) as early:
+        first = late.receive(timeout=PATIENCE)  # it has listed all
+        taken = early.receive_many(30)
+        missed = late.receive_many(30)
+        assert first is not None
+        held = [name_of(message.body) for message in (first, *taken, *missed)]
+        assert len(held) == len(set(held)), "one was handed out twice"
+        for message in (first, *taken, *missed):
+            message.ack()
+        late_ones = len(held)
+        while late_ones < 20:
+            message = late.receive(timeout=PATIENCE)
+            assert message is not None, f"only {late_ones} of 20 came"
+            message.ack()
+            late_ones += 1
+        assert late.receive() is None and early.receive() is None
+    _expect(folder, processed=sorted(f"m{number}" for number in range(20)))
+
+
+def a_lease_that_ran_out_is_seen_by_the_other_client(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    one.send(body("m"))
+    with one.subscribe(lease_period="1s") as early, other.subscribe() as late:
+        held = _take(early, "m")
+        again = _take(late, "m")
+        assert again.delivery_count == 2
+        for verb in (held.ack, held.nack, lambda: held.extend("1m")):
+            _refused(verb, LeaseLost)
+        again.ack()
+    _expect(folder, processed=["m"])
+
+
+def _refused(verb: Callable[[], object], error: type[DropqError]) -> None:
+    try:
+        verb()
+    except error:
+        return
+    raise AssertionError(f"{verb} was not refused")
+
+
+def an_extended_lease_holds_against_the_other_client(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    one.send(body("m"))
+    with one.subscribe(lease_period="2s") as early, other.subscribe() as late:
+        held = _take(early, "m")
+        first = held.deadline
+        held.extend("1h")
+        assert first is not None
+        until(lambda: other.root.clock.now_ms() > first.timestamp() * 1000, "the first lease's end")
+        assert other.sweep().total == 0 and late.receive() is None
+        held.ack()
+    _expect(folder, processed=["m"])
+
+
+def the_living_are_left_alone_and_the_dead_are_found_dead(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    one.send(body("m"))
+    lease = None if clients.locks else 6
+    pid = _child(hold, clients.a, folder.name, lease)
+    until(lambda: "processing" in _states(folder), "the claim")
+    assert other.sweep().total == 0, "a living consumer was found dead"
+    _expect(folder, processing=["m"])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    report = other.sweep()
+    if clients.locks:
+        assert report.dead == 1, f"a dead consumer was not found: {report}"
+    else:
+        until(lambda: other.sweep().lapsed == 1, "the dead consumer's lease to run out")
+    _take(other, "m").ack()
+    _expect(folder, processed=["m"])
+
+
+def hold(queue: Queue, lease: int | None) -> None:
+    """Take a message, and live on."""
+    with queue.subscribe(lease_period=lease) as subscription:
+        subscription.receive(timeout=PATIENCE)
+        signal.pause()
+
+
+def foreign_names_go_back_and_forth(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    drop(one, "a report.2024.csv", body("m"))
+    message = _take(other, "m")
+    assert message.id == "a report.2024.csv"
+    message.nack()
+    other.close()
+    message = _take(one, "m")
+    assert (message.id, message.delivery_count) == ("a report.2024.csv", 2)
+    message.ack()
+    one.close()
+    _expect(folder, processed=["m"])
+    assert os.listdir(folder / "processed") == ["a report.2024.csv"]
+    # As a script does it: whose mv succeeds has it.
+    drop(other, "by hand", body("n"))
+    os.rename(clients.a / folder.name / "target/by hand", clients.a / folder.name / "processing/x1~by hand")
+    _refused_by_system(
+        lambda: os.rename(clients.b / folder.name / "target/by hand", clients.b / folder.name / "processing/x2~by hand")
+    )
+    assert other.sweep().total == 0
+    assert other.sweep(foreign_older_than=0).foreign == 1
+    _take(one, "n").ack()
+
+
+def _refused_by_system(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except FileNotFoundError:
+        return
+    raise AssertionError("two renames of one file succeeded")
+
+
+def one_of_two_requeues_moves_a_message(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    names = [f"m{number}" for number in range(10)]
+    one.send_many([body(name) for name in names])
+    with one.subscribe(max_backlog=None) as subscription:
+        for message in subscription.receive_many(10, timeout=PATIENCE):
+            message.reject("as it comes")
+    assert {bool(message.reason) for message in other.browse("error")} == {True}
+    _together(lambda: one.requeue(), lambda: other.requeue())
+    _expect(folder, target=sorted(names))
+
+
+def _together(*calls: Callable[[], object]) -> None:
+    failed: list[BaseException] = []
+
+    def one(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=one, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def sweeps_at_once_return_a_message_once(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    names = [f"m{number}" for number in range(10)]
+    one.send_many([body(name) for name in names])
+    other.send(body("later"), delay="300ms")
+    with one.subscribe(max_backlog=None, lease_period="300ms") as subscription:
+        held = subscription.receive_many(10, timeout=PATIENCE)
+        assert held
+        deadline = time.monotonic() + PATIENCE
+        while _states(folder) != {"target": sorted([*names, "later"])}:
+            assert time.monotonic() < deadline, f"not all came back: {_states(folder)}"
+            _together(lambda: one.sweep(), lambda: other.sweep())
+    _expect(folder, target=sorted([*names, "later"]))
+    counts = [message.delivery_count for message in other.browse() if name_of(message.body) != "later"]
+    assert set(counts) <= {0, 1}, f"deliveries counted twice: {counts}"
+
+
+def a_renewed_claim_is_read_by_its_first_name(clients: Clients) -> None:
+    one, other, folder = clients.make(leasing="sublet")
+    one.send(body("m"))
+    message = one.subscribe(lease_period="1h").receive(timeout=PATIENCE)
+    assert message is not None
+    theirs = other.find(message.id)
+    for _ in range(3):
+        message.extend("1h")
+        assert name_of(theirs.body) == "m" == name_of(message.body)
+    message.ack()
+    _expect(folder, processed=["m"])
+
+
+def what_is_kept_for_an_open_file_is_no_message(clients: Clients) -> None:
+    one, other, folder = clients.make(history=False)
+    for name in ("m", "n", "o"):
+        one.send(body(name))
+    with one.subscribe(max_backlog=None) as subscription, ExitStack() as open_files:
+        message = _take(subscription, "m")
+        opened = open_files.enter_context(message.open())
+        message.ack()  # the file is removed while it is open
+        assert name_of(opened.read()) == "m"
+        # As a script does it that should not: in target/ itself.
+        waiting = sorted((clients.a / folder.name / "target").iterdir())
+        also = open_files.enter_context(open(waiting[0], "rb"))
+        waiting[0].unlink()
+        kept = [name for _, _, files in os.walk(folder) for name in files if name.startswith(".nfs")]
+        assert len(kept) == 2, f"the client keeps {kept} for two open files"
+        taken = _take(other, "o")
+        assert other.receive() is None and subscription.receive() is None
+        assert other.counts()["target"] == one.counts()["target"] == 0
+        assert other.sweep().total == 0 == one.sweep().total
+        fsck(other)
+        assert name_of(also.read()) == "n"
+        taken.ack()
+        other.close()
+    assert not [name for _, _, files in os.walk(folder) for name in files if name.startswith(".nfs")]
+    _expect(folder)
+
+
+class Between:
+    """Stands for the module `os` in dropq.storage: something happens after each file is opened."""
+
+    def __init__(self, happening: Callable[[], object]) -> None:
+        self._happening = happening
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, *arguments: Any, **options: Any) -> int:
+        fd = os.open(*arguments, **options)
+        self._happening()
+        return fd
+
+
+def a_body_that_the_other_client_removed_is_told_as_gone(clients: Clients) -> None:
+    one, other, folder = clients.make(history=False)
+    for name in ("m", "n"):
+        one.send(body(name, 300_000))
+    with one.subscribe(max_backlog=None, lease_period="1h") as subscription:
+        for name, after in (("m", False), ("n", True)):
+            message = subscription.receive(timeout=PATIENCE)
+            assert message is not None
+
+            def remove(name: str = name) -> None:
+                (claimed,) = (folder / "processing").iterdir()
+                os.unlink(clients.b / folder.name / "processing" / claimed.name)
+
+            if not after:
+                remove()
+            else:
+                storage.os = Between(remove)  # type: ignore[attr-defined]
+            try:
+                read = message.body
+            except DropqError as error:
+                assert isinstance(error, LeaseLost), f"a body that is gone was told as {error!r}"
+            else:
+                assert after and name_of(read) == name, f"{len(read)} bytes were read of a body that was removed"
+            finally:
+                storage.os = os  # type: ignore[attr-defined]
+            _refused(message.ack, LeaseLost)
+    _expect(folder)
+
+
+def names_are_kept_apart_in_processed(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    for queue, name in ((one, "m"), (other, "n")):
+        drop(queue, "same.csv", body(name))
+        _take(queue, name).ack()
+        queue.close()
+    _expect(folder, processed=["m", "n"])
+    drop(one, "same.csv", body("o"))
+    _take(other, "o").reject("as it comes")
+    other.close()
+    _expect(folder, processed=["m", "n"], error=["o"])
+
+
+# -- replies that get lost -----------------------------------------------------------------------------------------
+
+
+def lost_replies(version: str, disk: Path) -> Row:
+    """Lose the reply to the call that each verb makes, and hold what the verb says against the server's disk."""
+    row = Row(f"NFS {version}, replies lost")
+    lossy = Lossy(port=2050)
+    place = mount(version, "lossy", port=2050)
+    root = Root(place / "root")
+    numbers = iter(range(1_000_000))
+    for verb, call, attempt in VERBS:
+        for _ in range(TIMES):
+            row.cases += 1
+            name = f"lost{next(numbers)}"
+            history = "no history" not in verb
+            queue = root.create_queue(name, durability="none", history=history)
+            lost = lossy.lost
+            try:
+                attempt(queue, disk / "root" / name, lambda call=call: lossy.lose(call))  # type: ignore[misc]
+            except Exception as error:
+                frames = traceback.extract_tb(error.__traceback__)
+                where = [frame.lineno for frame in frames if frame.filename == __file__]
+                row.wrong.append(f"{verb}, reply to {call} lost, line {where[-1]}: {error!r}, from {frames[-1][:3]}")
+            lossy.forgive()
+            if lossy.lost == lost:
+                row.wrong.append(f"{verb}: no reply to {call} was lost, so nothing is proven")
+            row.faults += lossy.lost - lost
+            queue.close()
+    unmount(place)
+    lossy.close()
+    return row
+
+
+Lose = Callable[[], None]
+
+
+def _lost_send(queue: Queue, folder: Path, lose: Lose) -> None:
+    lose()
+    queue.send(body("m"))
+    _expect(folder, target=["m"])
+
+
+def _lost_send_many(queue: Queue, folder: Path, lose: Lose) -> None:
+    lose()
+    assert len(queue.send_many([body("m"), body("n")])) == 2
+    _expect(folder, target=["m", "n"])
+
+
+def _lost_writer(queue: Queue, folder: Path, lose: Lose) -> None:
+    lose()
+    with queue.writer() as file:
+        file.write(body("m"))
+    _expect(folder, target=["m"])
+
+
+def _lost_delivery(queue: Queue, folder: Path, lose: Lose) -> None:
+    queue.send(body("m"), delay="1ms")
+    (waiting,) = queue.browse("delayed")
+    due = waiting.not_before
+    assert due is not None
+    until(lambda: queue.root.clock.now_ms() > due.timestamp() * 1000, "the delay")
+    lose()
+    assert queue.sweep().delayed == 1
+    _expect(folder, target=["m"])
+
+
+def _lost_job(queue: Queue, folder: Path, lose: Lose) -> None:
+    job = Job(queue.life, "job")
+    job.begin()
+    attempt = job.attempt("0")
+    attempt.write_all(queue.plain_addresses(3, "B"), [body(name) for name in "mno"])
+    staged = attempt.finish()
+    lose()
+    assert job.commit([staged]) == 3
+    _expect(folder, target=["m", "n", "o"])
+    assert job.sent and os.listdir(folder / "working") == []
+
+
+def _lost_claim(queue: Queue, folder: Path, lose: Lose) -> None:
+    queue.send(body("m"))
+    lose()
+    _take(queue, "m").ack()
+    _expect(folder, processed=["m"])
+
+
+def _settling(settle: Callable[[Message], None], **states: list[str]) -> Callable[[Queue, Path, Lose], None]:
+    def lost(queue: Queue, folder: Path, lose: Lose) -> None:
+        queue.send(body("m"))
+        message = _take(queue, "m")
+        lose()
+        settle(message)
+        _expect(folder, **states)
+
+    return lost
+
+
+def _lost_foreign_ack(queue: Queue, folder: Path, lose: Lose) -> None:
+    drop(queue, "report.csv", body("m"))
+    message = _take(queue, "m")
+    lose()
+    message.ack()
+    _expect(folder, processed=["m"])
+    assert os.listdir(folder / "processed") == ["report.csv"]
+
+
+def _extend(message: Message) -> None:
+    message.extend("1h")
+    assert name_of(message.body) == "m"
+    message.ack()
+
+
+def _lost_requeue(queue: Queue, folder: Path, lose: Lose) -> None:
+    queue.send(body("m"))
+    _take(queue, "m").reject("as it comes")
+    lose()
+    (outcome,) = queue.requeue()
+    assert outcome.ok, outcome
+    _expect(folder, target=["m"])
+
+
+def _lost_return(queue: Queue, folder: Path, lose: Lose) -> None:
+    queue.send(body("m"))
+    with queue.subscribe(lease_period="50ms") as subscription:
+        message = _take(subscription, "m")
+        until(lambda: message.deadline is None or queue.root.clock.now_ms() > message.deadline.timestamp() * 1000, "it")
+        lose()
+        assert queue.sweep().lapsed == 1
+        _expect(folder, target=["m"])
+
+
+def _lost_link(queue: Queue, folder: Path, lose: Lose) -> None:
+    queue.send(body("m"))
+    message = _take(queue, "m")
+    place = queue.root.path / queue.name / ".dropq/linked"
+    lose()
+    message.link(str(place))
+    assert name_of(place.read_bytes()) == "m"
+    message.ack()
+
+
+def _lost_expiry(queue: Queue, folder: Path, lose: Lose) -> None:
+    queue.send(body("m"), expires_in="1ms")
+    lose()
+    until(lambda: queue.sweep().expired == 1, "the expiry")
+    _expect(folder, expired=["m"])
+
+
+def _lost_removal(queue: Queue, folder: Path, lose: Lose) -> None:
+    queue.send(body("m"))
+    _take(queue, "m").ack()
+    lose()
+    from dropq import admin
+
+    removed = [outcome for outcome in admin.purge(queue, state="processed") if outcome.ok]
+    assert len(removed) == 1
+    _expect(folder)
+
+
+VERBS: tuple[tuple[str, str, Callable[[Queue, Path, Lose], None]], ...] = (
+    ("send", "RENAME", _lost_send),
+    ("send", "CREATE", _lost_send),
+    ("send_many", "RENAME", _lost_send_many),
+    ("writer", "RENAME", _lost_writer),
+    ("a delay that is over", "RENAME", _lost_delivery),
+    ("a job's commit", "RENAME", _lost_job),
+    ("a job's commit", "REMOVE", _lost_job),
+    ("claim", "RENAME", _lost_claim),
+    ("ack", "RENAME", _settling(Message.ack, processed=["m"])),
+    ("ack", "CREATE", _settling(Message.ack, processed=["m"])),
+    ("ack of a foreign name", "RENAME", _lost_foreign_ack),
+    ("ack with no history", "RENAME", _settling(Message.ack)),
+    ("ack with no history", "REMOVE", _settling(Message.ack)),
+    ("nack", "RENAME", _settling(Message.nack, target=["m"])),
+    ("reject", "RENAME", _settling(lambda message: message.reject("as it comes"), error=["m"])),
+    ("expire", "RENAME", _settling(Message.expire, expired=["m"])),
+    ("extend", "RENAME", _settling(_extend, processed=["m"])),
+    ("requeue", "RENAME", _lost_requeue),
+    ("a lease that ran out", "RENAME", _lost_return),
+    ("an expiry", "RENAME", _lost_expiry),
+    ("purge", "RENAME", _lost_removal),
+    ("purge", "REMOVE", _lost_removal),
+    ("a second name for a body", "LINK", _lost_link),
+)

@@ -1,0 +1,342 @@
+"""What outlives a power cut, by durability: a guest of user-mode-linux sends and settles until its power is cut.
+
+What had returned is told on the guest's console, in which none of its disk is; nothing but dropq syncs. Then it boots
+again on the same disk, replays the journal, and what lies there is held against what had returned.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dropq import Message, Queue, Root
+from dropq.message import ack_all
+from dropq.staging import Job
+from torture.account import Found, Place, body, judge, look, name_of, told
+from torture.guest import never_write_back, say
+from torture.table import Options, Row
+from torture.uml import Guest, kernel, make_disk
+
+#: Cuts of each durability.
+CUTS = {"full": 12, "file": 6, "none": 4}
+#: How many lines the guest says before its power is cut, at the most.
+LINES = 1500
+#: Seconds in which a journal that commits each second has done so.
+COMMITTED = 2.0
+#: The journal commits when somebody syncs, or not before an hour has passed; on some cuts each second, which writes
+#: names whose bodies nobody synced.
+SELDOM, OFTEN = "noatime,noauto_da_alloc,commit=3600", "noatime,noauto_da_alloc,commit=1"
+#: How long the property is that does not fit a name.
+WIDE = 300
+#: The queue that keeps a history, and the one that keeps none.
+KEEPING, FORGETTING = "q", "forgetting"
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Cut the power of guests, a row for each durability."""
+    kernel()
+    rng = random.Random(options.seed)
+    for durability, cuts in CUTS.items():
+        row = Row(f"power cut, durability {durability}")
+        reckonings = []
+        for number in range(cuts if options.long else 1):
+            folder = options.folder / f"{durability}-{number}"
+            reckoning = cut_once(folder, durability, rng, often=number % 3 == 2)
+            row.kills += 1
+            row.cases += reckoning.returned
+            reckonings.append(reckoning)
+        yield _judged(row, durability, reckonings)
+
+
+def _judged(row: Row, durability: str, reckonings: list[Reckoning]) -> Row:
+    lost, undone, damaged = (sum(len(getattr(r, what)) for r in reckonings) for what in ("lost", "undone", "damaged"))
+    figures = f"{lost} sends and {undone} settlements undone, {damaged} bodies not whole"
+    for number, reckoning in enumerate(reckonings):
+        row.doubled += len(reckoning.doubled)
+        wrong = [*reckoning.wrong, *(f"{name} lies in two places" for name in reckoning.doubled)]
+        if durability != "none":
+            wrong += [f"{path} is not whole" for path in reckoning.damaged]
+        if durability == "full":
+            row.lost += len(reckoning.lost)
+            wrong += [f"the send of {name} had returned, and is lost" for name in reckoning.lost] + reckoning.undone
+        row.wrong += [f"cut {number + 1}: {line}" for line in wrong[:10]]
+    if durability == "none":
+        row.test += f" (the control: {figures})"
+        if not (lost and damaged):
+            row.wrong.append(f"the rig proves nothing: {figures}, although nothing was synced")
+    elif durability == "file":
+        row.test += f" ({figures}, as it may)"
+    return row
+
+
+def cut_once(folder: Path, durability: str, rng: random.Random, *, often: bool = False) -> Reckoning:
+    """Let a guest send and settle, cut its power, boot it again, and reckon up."""
+    folder.mkdir()
+    disk = make_disk(folder / "disk")
+    lines, pause, seed = rng.randrange(50, LINES), rng.random() / 20, rng.randrange(1 << 30)
+    task, mount = "torture.powercut:work", OFTEN if often else SELDOM
+    with Guest(folder / "cut", disk, task, mount=mount, durability=durability, seed=seed) as guest:
+        guest.up()
+        _wait_for(guest, lines)
+        time.sleep(pause + often * COMMITTED)  # the moment is left to chance: between two lines, too
+        guest.cut()
+        said = guest.said()
+    with Guest(folder / "again", disk, "torture.powercut:inspect") as guest:
+        seen = guest.result()
+    disk.unlink()
+    return reckon(said, seen)
+
+
+def _wait_for(guest: Guest, lines: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(guest.said()) < lines:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the guest said only {guest.said()[-3:]}")
+        time.sleep(0.01)
+
+
+# -- inside: until the cut -----------------------------------------------------------------------------------------
+
+
+def work(disk: Path, durability: str, seed: int) -> None:
+    """Send and settle for ever, and tell of each call before it is made and when it has returned."""
+    never_write_back()
+    root = Root.create(disk / "root")
+    root.create_queue(KEEPING, durability=durability)
+    root.create_queue(FORGETTING, durability=durability, history=False)
+    os.sync()  # the last one
+    if os.fork() == 0:
+        try:
+            settle(Root(disk / "root"), random.Random(seed + 1))
+        except BaseException as error:
+            say(f"failed {error!r}")
+            os._exit(1)
+    send(Root(disk / "root"), random.Random(seed))
+
+
+def send(root: Root, rng: random.Random) -> None:
+    """Send by every way there is."""
+    queue, forgetting = root.queue(KEEPING), root.queue(FORGETTING)
+    ways: tuple[tuple[str, int, Callable[[list[str]], None]], ...] = (
+        ("plain", 1, lambda names: _each(names, lambda content: queue.send(content))),
+        ("many", 12, lambda names: _ignored(queue.send_many([_body(name) for name in names]))),
+        ("writer", 1, lambda names: _each(names, lambda content: _write(queue, content))),
+        ("delayed", 1, lambda names: _each(names, lambda content: queue.send(content, delay="1d"))),
+        ("wide", 1, lambda names: _each(names, lambda content: queue.send(content, properties={"wide": "x" * WIDE}))),
+        ("job", 5, lambda names: _commit(queue, names)),
+        ("forgetting", 1, lambda names: _each(names, lambda content: forgetting.send(content))),
+    )
+    number = 0
+    while True:
+        way, count, call = rng.choices(ways, weights=(6, 1, 2, 1, 1, 1, 3))[0]
+        names = [f"{way}-{number + one}" for one in range(rng.randint(1, count))]
+        number += len(names)
+        say(f"try {' '.join(names)}")
+        call(names)
+        say(f"sent {' '.join(names)}")
+
+
+def _body(name: str) -> bytes:
+    return body(name, hash_of(name) % 4 * hash_of(name[::-1]) % 20_000)
+
+
+def hash_of(text: str) -> int:
+    """Return a number that is the same in every process."""
+    return sum(ord(letter) * 31**place for place, letter in enumerate(text))
+
+
+def _each(names: list[str], call: Callable[[bytes], object]) -> None:
+    for name in names:
+        call(_body(name))
+
+
+def _ignored(result: object) -> None:
+    pass
+
+
+def _write(queue: Queue, content: bytes) -> None:
+    with queue.writer() as file:
+        for start in range(0, len(content), 1000):
+            file.write(content[start : start + 1000])
+
+
+def _commit(queue: Queue, names: list[str]) -> None:
+    job = Job(queue.life, f"job-{names[0]}")
+    job.begin()
+    attempt = job.attempt("0")
+    attempt.write_all(queue.plain_addresses(len(names), "B"), [_body(name) for name in names])
+    job.commit([attempt.finish()])
+
+
+def settle(root: Root, rng: random.Random) -> None:
+    """Settle in every way there is."""
+    verbs: dict[str, Callable[[Message], None]] = {
+        "acked": Message.ack,
+        "nacked": Message.nack,
+        "rejected": lambda message: message.reject("as it comes"),
+        "expired": Message.expire,
+    }
+    with root.queue(KEEPING).subscribe(max_backlog=8) as keeping, root.queue(FORGETTING).subscribe() as forgetting:
+        while True:
+            subscription = rng.choices((keeping, forgetting), weights=(4, 1))[0]
+            together = subscription is keeping and rng.random() < 0.2
+            messages = subscription.receive_many(rng.randint(1, 8) if together else 1, timeout=0.05)
+            names = [name_of(message.body) or f"half:{message.file}" for message in messages]
+            if not names:
+                continue
+            verb = rng.choices(tuple(verbs), weights=(8, 3, 1, 1))[0] if not together else "acked"
+            say(f"take {' '.join(names)}")
+            if together:
+                ack_all(messages)
+            else:
+                verbs[verb](messages[0])
+            say(f"{verb} {' '.join(names)}")
+
+
+# -- inside: after the cut -----------------------------------------------------------------------------------------
+
+
+def inspect(disk: Path) -> dict[str, Any]:
+    """Tell what lies on the disk; what dropq knows of it; and what lies there when it has taken all that waits."""
+    root = Root(disk / "root")
+    first = look(disk / "root")
+    about = {}
+    for queue in root.queues():
+        for state in ("target", "processing", "processed", "expired", "error", "delayed"):
+            for message in queue.browse(state):
+                if name := name_of(message.body):
+                    wide = len(str(message.properties.get("wide", "")))
+                    about[name] = [wide, message.cancels, bool(message.reason)]
+    for queue in root.queues():
+        queue.sweep(unleased_older_than=0)
+        with queue.subscribe() as subscription:
+            while message := subscription.receive():
+                message.ack()
+    return {"first": _plainly(first), "about": about, "last": _plainly(look(disk / "root"))}
+
+
+def _plainly(found: Found) -> dict[str, Any]:
+    return {"places": found.places, "damaged": found.damaged}
+
+
+# -- outside again -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Reckoning:
+    """What had returned before a power cut, and what of that the cut has undone."""
+
+    returned: int = 0
+    #: Bodies whose sends had returned, and that lie nowhere.
+    lost: list[str] = field(default_factory=list)
+    #: Settlements that had returned, and are not there, a line each.
+    undone: list[str] = field(default_factory=list)
+    #: Bodies in two places; files in a state that are not whole; what no durability allows.
+    doubled: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def reckon(said: Iterable[str], seen: dict[str, Any]) -> Reckoning:
+    """Hold what lies on a disk against what was said before the cut.
+
+    Args:
+        said: the guest's lines: `try`, `sent`, `take` and the settlements, each followed by names.
+        seen: what `inspect` returned, as it comes out of JSON.
+    """
+    tried: set[str] = set()
+    jobs: list[list[str]] = []
+    sent: set[str] = set()
+    fate: dict[str, str] = {}
+    reckoning = Reckoning()
+    for line in said:
+        verb, *names = line.split(" ")
+        match verb:
+            case "up":
+                continue
+            case "failed":
+                reckoning.wrong.append(line)
+            case "try":
+                tried.update(names)
+                jobs += [names] if names[0].startswith("job-") else []
+            case "sent":
+                sent.update(names)
+            case _:
+                fate.update(dict.fromkeys(names, verb))
+        reckoning.returned += verb not in ("try", "take")
+    first, last = _found(seen["first"]), _found(seen["last"])
+    removed = {name for name in fate if name.startswith(f"{FORGETTING}-")}
+    account = judge(first, must=sent - removed, may=tried)
+    reckoning.lost, reckoning.doubled, reckoning.damaged = account.lost, account.doubled, first.damaged
+    reckoning.wrong += [line for line in account.wrong if "was never sent" in line]
+    for name, verb in fate.items():
+        reckoning.undone += _undone(name, verb, first.places.get(name, []), seen["about"].get(name))
+    for name in sorted(sent - fate.keys() & sent):
+        reckoning.undone += _without(name, first.places.get(name, []), seen["about"].get(name))
+    reckoning.wrong += _afterwards(first, last)
+    reckoning.undone += _parts(jobs, last)
+    return reckoning
+
+
+def _found(plain: dict[str, Any]) -> Found:
+    found = Found(damaged=plain["damaged"])
+    for name, places in plain["places"].items():
+        found.places[name] = [Place(*place) for place in places]
+    return found
+
+
+def _undone(name: str, verb: str, places: list[Place], about: list[Any] | None) -> list[str]:
+    """Tell what the last that was said of a message has become."""
+    if name.startswith(f"{FORGETTING}-"):
+        return [f"{name} had been acked, and is there again"] if verb == "acked" and places else []
+    states = {place.state for place in places}
+    allowed = {
+        "acked": {"processed"},
+        "rejected": {"error"},
+        "expired": {"expired"},
+        "nacked": {"target", "processing"},
+    }.get(verb)
+    if allowed is None or not places:
+        return []  # it was in the middle of it; or is counted as lost
+    if not states <= allowed:
+        return [f"{name} had been {verb}, and lies in {told(places[0])}"]
+    _, cancels, explained = about or (0, 0, False)
+    if verb == "nacked" and not cancels:
+        return [f"{name} had been nacked, and its name says nothing of that"]
+    return [f"{name} had been {verb}, and nothing says why"] if verb in ("rejected", "expired") and not explained else []
+
+
+def _without(name: str, places: list[Place], about: list[Any] | None) -> list[str]:
+    """Tell what a message lacks that nobody has settled."""
+    if not places:
+        return []
+    wanted = {"delayed"} if name.startswith("delayed-") else {"target", "processing"}
+    if places[0].state not in wanted:
+        return [f"{name} had been sent, and lies in {told(places[0])}"]
+    wide = about[0] if about else 0
+    return [f"{name} has lost what did not fit its name"] if name.startswith("wide-") and wide != WIDE else []
+
+
+def _afterwards(first: Found, last: Found) -> list[str]:
+    """Tell what went wrong when all that waited was swept and taken after the cut."""
+    wrong = [f"{name} went when the queue was used again" for name in first.places.keys() - last.places.keys()]
+    wrong = [line for line in wrong if not line.startswith(f"{FORGETTING}-")]
+    left = Counter(place.state for places in last.places.values() for place in places)
+    wrong += [f"{left[state]} messages stay in {state}/ for ever" for state in ("target", "processing") if left[state]]
+    return wrong + [f"{name} lies in two places afterwards" for name, places in last.places.items() if len(places) > 1]
+
+
+def _parts(jobs: list[list[str]], last: Found) -> list[str]:
+    """Tell which jobs are there in part, after a sweep."""
+    wrong = []
+    for names in jobs:
+        there = [name for name in names if name in last.places]
+        if there and len(there) != len(names):
+            wrong.append(f"of the job {names} only {there} is there")
+    return wrong

@@ -1,0 +1,188 @@
+"""Linux in user mode: a second kernel, as a plain process, whose power can be cut and which serves NFS to itself.
+
+Nothing of the host's kernel is needed, and no rights. The guest's root is the host's own tree, so it runs this Python
+and this project; its disk is a file. The packages come from Debian (or Ubuntu), and are unpacked, not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torture.table import NotRun
+
+PROJECT = Path(__file__).parents[2]
+#: Where the packages are unpacked, once.
+CACHE = Path(os.environ.get("DROPQ_TORTURE_CACHE") or PROJECT / ".torture") / "uml"
+PACKAGES = ("user-mode-linux", "nfs-kernel-server", "nfs-common", "rpcbind", "keyutils")
+#: Libraries that are never taken from elsewhere than from the host: its Python runs with them.
+OWN = ("libc6", "libc-bin", "libgcc-s1", "libstdc++6", "libcrypt1", "gcc-")
+#: What a line of the guest's begins with, to be told from the kernel's.
+MARK = "@ "
+#: Seconds in which a guest has to be up; it takes three where nothing else runs.
+BOOT = 120.0
+
+
+def kernel() -> Path:
+    """Return the folder with the unpacked packages; fetch them where they are missing.
+
+    Raises:
+        NotRun: the machine has not what it takes, or cannot get it.
+    """
+    tree = CACHE / "tree"
+    if not tree.exists():
+        _fetch(tree)
+    if not shutil.which("mkfs.ext4", path=_path()):
+        raise NotRun("there is no mkfs.ext4: apt install e2fsprogs")
+    return tree
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def _fetch(tree: Path) -> None:
+    if platform.machine() != "x86_64" or not all(map(shutil.which, ("apt-get", "apt-cache", "dpkg"))):
+        raise NotRun("user-mode-linux comes as a package of Debian and Ubuntu for x86_64: run it there")
+    archives, unpacked = CACHE / "archives", CACHE / f"tree.{os.getpid()}"
+    archives.mkdir(parents=True, exist_ok=True)
+    wanted = [*PACKAGES, *_libraries()]
+    got = subprocess.run(["apt-get", "download", *wanted], cwd=archives, capture_output=True, text=True)
+    if got.returncode:
+        last = (got.stderr.strip().splitlines() or ["apt-get said nothing"])[-1]
+        raise NotRun(f"the packages {', '.join(PACKAGES)} could not be fetched ({last}): apt-get update, or a network")
+    for archive in sorted(archives.glob("*.deb")):
+        subprocess.run(["dpkg", "-x", archive, unpacked], check=True)
+    os.rename(unpacked, tree)
+
+
+def _libraries() -> list[str]:
+    """Return the libraries that the packages need and the host has not."""
+    flags = [f"--no-{what}" for what in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
+    asked = subprocess.run(["apt-cache", "depends", "--recurse", *flags, *PACKAGES], capture_output=True, text=True)
+    needed = {line for line in asked.stdout.splitlines() if line.startswith("lib") and ":" not in line}
+    state = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n"], capture_output=True, text=True)
+    there = {line.split()[0] for line in state.stdout.splitlines() if line.endswith(" installed")}
+    return sorted(name for name in needed - there if not name.startswith(OWN))
+
+
+def make_disk(path: Path, megabytes: int = 256, *options: str) -> Path:
+    """Make a file that holds an empty ext4."""
+    with open(path, "wb") as file:
+        file.truncate(megabytes << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", *options, path], check=True, env={**os.environ, "PATH": _path()})
+    return path
+
+
+class Guest:
+    """A running guest, with one task: a function of a module that it calls, whose result it gives back.
+
+    Args:
+        folder: a new folder for what it needs beside the disk; on the host's disk.
+        disk: the file that is its disk.
+        task: the function, as `module:function`; it is called inside with the arguments.
+        mount: options of ext4, with which the disk is mounted.
+        nfs: serve the disk over NFS.
+    """
+
+    def __init__(
+        self, folder: Path, disk: Path, task: str, *, mount: str = "defaults", nfs: bool = False, **arguments: Any
+    ) -> None:
+        tree = kernel()
+        folder.mkdir(parents=True)
+        self._folder, self._console = folder, folder / "console"
+        job = {"task": task, "mount": mount, "nfs": nfs, "tree": str(tree), "arguments": arguments}
+        (folder / "job.json").write_text(json.dumps(job))
+        init = folder / "init"
+        init.write_text(script(folder, tree))
+        init.chmod(0o755)
+        options = ["mem=512M", "rootfstype=hostfs", "rootflags=/", "rw", "quiet", "loglevel=1", "con=null", "ssl=null"]
+        command = [tree / "usr/bin/linux.uml", *options, f"uml_dir={folder}", f"ubda={disk}", f"init={init}"]
+        with open(self._console, "wb") as console:
+            self._process = subprocess.Popen(
+                [*command, "con0=null,fd:1"],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
+                # Its memory is a file: on /dev/shm, where it looks first when nobody says otherwise.
+                env={name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TMP", "TEMP")},
+            )
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut its power: all its processes go, at whatever they are."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # a group of its own, by start_new_session
+            self._process.wait(60)
+
+    def said(self) -> list[str]:
+        """Return what the task has said so far, a line each; one that is not whole is left out."""
+        return told(self._console.read_bytes())
+
+    def up(self) -> None:
+        """Wait until the task runs.
+
+        Raises:
+            NotRun: it does not come to that, on this machine.
+        """
+        deadline = time.monotonic() + BOOT
+        while "up" not in self.said():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise NotRun(f"user-mode-linux does not boot here: {self._end()}")
+            time.sleep(0.05)
+
+    def result(self, timeout: float = 600.0) -> Any:
+        """Wait until it has ended by itself, and return what the task returned.
+
+        Raises:
+            RuntimeError: the task did not return, or not in time.
+        """
+        self.up()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"the guest was not through after {timeout} s: {self._end()}") from None
+        try:
+            return json.loads((self._folder / "result.json").read_text())
+        except (FileNotFoundError, ValueError):
+            raise RuntimeError(f"the task in the guest did not return: {self._end()}") from None
+
+    def _end(self) -> str:
+        return self._console.read_text(errors="replace")[-2000:].strip() or "it said nothing"
+
+
+def told(console: bytes) -> list[str]:
+    """Return the lines of a console that are a task's own, and whole."""
+    whole = console.decode(errors="replace").rpartition("\n")[0]
+    return [line.rstrip("\r").removeprefix(MARK) for line in whole.split("\n") if line.startswith(MARK)]
+
+
+def script(folder: Path, tree: Path) -> str:
+    """Return what the guest runs first: it mounts what Python needs, and goes on in Python."""
+    libraries = ":".join(map(str, sorted(tree.glob("usr/lib/*-linux-gnu"))))
+    path = f"{tree}/sbin:{tree}/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    lines = [
+        "#!/bin/sh",
+        f"export PATH='{path}' LD_LIBRARY_PATH='{libraries}' PYTHONPATH='{PROJECT}:{PROJECT}/tests'",
+        "export PYTHONDONTWRITEBYTECODE=1 HOME=/run LANG=C.UTF-8",
+        "mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /run; cd /run",
+        f"exec '{sys.executable}' -m torture.guest '{folder}'",
+    ]
+    return "\n".join(lines) + "\n"
