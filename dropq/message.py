@@ -242,7 +242,10 @@ class Message:
         return self.body.decode("utf-8", errors="replace")
 
     def open(self) -> IO[bytes]:
-        """Open its body for reading, to be read piece by piece."""
+        """Open its body for reading, to be read piece by piece.
+
+        What another NFS client removes meanwhile cannot be read to its end: that raises OSError with ESTALE.
+        """
         return self._reading(storage.open_body)
 
     def size(self) -> int:
@@ -258,8 +261,10 @@ class Message:
             try:
                 held = self._held  # without the lock: a lease has to be renewed while a long body is read
                 return read(self.path if held is None else held.path)
-            except FileNotFoundError:
-                return read(self._renewed_path())
+            except OSError as error:
+                if not storage.is_gone(error):
+                    raise
+                return read(self._renewed_path())  # what is gone for good is not found there
         except FileNotFoundError as error:
             if self._held is not None:
                 raise LeaseLost(f"message {self.id}: the claim on it is gone; its body was not read") from error

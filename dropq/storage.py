@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import IO, Any, Protocol, TypeVar
 
 from dropq.errors import StorageError
@@ -375,7 +376,10 @@ class Storage:
             self.link(source, destination)
         except FileNotFoundError:
             raise
-        except OSError:
+        except OSError as error:
+            # RACE: over NFS a link whose reply was lost is made again, and is there.
+            if isinstance(error, FileExistsError) and os.path.samefile(source, destination):
+                return
             with open_body(source) as reading, open(self.create(destination), "wb") as writing:
                 shutil.copyfileobj(reading, writing, READ_SIZE)
 
@@ -486,7 +490,7 @@ class Storage:
         """
         private = f"{folder}/.gone-{secrets.token_hex(8)}"
         self.rename(path, private)
-        os.unlink(private)
+        self.unlink(private)  # RACE: over NFS a removal whose reply was lost is sent again and finds nothing
 
     def place(self, source: str, destination: str) -> None:
         """Rename a file to a name that is unique by construction, and replace nothing where the kernel helps.
@@ -576,8 +580,7 @@ class Storage:
 
     def remove_tree(self, path: str) -> None:
         """Remove a folder of ours with all that is in it; that it is gone already is no error."""
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path)
+        shutil.rmtree(path, onerror=_unless_gone)
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder; that it is gone already is no error.
@@ -613,6 +616,12 @@ class Storage:
         except OSError as error:
             if not self._lenient or error.errno not in _NO_MODES:
                 raise
+
+
+def _unless_gone(call: object, path: str, failed: tuple[type[BaseException], BaseException, TracebackType]) -> None:
+    """Let the removal of a tree go on where something is gone: by somebody else, or its reply was lost over NFS."""
+    if not isinstance(failed[1], FileNotFoundError):
+        raise failed[1]
 
 
 def shared_out(items: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:
@@ -670,6 +679,11 @@ def open_body(path: str) -> IO[bytes]:
     """
     fd = os.open(path, _READ)
     return open(fd, "rb")
+
+
+def is_gone(error: OSError) -> bool:
+    """Tell whether a file may be gone; of one that it has open an NFS client says so in its own way."""
+    return error.errno in (errno.ENOENT, errno.ESTALE)
 
 
 def read_body(path: str, limit: int | None = None) -> bytes:

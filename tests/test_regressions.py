@@ -824,3 +824,89 @@ def test_a_writer_that_cannot_clear_up_tells_what_was_the_matter(make: Make, mon
         with pytest.raises(StorageError, match="the message was not sent"):
             writer.__exit__(None, None, None)
     assert where(queue) == {"working": [b"a"]}
+
+
+# -- over NFS ----------------------------------------------------------------------------------------------------
+
+
+class Replies:
+    """Stands for the module `os` in dropq.storage, as over NFS where a reply is lost: the call is made twice."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name != self._call:
+            return real
+
+        def twice(*args: Any, **kwargs: Any) -> Any:
+            real(*args, **kwargs)
+            return real(*args, **kwargs)
+
+        return twice
+
+
+def test_an_ack_without_a_history_is_none_that_was_lost_where_the_reply_to_its_removal_was(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(history=False)
+    queue.send(b"a")
+    message = take(queue)
+    monkeypatch.setattr(storage, "os", Replies("unlink"))
+    message.ack()
+    assert message.state == "removed" and where(queue) == {}
+
+
+def test_a_second_name_for_a_body_is_had_where_the_reply_to_it_was_lost(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    message = take(queue)
+    monkeypatch.setattr(storage, "os", Replies("link"))
+    message.link(str(tmp_path / "linked"))
+    assert (tmp_path / "linked").read_bytes() == b"a"
+
+
+def test_a_second_name_that_something_else_has_is_still_refused(make: Make, tmp_path: Path) -> None:
+    queue = make()
+    queue.send(b"a")
+    (tmp_path / "linked").write_bytes(b"b")
+    with pytest.raises(StorageError, match="File exists"):
+        take(queue).link(str(tmp_path / "linked"))
+    assert (tmp_path / "linked").read_bytes() == b"b"
+
+
+def test_a_tree_is_removed_to_its_end_where_somebody_else_removes_parts_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / "tree" / name).mkdir(parents=True)
+        (tmp_path / "tree" / name / "file").touch()
+    real = os.unlink
+    monkeypatch.setattr(os, "unlink", lambda *args, **kwargs: (real(*args, **kwargs), real(*args, **kwargs)))
+    Storage().remove_tree(str(tmp_path / "tree"))
+    assert not (tmp_path / "tree").exists()
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_body_that_another_host_removed_is_told_as_gone_and_another_is_read(
+    make: Make, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    message, read = take(queue), storage.read_body
+
+    def stale(path: str, limit: int | None = None) -> bytes:
+        monkeypatch.setattr(storage, "read_body", read)
+        if removed:
+            os.unlink(path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    monkeypatch.setattr(storage, "read_body", stale)
+    if not removed:
+        assert message.body == b"a"
+        return
+    with pytest.raises(LeaseLost, match="its body was not read"):
+        _ = message.body

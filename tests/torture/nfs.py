@@ -6,7 +6,6 @@ became of the messages is told by the server's own disk, which has no cache betw
 
 from __future__ import annotations
 
-
 import os
 import signal
 import threading
@@ -117,7 +116,9 @@ def contention(clients: Clients) -> Row:
     sent = [f"from-{root.parent.name}-{number}" for root in roots for number in range(MESSAGES // 2)]
     found = look(clients.here)
     row.count(judge(found, must=sent), "the race")
-    row.wrong += [f"{name} ended in {state}" for name, state in found.states().items() if not state.endswith("processed")]
+    row.wrong += [
+        f"{name} ended in {state}" for name, state in found.states().items() if not state.endswith("processed")
+    ]
     row.wrong += [f"{mark.name}: {mark.read_text()[-1500:]}" for mark in (notes / "violations").iterdir()]
     acked = Counter(path.name.partition(".")[0] for path in (notes / "acked").iterdir())
     row.wrong += [f"{name} was acked {count} times" for name, count in acked.items() if count > 1]
@@ -194,7 +195,9 @@ def cases(clients: Clients) -> Row:
                 case(clients)
             except Exception as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
-                mine = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == __file__]
+                mine = [
+                    frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == __file__
+                ]
                 row.wrong.append(f"{case.__name__}, line {mine[-1]}: {error!r} ({last.filename}:{last.lineno})")
     return row
 

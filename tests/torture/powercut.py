@@ -309,7 +309,9 @@ def _undone(name: str, verb: str, places: list[Place], about: list[Any] | None) 
     _, cancels, explained = about or (0, 0, False)
     if verb == "nacked" and not cancels:
         return [f"{name} had been nacked, and its name says nothing of that"]
-    return [f"{name} had been {verb}, and nothing says why"] if verb in ("rejected", "expired") and not explained else []
+    return (
+        [f"{name} had been {verb}, and nothing says why"] if verb in ("rejected", "expired") and not explained else []
+    )
 
 
 def _without(name: str, places: list[Place], about: list[Any] | None) -> list[str]:

@@ -70,7 +70,9 @@ def _libraries() -> list[str]:
     flags = [f"--no-{what}" for what in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
     asked = subprocess.run(["apt-cache", "depends", "--recurse", *flags, *PACKAGES], capture_output=True, text=True)
     needed = {line for line in asked.stdout.splitlines() if line.startswith("lib") and ":" not in line}
-    state = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n"], capture_output=True, text=True)
+    state = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n"], capture_output=True, text=True
+    )
     there = {line.split()[0] for line in state.stdout.splitlines() if line.endswith(" installed")}
     return sorted(name for name in needed - there if not name.startswith(OWN))
 
