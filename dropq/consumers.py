@@ -10,6 +10,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -21,6 +22,10 @@ log = logging.getLogger("dropq")
 
 #: What a file system answers that has no locks.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+#: Where Linux tells how each file system is mounted; elsewhere there is no such file, and locks are trusted.
+MOUNTS = "/proc/self/mountinfo"
+#: How NFS is mounted where a lock does not leave its host.
+_KEPT = re.compile(r"\b(?:nolock|local_lock=(?:all|flock))\b")
 
 
 class _Forks:
@@ -48,21 +53,25 @@ class Presence:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = _lock(self._path)
+        draft = f"{self._folder}/.{os.path.basename(self._path)}"
+        self._lock = _lock(draft)
         self._inode = 0
         self._storage.make_folder(self._folder)
         try:
+            if _kept_to_hosts(self._folder):
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), self._folder)
             # With the queue's modes: others of its group have to open it to find out that we are dead.
-            with suppress(FileExistsError):  # it came back with a queue that was put back from a copy
-                os.close(self._storage.create(self._path))
+            os.close(self._storage.create(draft))
             self._lock.acquire(timeout=10)
+            # RACE: a sweep buries what it finds without a lock; so it finds the file only when that is taken.
+            self._storage.rename(draft, self._path)
             self._inode = inode(self._path)
         except OSError as error:
+            self._storage.unlink(draft)
             if error.errno not in _NO_LOCKS:
                 raise
             self._has_locks = False
-            self._storage.unlink(self._path)
-            log.warning("%s: no locks on this file system: only leases free what a dead consumer holds", self._folder)
+            log.warning("%s: no locks between hosts: only leases free what a dead consumer holds", self._folder)
 
     def keep(self) -> None:
         """Take the sign of life up anew where somebody took the file away, so that our death will be seen."""
@@ -93,9 +102,21 @@ def _lock(path: str) -> FileLock:
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.005)
 
 
+def _kept_to_hosts(folder: str) -> bool:
+    """Tell whether a lock is seen on its own host alone, so that other hosts' living look dead: NFS with `nolock`."""
+    number = os.stat(folder).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    try:
+        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as lines:
+            mounts = [line.split() for line in lines]
+    except OSError:
+        return False
+    return any(len(mount) > 3 and mount[2] == device and _KEPT.search(mount[-1]) for mount in mounts)
+
+
 def known(folder: str) -> frozenset[str]:
-    """Return the subscriptions that have a file, alive or dead."""
-    return frozenset(entry.name for entry in entries(folder))
+    """Return the subscriptions that have a file, alive or dead; a name with a dot is a draft, or kept by NFS."""
+    return frozenset(entry.name for entry in entries(folder) if entry.name[0] != ".")
 
 
 def is_dead(folder: str, subscription: str) -> bool:
@@ -110,7 +131,7 @@ def is_dead(folder: str, subscription: str) -> bool:
         return False  # alive, in a sweep's hands, or without locks
     finally:
         os.close(fd)
-    return True
+    return not _kept_to_hosts(folder)
 
 
 @contextmanager
@@ -133,7 +154,7 @@ def dead(folder: str, subscription: str) -> Iterator[bool]:
         yield False
         return
     try:
-        yield True
+        yield not _kept_to_hosts(folder)
     finally:
         lock.release()
 

@@ -321,6 +321,11 @@ def _clear_leftovers(life: Lifecycle) -> int:
             with _passing_over(life, entry.path):
                 life.storage.unlink(entry.path)
                 cleared += 1
+    for entry in storage.entries(life.layout.consumers):
+        if entry.name[0] == "." and not entry.name.startswith(".nfs") and _age(life, entry.path) > LEFTOVERS_AGE:
+            with _passing_over(life, entry.path):  # a subscription that did not come to begin
+                life.storage.unlink(entry.path)
+                cleared += 1
     for entry in storage.entries(life.layout.held):
         claim, _ = names.split_claim(f"{entry.name},0,1~x")
         if claim is None or claim.subscription in known or life.find_claim(claim.owner) is not None:

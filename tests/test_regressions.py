@@ -17,7 +17,7 @@ import pytest
 from children import in_child, unprivileged
 from helpers import Clock, base, drop, names_in, reopened, take, where
 
-from dropq import ConfigError, LeaseLost, Message, NoSuchQueue, Queue, Root, StorageError, storage, work
+from dropq import ConfigError, LeaseLost, Message, NoSuchQueue, Queue, Root, StorageError, consumers, storage, work
 from dropq.cli import main as cli
 from dropq.staging import Job
 from dropq.storage import ServerClock, Storage
@@ -910,3 +910,56 @@ def test_a_body_that_another_host_removed_is_told_as_gone_and_another_is_read(
         return
     with pytest.raises(LeaseLost, match="its body was not read"):
         _ = message.body
+        found = getattr(message, read)
+        found()
+
+
+def test_what_nfs_keeps_of_a_sign_of_life_that_was_removed_is_nobody(make: Make) -> None:
+    queue = make()
+    folder = Path(queue.layout.consumers)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".nfs000000000000801300000003").touch()
+    assert consumers.known(str(folder)) == frozenset()
+    assert queue.sweep().total == 0
+    assert os.listdir(folder) == [".nfs000000000000801300000003"]
+
+
+def test_a_sign_of_life_is_seen_only_when_it_is_locked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    seen: list[set[str]] = []
+    real = consumers.FileLock.acquire
+
+    def acquire(lock: consumers.FileLock, *args: Any, **kwargs: Any) -> Any:
+        seen.append({*consumers.known(queue.layout.consumers)})
+        queue.sweep()  # which buries what it finds without a lock
+        return real(lock, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(consumers.FileLock, "acquire", acquire)
+        subscription = queue.subscribe()
+    assert seen[0] == set()
+    queue.sweep()
+    assert consumers.known(queue.layout.consumers) == {subscription.id}
+    subscription.close()
+    assert os.listdir(queue.layout.consumers) == []
+
+
+@pytest.mark.parametrize("option", ["rw,vers=3,nolock,proto=tcp", "rw,vers=3,local_lock=all", "rw,local_lock=flock"])
+def test_where_locks_stay_on_their_hosts_nobody_is_found_dead_by_them(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    number = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"40 30 {os.major(number)}:{os.minor(number)} / /mnt rw shared:1 - nfs server:/x {option}\n")
+    queue = make()
+    there = queue.subscribe()  # on a host that has locks
+    queue.send(b"a")
+    assert there.receive() is not None
+    there._presence.abandon()  # type: ignore[union-attr]  # as another host's lock looks here: nobody has it
+    monkeypatch.setattr(consumers, "MOUNTS", str(mounts))
+    assert not consumers.is_dead(queue.layout.consumers, there.id)
+    assert queue.sweep().dead == 0 and where(queue) == {"processing": [b"a"]}
+    with queue.subscribe(lease_period="1h") as here:
+        assert here.id not in consumers.known(queue.layout.consumers)
+    mounts.write_text(mounts.read_text().replace(option, "rw,vers=4.2,local_lock=none"))
+    assert queue.sweep().dead == 1
