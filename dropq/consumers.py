@@ -2,6 +2,9 @@
 
 The kernel lets go of the lock when the process dies, however it dies; whoever can take the lock knows that the
 subscription is dead. A subscription without a file, such as that of a shell command, has only its leases.
+
+A lock may be known to one mount alone: below FUSE, and on NFS with `nolock`. There the file says which mount's kernel
+keeps it; to whoever looks through another mount the lock tells nothing.
 """
 
 from __future__ import annotations
@@ -10,22 +13,21 @@ import errno
 import fcntl
 import logging
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 
 from filelock import FileLock, Timeout
 
-from dropq.storage import Storage, entries, inode
+from dropq.mounts import mount_of
+from dropq.storage import Storage, entries, inode, read_small
 
 log = logging.getLogger("dropq")
 
 #: What a file system answers that has no locks.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
-#: Where Linux tells how each file system is mounted; elsewhere there is no such file, and locks are trusted.
-MOUNTS = "/proc/self/mountinfo"
-#: How NFS is mounted where a lock does not leave its host.
-_KEPT = re.compile(r"\b(?:nolock|local_lock=(?:all|flock))\b")
+#: Where a host tells one of its boots from every other's.
+_BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class _Forks:
@@ -58,10 +60,8 @@ class Presence:
         self._inode = 0
         self._storage.make_folder(self._folder)
         try:
-            if _kept_to_hosts(self._folder):
-                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), self._folder)
             # With the queue's modes: others of its group have to open it to find out that we are dead.
-            os.close(self._storage.create(draft))
+            self._storage.write_new(draft, _keeper(self._folder))
             self._lock.acquire(timeout=10)
             # RACE: a sweep buries what it finds without a lock; so it finds the file only when that is taken.
             self._storage.rename(draft, self._path)
@@ -71,7 +71,7 @@ class Presence:
             if error.errno not in _NO_LOCKS:
                 raise
             self._has_locks = False
-            log.warning("%s: no locks between hosts: only leases free what a dead consumer holds", self._folder)
+            log.warning("%s: no locks on this file system: only leases free what a dead consumer holds", self._folder)
 
     def keep(self) -> None:
         """Take the sign of life up anew where somebody took the file away, so that our death will be seen."""
@@ -102,16 +102,31 @@ def _lock(path: str) -> FileLock:
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.005)
 
 
-def _kept_to_hosts(folder: str) -> bool:
-    """Tell whether a lock is seen on its own host alone, so that other hosts' living look dead: NFS with `nolock`."""
-    number = os.stat(folder).st_dev
-    device = f"{os.major(number)}:{os.minor(number)}"
+def _keeper(folder: str) -> bytes:
+    """Return which kernel keeps the locks of a folder, and of which mount; empty where all mounts share them."""
+    device = os.stat(folder).st_dev
+    return b"%s %d\n" % (_boot(), device) if _kept_by_mount(folder, device) else b""
+
+
+@cache
+def _kept_by_mount(folder: str, device: int) -> bool:
+    """Tell whether locks may be known to one mount alone; another device is another mount of the same folder."""
+    mount = mount_of(folder)
+    return mount is not None and mount.keeps_locks
+
+
+@cache
+def _boot() -> bytes:
+    return (read_small(_BOOT) or os.uname().nodename.encode()).strip()
+
+
+def can_be_told(folder: str, subscription: str) -> bool:
+    """Tell whether its lock tells, here, if a subscription is alive: not if another mount keeps it."""
     try:
-        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as lines:
-            mounts = [line.split() for line in lines]
+        keeper = _keeper(folder)
+        return not keeper or read_small(f"{folder}/{subscription}") == keeper
     except OSError:
         return False
-    return any(len(mount) > 3 and mount[2] == device and _KEPT.search(mount[-1]) for mount in mounts)
 
 
 def known(folder: str) -> frozenset[str]:
@@ -131,7 +146,7 @@ def is_dead(folder: str, subscription: str) -> bool:
         return False  # alive, in a sweep's hands, or without locks
     finally:
         os.close(fd)
-    return not _kept_to_hosts(folder)
+    return can_be_told(folder, subscription)
 
 
 @contextmanager
@@ -154,7 +169,7 @@ def dead(folder: str, subscription: str) -> Iterator[bool]:
         yield False
         return
     try:
-        yield not _kept_to_hosts(folder)
+        yield can_be_told(folder, subscription)
     finally:
         lock.release()
 

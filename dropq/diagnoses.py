@@ -136,9 +136,9 @@ KINDS: Mapping[str, Kind] = {
     ),
     "local-locks": Kind(
         "locks",
-        "error",
-        "locks do not reach other hosts: each takes the others' consumers for dead, and hands out what they hold",
-        "mount without nolock, local_lock, nobrl or localflock; until then use the root on this host alone",
+        "warning",
+        "a lock counts on the mount that it was taken on: elsewhere only leases free what the dead hold",
+        "set lease_period; on NFS, mount without nolock and local_lock",
     ),
     "unknown-locks": Kind(
         "locks",

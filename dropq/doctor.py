@@ -62,10 +62,8 @@ ACDIRMAX = "60"
 _OBJECT_STORES = re.compile(
     r"fuse\.(s3fs|s3|mount-s3|mountpoint-s3|goofys|gcsfuse|blobfuse2?|rclone|juicefs-s3|ossfs|cosfs)"
 )
-#: What hands the locks of one host to the others, unless an option says otherwise; and what is known not to.
+#: What hands the locks of one host to the others, unless an option says otherwise.
 _PASSING_LOCKS = re.compile(r"nfs|ceph|fuse\.ceph|gpfs|ocfs2|gfs2|lustre|cifs|smb|fuse\.glusterfs|beegfs")
-_KEEPING_LOCKS = re.compile(r"fuse\.(sshfs|rclone)")
-_LOCAL_OPTIONS = ("nolock", "nobrl", "localflock", "local_lock=all", "local_lock=flock")
 _NO_BARRIER = ("nobarrier", "barrier=0")
 
 #: A process that takes a lock and keeps it until it dies; it tells the number of the error where it gets none.
@@ -410,9 +408,8 @@ def _reach(bench: Bench) -> Iterator[Diagnosis]:
     if mount is None or not mount.shared:
         yield bench.found("locks", works)
         return
-    local = [option for option in _LOCAL_OPTIONS if option in mount.options]
-    if local or _KEEPING_LOCKS.fullmatch(mount.kind):
-        yield bench.found("local-locks", f"{mount.kind} keeps locks to this host{f' ({local[0]})' if local else ''}")
+    if mount.keeps_locks:
+        yield bench.found("local-locks", f"{works}; as {mount.kind} is mounted, each mount may have locks of its own")
     elif _PASSING_LOCKS.match(mount.kind):
         yield bench.found("locks", f"{works}; {mount.kind} passes locks on to other hosts")
     else:

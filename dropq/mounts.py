@@ -15,6 +15,10 @@ _SHARED = re.compile(
 )
 
 
+#: Options by which locks stay on the host that they are taken on.
+_LOCAL_LOCKS = frozenset({"nolock", "nobrl", "localflock", "local_lock=all", "local_lock=flock"})
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A mounted file system: its type, where it is mounted, what is mounted there, and with which options."""
@@ -28,6 +32,11 @@ class Mount:
     def shared(self) -> bool:
         """Whether others may change it without this host's kernel knowing: other hosts, or who is behind the mount."""
         return _SHARED.match(self.kind) is not None
+
+    @property
+    def keeps_locks(self) -> bool:
+        """Whether a lock may be known to this mount alone: below FUSE, and where an option leaves it to each host."""
+        return self.kind.startswith("fuse") or not _LOCAL_LOCKS.isdisjoint(self.options)
 
     def option(self, name: str) -> str | None:
         """Return the value of an option, "" for one that has none; None where it is not set."""

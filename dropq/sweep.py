@@ -149,8 +149,9 @@ def _return_old_claims(
     life: Lifecycle, report: SweepReport, foreign_older_than: float | None, unleased_older_than: float | None
 ) -> None:
     """Return claims without a lease and without a known holder, where somebody asked for it by age."""
-    known = consumers.known(life.layout.consumers)
+    folder = life.layout.consumers
     if unleased_older_than is not None:
+        known = {one for one in consumers.known(folder) if consumers.can_be_told(folder, one)}
         old = _older(life, (c for c in _claims(life) if not c.claim.deadline), unleased_older_than)
         report.unleased += sum(_returned(life, c) for c in old if c.claim.subscription not in known)
     if foreign_older_than is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from dropq.mounts import Mount, mount_of
 
 TOP = "20 1 0:1 / / rw - ext4 /dev/vda rw\n"
@@ -44,6 +46,26 @@ def test_of_several_mounts_of_one_device_the_nearest_and_latest_counts(tmp_path:
     )
     found = mount_of(str(tmp_path), str(mounts))
     assert found == Mount("xfs", str(tmp_path), "/dev/v\\b", ("ro", "noexec", "rw", "noquota"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "keeps"),
+    [
+        ("nfs", "rw,vers=3,nolock,proto=tcp", True),
+        ("nfs", "rw,vers=3,local_lock=all", True),
+        ("nfs4", "rw,local_lock=flock", True),
+        ("nfs4", "rw,vers=4.2,local_lock=none", False),
+        ("nfs4", "rw,vers=4.2,local_lock=posix", False),
+        ("fuse.bindfs", "rw", True),
+        ("fuse", "rw", True),
+        ("cifs", "rw,nobrl", True),
+        ("ext4", "rw", False),
+    ],
+)
+def test_locks_are_known_to_one_mount_alone_below_fuse_and_on_nfs_that_is_told_so(
+    kind: str, options: str, keeps: bool
+) -> None:
+    assert Mount(kind, options=tuple(options.split(","))).keeps_locks is keeps
 
 
 def test_options_are_told_by_name() -> None:

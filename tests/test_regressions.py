@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from children import in_child, unprivileged
+from filelock import FileLock
 from helpers import Clock, base, drop, names_in, reopened, take, where
 
 from dropq import ConfigError, LeaseLost, Message, NoSuchQueue, Queue, Root, StorageError, consumers, storage, work
@@ -910,8 +911,6 @@ def test_a_body_that_another_host_removed_is_told_as_gone_and_another_is_read(
         return
     with pytest.raises(LeaseLost, match="its body was not read"):
         _ = message.body
-        found = getattr(message, read)
-        found()
 
 
 def test_what_nfs_keeps_of_a_sign_of_life_that_was_removed_is_nobody(make: Make) -> None:
@@ -927,15 +926,15 @@ def test_what_nfs_keeps_of_a_sign_of_life_that_was_removed_is_nobody(make: Make)
 def test_a_sign_of_life_is_seen_only_when_it_is_locked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
     seen: list[set[str]] = []
-    real = consumers.FileLock.acquire
+    real = FileLock.acquire
 
-    def acquire(lock: consumers.FileLock, *args: Any, **kwargs: Any) -> Any:
+    def acquire(lock: FileLock, *args: Any, **kwargs: Any) -> Any:
         seen.append({*consumers.known(queue.layout.consumers)})
         queue.sweep()  # which buries what it finds without a lock
         return real(lock, *args, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(consumers.FileLock, "acquire", acquire)
+        patched.setattr(FileLock, "acquire", acquire)
         subscription = queue.subscribe()
     assert seen[0] == set()
     queue.sweep()
@@ -944,22 +943,32 @@ def test_a_sign_of_life_is_seen_only_when_it_is_locked(make: Make, monkeypatch: 
     assert os.listdir(queue.layout.consumers) == []
 
 
-@pytest.mark.parametrize("option", ["rw,vers=3,nolock,proto=tcp", "rw,vers=3,local_lock=all", "rw,local_lock=flock"])
-def test_where_locks_stay_on_their_hosts_nobody_is_found_dead_by_them(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+def test_what_is_held_through_another_mount_is_left_to_its_lease_where_each_mount_has_locks_of_its_own(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = tmp_path.stat().st_dev
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"40 30 {os.major(number)}:{os.minor(number)} / /mnt rw shared:1 - nfs server:/x {option}\n")
+    monkeypatch.setattr(consumers, "_kept_by_mount", lambda folder, device: True)
     queue = make()
-    there = queue.subscribe()  # on a host that has locks
-    queue.send(b"a")
-    assert there.receive() is not None
-    there._presence.abandon()  # type: ignore[union-attr]  # as another host's lock looks here: nobody has it
-    monkeypatch.setattr(consumers, "MOUNTS", str(mounts))
-    assert not consumers.is_dead(queue.layout.consumers, there.id)
-    assert queue.sweep().dead == 0 and where(queue) == {"processing": [b"a"]}
-    with queue.subscribe(lease_period="1h") as here:
-        assert here.id not in consumers.known(queue.layout.consumers)
-    mounts.write_text(mounts.read_text().replace(option, "rw,vers=4.2,local_lock=none"))
-    assert queue.sweep().dead == 1
+    holders = []
+    for body, lease in ((b"leased", "1m"), (b"without a lease", None)):
+        queue.send(body)
+        holders.append(queue.subscribe(lease_period=lease))
+        assert holders[-1].receive() is not None
+    for holder in holders:
+        assert holder._presence is not None
+        holder._presence.abandon()  # as the kernel does for the dead; and for the living, on another mount
+    with monkeypatch.context() as patch:
+        patch.setattr(consumers, "_boot", lambda: b"another host")
+        assert not consumers.is_dead(queue.layout.consumers, holders[0].id)
+        assert queue.sweep().total == 0
+        clock.advance(61)
+        assert queue.sweep().lapsed == 1
+        assert queue.sweep(unleased_older_than="1h").total == 0
+        assert where(queue) == {"processing": [b"without a lease"], "target": [b"leased"]}
+        clock.advance(7200)
+        assert queue.sweep(unleased_older_than="1h").unleased == 1
+    queue.send(b"held here")
+    holder = queue.subscribe()
+    assert holder.receive() is not None
+    assert holder._presence is not None
+    holder._presence.abandon()
+    assert queue.sweep().dead == 1, "the same mount's lock tells"
