@@ -61,7 +61,7 @@ class Presence:
         self._storage.make_folder(self._folder)
         try:
             # With the queue's modes: others of its group have to open it to find out that we are dead.
-            self._storage.write_new(draft, _keeper(self._folder))
+            self._storage.write_new(draft, keeper(self._folder))
             self._lock.acquire(timeout=10)
             # RACE: a sweep buries what it finds without a lock; so it finds the file only when that is taken.
             self._storage.rename(draft, self._path)
@@ -102,7 +102,7 @@ def _lock(path: str) -> FileLock:
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.005)
 
 
-def _keeper(folder: str) -> bytes:
+def keeper(folder: str) -> bytes:
     """Return which kernel keeps the locks of a folder, and of which mount; empty where all mounts share them."""
     device = os.stat(folder).st_dev
     return b"%s %d\n" % (_boot(), device) if _kept_by_mount(folder, device) else b""
@@ -123,8 +123,8 @@ def _boot() -> bytes:
 def can_be_told(folder: str, subscription: str) -> bool:
     """Tell whether its lock tells, here, if a subscription is alive: not if another mount keeps it."""
     try:
-        keeper = _keeper(folder)
-        return not keeper or read_small(f"{folder}/{subscription}") == keeper
+        kept = keeper(folder)
+        return not kept or read_small(f"{folder}/{subscription}") == kept
     except OSError:
         return False
 

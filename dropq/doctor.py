@@ -106,9 +106,9 @@ class Bench:
             self.store.make_folder(path)
         return paths
 
-    def file(self, path: str) -> str:
+    def file(self, path: str, content: bytes = b"dropq doctor\n") -> str:
         """Make a file, and return its path."""
-        self.store.write_new(path, b"dropq doctor\n")
+        self.store.write_new(path, content)
         return path
 
 
@@ -374,7 +374,7 @@ def links(bench: Bench) -> Iterator[Diagnosis]:
 def locks(bench: Bench) -> Iterator[Diagnosis]:
     """Try whether a lock excludes another process, and goes when its process dies; look up whether it reaches hosts."""
     (folder,) = bench.folders("locks")
-    path = bench.file(f"{folder}/holder")
+    path = bench.file(f"{folder}/holder", consumers.keeper(folder))
     refused, while_held, after = _lock_of_another(folder, path)
     if refused:
         yield bench.found("no-locks", f"no flock: {os.strerror(refused) if refused > 0 else 'the process ended'}")

@@ -898,9 +898,12 @@ def test_a_body_that_another_host_removed_is_told_as_gone_and_another_is_read(
     queue = make()
     queue.send(b"a")
     message, read = take(queue), storage.read_body
+    calls: list[str] = []
 
     def stale(path: str, limit: int | None = None) -> bytes:
-        monkeypatch.setattr(storage, "read_body", read)
+        calls.append(path)
+        if len(calls) > 1:
+            return read(path, limit)
         if removed:
             os.unlink(path)
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
