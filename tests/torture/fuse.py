@@ -106,6 +106,8 @@ def tested(name: str, options: Options, test: Callable[[Mounted, Row, Options], 
             test(fs, row, options)
     except NotRun as reason:
         row.not_run = str(reason)
+    except Exception as error:  # the other rows are as good as before
+        row.wrong.append(f"{name}: ended by {error!r}")
     return row
 
 
