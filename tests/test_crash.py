@@ -6,7 +6,6 @@ What verbs there are is found by looking, and what is checked afterwards is chec
 from __future__ import annotations
 
 import errno
-import os
 import random
 from collections.abc import Callable
 from functools import partialmethod
@@ -77,8 +76,8 @@ def tried(tmp_path: Path, host: type, method: str, *, fault: bool = False) -> Ro
 
 def test_a_move_that_for_a_moment_makes_two_messages_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link_and_unlink(self: Storage, source: str, destination: str) -> None:
-        os.link(source, destination)
-        os.unlink(source)
+        self.link(source, destination)
+        self.unlink(source)
 
     monkeypatch.setattr(Storage, "move", link_and_unlink)
     row = tried(tmp_path, Message, "ack")
@@ -88,7 +87,7 @@ def test_a_move_that_for_a_moment_makes_two_messages_is_seen(tmp_path: Path, mon
 def test_a_move_that_for_a_moment_leaves_none_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(self: Storage, source: str, destination: str) -> None:
         content = storage.read_body(source)
-        os.unlink(source)
+        self.unlink(source)
         self.write_new(destination, content)
 
     monkeypatch.setattr(Storage, "move", copy)

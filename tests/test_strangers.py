@@ -177,7 +177,7 @@ def test_a_closing_subscription_says_what_becomes_of_what_it_holds(tmp_path: Pat
     subscription = queue.subscribe()
     (base(queue) / "processing").rmdir()
     (base(queue) / "processing").touch()
-    with pytest.raises(StorageError, match="goes back with the next sweep"):
+    with pytest.raises(StorageError, match="returns with the next sweep"):
         subscription.close()
     (base(queue) / "processing").unlink()
     (base(queue) / "processing").mkdir()
