@@ -880,6 +880,10 @@ class Torture:
         job.prepare(chance.choice(["none", "none", "file", "full"]))
         return job
 
+    def jobs(self, direction: str) -> int:
+        """Return how many jobs, or streams, of a direction were begun."""
+        return self._jobs[direction]
+
     @property
     def is_over(self) -> bool:
         """Whether nothing new is begun."""

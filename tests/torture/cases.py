@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
+import random
 import shutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +30,8 @@ from dropq.fsck import fsck, fsck_root, queues
 from dropq.sweep import QuickSweep
 from torture.account import Account, Found, body, judge, look
 from torture.calls import Between, Call, come_between
-from torture.table import Row
-from torture.verbs import AFTER, Setting, Verb, build, verbs
+from torture.table import Options, Row
+from torture.verbs import AFTER, SETTINGS, Setting, Verb, build, verbs
 
 #: How a child ends: when it could say what became of the verb, and when it was to die.
 SAID, DIED = 0, 77
@@ -218,6 +221,17 @@ class Cases:
                 fsck(queue, repair=True)
             self.row.wrong += [f"{where}: fsck leaves {finding}" for finding in _open(root)]
         self.row.count(judge(look(self._root), must=there & after.keys(), may=there), f"{where}, repaired")
+
+
+def in_settings(part: Callable[[Options, Setting], Row], options: Options) -> Iterable[Row]:
+    """Return the row of each setting, in processes of their own; in short, of one that is left to chance."""
+    if not options.long:
+        return [part(options, random.Random(options.seed).choice(SETTINGS))]
+    apart = [replace(options, folder=options.folder / str(number)) for number in range(len(SETTINGS))]
+    for each in apart:
+        each.folder.mkdir()
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(part, apart, SETTINGS))
 
 
 def _open(root: Root) -> Iterator[str]:

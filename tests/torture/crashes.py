@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torture.calls import Call
-from torture.cases import DIED, Cases
+from torture.cases import DIED, Cases, in_settings
 from torture.table import Options, Row
-from torture.verbs import FEW, SETTINGS, Verb
+from torture.verbs import FEW, Setting, Verb
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,15 @@ class Dying:
 
 def run(options: Options) -> Iterable[Row]:
     """Crash every verb, in every setting; in short, some of them in one, each at a moment."""
+    return in_settings(_crash_all, options)
+
+
+def _crash_all(options: Options, setting: Setting) -> Row:
     chance = random.Random(options.seed)
-    for setting in SETTINGS if options.long else [chance.choice(SETTINGS)]:
-        cases = Cases(options.folder, setting, Row(f"crash at every call: {setting.name}"))
-        for verb in cases.verbs() if options.long else chance.sample(cases.verbs(), FEW):
-            crash(cases, verb, None if options.long else chance)
-        yield cases.row
+    cases = Cases(options.folder, setting, Row(f"crash at every call: {setting.name}"))
+    for verb in cases.verbs() if options.long else chance.sample(cases.verbs(), FEW):
+        crash(cases, verb, None if options.long else chance)
+    return cases.row
 
 
 def crash(cases: Cases, verb: Verb, chance: random.Random | None = None) -> None:

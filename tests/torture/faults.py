@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torture.calls import Call
-from torture.cases import GONE, Before, Cases, Said
+from torture.cases import GONE, Before, Cases, Said, in_settings
 from torture.table import Options, Row
-from torture.verbs import FEW, SETTINGS, Verb
+from torture.verbs import FEW, Setting, Verb
 
 _ANY = (errno.EIO, errno.EACCES, errno.ESTALE)
 _OPENED = (*_ANY, errno.EMFILE)
@@ -71,12 +71,15 @@ class Failing:
 
 def run(options: Options) -> Iterable[Row]:
     """Refuse each call of every verb, in every setting; in short, one of some of them, in one."""
+    return in_settings(_refuse_all, options)
+
+
+def _refuse_all(options: Options, setting: Setting) -> Row:
     chance = random.Random(options.seed)
-    for setting in SETTINGS if options.long else [chance.choice(SETTINGS)]:
-        cases = Cases(options.folder, setting, Row(f"fault at every call: {setting.name}"))
-        for verb in cases.verbs() if options.long else chance.sample(cases.verbs(), FEW):
-            refuse(cases, verb, chance, every=options.long)
-        yield cases.row
+    cases = Cases(options.folder, setting, Row(f"fault at every call: {setting.name}"))
+    for verb in cases.verbs() if options.long else chance.sample(cases.verbs(), FEW):
+        refuse(cases, verb, chance, every=options.long)
+    return cases.row
 
 
 def refuse(cases: Cases, verb: Verb, chance: random.Random, *, every: bool) -> None:
