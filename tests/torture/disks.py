@@ -42,7 +42,7 @@ def run(options: Options) -> Iterable[Row]:
         with mounted(options.folder / "disk", disk.options) as place:
             cases = Cases(place, SETTINGS[0], Row(disk.name), apart=options.folder)
             found = cases.verbs()
-            for verb in found if options.long else chance.sample(found, 5):
+            for verb in found if options.long else chance.sample(found, 2):
                 _call(cases, verb, disk, place)
         yield cases.row
 

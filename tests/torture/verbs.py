@@ -42,7 +42,7 @@ INNER = {
 SHORT, AFTER = 5, 10
 KEPT = ("processed", "expired", "error")
 #: Verbs of the short form.
-FEW = 25
+FEW = 12
 
 
 @dataclass
