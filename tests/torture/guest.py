@@ -9,10 +9,12 @@ import ctypes
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,9 @@ def say(line: str) -> None:
 def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     try:
+        socket.sethostname("guest")
         DISK.mkdir(parents=True)
-        _run("mount", "-t", "ext4", "-o", job["mount"], "/dev/ubda", str(DISK))
+        _run("mount", "-t", job["system"], "-o", job["mount"], "/dev/ubda", str(DISK))
         if job["nfs"]:
             serve(Path(job["tree"]))
         say("up")
@@ -72,6 +75,8 @@ def never_write_back() -> None:
         Path(f"/proc/sys/vm/dirty_{what}_centisecs").write_text(str(value))
     for what in ("background_", ""):
         Path(f"/proc/sys/vm/dirty_{what}ratio").write_text("90")
+    with suppress(FileNotFoundError):  # there for xfs alone
+        Path("/proc/sys/fs/xfs/xfssyncd_centisecs").write_text("720000")
 
 
 # -- NFS -----------------------------------------------------------------------------------------------------------
@@ -127,19 +132,23 @@ def load(tree: Path, module: str) -> None:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
 
 
-def mount(version: str, name: str, *, port: int = 2049, more: str = "") -> Path:
-    """Mount the disk by NFS, as a client of its own."""
+def mount(version: str, name: str, *, port: int = 2049) -> Path:
+    """Mount the disk by NFS, as a client of its own: by another address of the server, and under another name.
+
+    Else clients of one kernel find out that their server is the same, and become one, connection and all.
+    """
     place = MOUNTS / name
-    place.mkdir(exist_ok=True)
-    source = f"127.0.0.1:{'' if version.startswith('v4') else DISK}"
-    options = f"{CLIENTS[version]},nosharecache,port={port}{more}"
-    _run("mount.nfs", f"{source}/" if source[-1] == ":" else source, str(place), "-o", options)
+    place.mkdir()
+    address = f"127.0.0.{len(list(MOUNTS.iterdir()))}"
+    exported = "/" if version.startswith("v4") else str(DISK)
+    own = socket.gethostname()
+    socket.sethostname(f"client-{name}")
+    try:
+        options = f"{CLIENTS[version]},nosharecache,port={port}"
+        _run("mount.nfs", f"{address}:{exported}", str(place), "-o", options)
+    finally:
+        socket.sethostname(own)
     return place
-
-
-def unmount(place: Path) -> None:
-    """Take a client's mount away."""
-    _run("umount", str(place))
 
 
 if __name__ == "__main__":

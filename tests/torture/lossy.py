@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 NFS = 100003
 #: What NFS 3 calls procedures, and what 4 calls operations.
@@ -109,7 +110,7 @@ class Lossy:
         self._armed = threading.Lock()
         #: How many replies were lost.
         self.lost = 0
-        self._listening = socket.create_server(("127.0.0.1", port))
+        self._listening = socket.create_server(("", port))
         threading.Thread(target=self._listen, daemon=True).start()
 
     def lose(self, call: str) -> None:
@@ -122,16 +123,9 @@ class Lossy:
         with self._armed:
             self._wanted = None
 
-    def close(self) -> None:
-        """Take no more connections."""
-        self._listening.close()
-
     def _listen(self) -> None:
         while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
+            client, _ = self._listening.accept()
             server = socket.create_connection(("127.0.0.1", self._server))
             doomed: set[bytes] = set()
             threading.Thread(target=self._up, args=(client, server, doomed), daemon=True).start()
@@ -167,8 +161,6 @@ def _passed_on(to: socket.socket, raw: bytes) -> bool:
 
 def _cut(*connections: socket.socket) -> None:
     for connection in connections:
-        try:
+        with suppress(OSError):  # it is cut already
             connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it is cut already
         connection.close()

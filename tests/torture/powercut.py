@@ -8,30 +8,50 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from helpers import until
 
 from dropq import Message, Queue, Root
 from dropq.message import ack_all
 from dropq.staging import Job
-from torture.account import Found, Place, body, judge, look, name_of, told
+from torture.account import Found, Place, body, judge, look, name_of
+from torture.account import told as in_short
 from torture.guest import never_write_back, say
 from torture.table import Options, Row
 from torture.uml import Guest, kernel, make_disk
 
-#: Cuts of each durability.
-CUTS = {"full": 12, "file": 6, "none": 4}
-#: How many lines the guest says before its power is cut, at the most.
-LINES = 1500
+#: The ways to send, and to settle.
+WAYS = ("plain", "many", "writer", "delayed", "wide", "job", "forgetting")
+VERBS = ("acked", "together", "forgotten", "nacked", "rejected", "expired")
+#: What the guest does until each cut. On a journal a sync of anything keeps all that was done before it; so after some
+#: sending, or settling, it makes a few calls of one kind alone, and then rests.
+CUTS = {
+    "full": [f"sending {way}" for way in WAYS] + [f"settling {verb}" for verb in VERBS] + ["both", "both often"] * 3,
+    "file": ["sending plain", "settling acked"] + ["both", "both often"] * 3,
+    "none": ["both", "both often"] * 2,
+}
+#: Other file systems than ext4, each with the options by which it commits nothing by itself.
+OTHERS = {"xfs": "noatime", "btrfs": "noatime,commit=3600"}
+#: How many lines the guest says before its power is cut, at the most; and before it makes the last calls.
+LINES, CALLS = 1200, 60
+#: How many messages wait where they are only settled, in each queue.
+WAITING = 200
+#: How many calls come last, all of one kind.
+LAST = 3
 #: Seconds in which a journal that commits each second has done so.
 COMMITTED = 2.0
 #: The journal commits when somebody syncs, or not before an hour has passed; on some cuts each second, which writes
 #: names whose bodies nobody synced.
 SELDOM, OFTEN = "noatime,noauto_da_alloc,commit=3600", "noatime,noauto_da_alloc,commit=1"
+#: Seconds that a guest may take for its lines.
+PATIENCE = 180.0
 #: How long the property is that does not fit a name.
 WIDE = 300
 #: The queue that keeps a history, and the one that keeps none.
@@ -39,22 +59,27 @@ KEEPING, FORGETTING = "q", "forgetting"
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Cut the power of guests, a row for each durability."""
+    """Cut the power of guests, a row for each durability; and for each other file system at the durability `full`."""
     kernel()
     rng = random.Random(options.seed)
-    for durability, cuts in CUTS.items():
-        row = Row(f"power cut, durability {durability}")
-        reckonings = []
-        for number in range(cuts if options.long else 1):
-            folder = options.folder / f"{durability}-{number}"
-            reckoning = cut_once(folder, durability, rng, often=number % 3 == 2)
-            row.kills += 1
-            row.cases += reckoning.returned
-            reckonings.append(reckoning)
-        yield _judged(row, durability, reckonings)
+    for durability, kinds in CUTS.items():
+        yield _row(options, durability, kinds if options.long else kinds[-1:], rng)
+    for system in OTHERS if options.long else ():
+        yield _row(options, "full", CUTS["full"][:-5], rng, system=system)
 
 
-def _judged(row: Row, durability: str, reckonings: list[Reckoning]) -> Row:
+def _row(options: Options, durability: str, kinds: Sequence[str], rng: random.Random, *, system: str = "ext4") -> Row:
+    row = Row(f"power cut, {system}, durability {durability}", kills=len(kinds))
+    reckonings = []
+    for number, kind in enumerate(kinds):
+        folder = options.folder / f"{system}-{durability}-{number}"
+        reckonings.append(cut_once(folder, durability, kind, rng, system=system))
+        row.cases += reckonings[-1].returned
+    return judged(row, durability, reckonings)
+
+
+def judged(row: Row, durability: str, reckonings: list[Reckoning]) -> Row:
+    """Fill in a row with what the cuts of one durability came to."""
     lost, undone, damaged = (sum(len(getattr(r, what)) for r in reckonings) for what in ("lost", "undone", "damaged"))
     figures = f"{lost} sends and {undone} settlements undone, {damaged} bodies not whole"
     for number, reckoning in enumerate(reckonings):
@@ -75,42 +100,57 @@ def _judged(row: Row, durability: str, reckonings: list[Reckoning]) -> Row:
     return row
 
 
-def cut_once(folder: Path, durability: str, rng: random.Random, *, often: bool = False) -> Reckoning:
+def cut_once(folder: Path, durability: str, kind: str, rng: random.Random, *, system: str = "ext4") -> Reckoning:
     """Let a guest send and settle, cut its power, boot it again, and reckon up."""
     folder.mkdir()
-    disk = make_disk(folder / "disk")
-    lines, pause, seed = rng.randrange(50, LINES), rng.random() / 20, rng.randrange(1 << 30)
-    task, mount = "torture.powercut:work", OFTEN if often else SELDOM
-    with Guest(folder / "cut", disk, task, mount=mount, durability=durability, seed=seed) as guest:
+    disk = make_disk(folder / "disk", system)
+    lines, pause = rng.randrange(50, LINES), rng.random() / 20
+    what, _, last = kind.partition(" ")
+    often = last == "often"
+    mount = OTHERS.get(system, OFTEN if often else SELDOM)
+    told: dict[str, Any] = {
+        "durability": durability,
+        "what": what,
+        "last": "" if often else last,
+        "seed": rng.randrange(1 << 30),
+    }
+    with Guest(folder / "cut", disk, "torture.powercut:work", system=system, mount=mount, **told) as guest:
         guest.up()
-        _wait_for(guest, lines)
-        time.sleep(pause + often * COMMITTED)  # the moment is left to chance: between two lines, too
+        if what == "both":
+            until(lambda: len(guest.said()) >= lines, f"{lines} lines of the guest's", timeout=PATIENCE)
+            time.sleep(pause + often * COMMITTED)  # the moment is left to chance: between two lines, too
+        else:
+            until(lambda: "resting" in guest.said(), "the guest to rest", timeout=PATIENCE)
         guest.cut()
         said = guest.said()
-    with Guest(folder / "again", disk, "torture.powercut:inspect") as guest:
+    with Guest(folder / "again", disk, "torture.powercut:inspect", system=system) as guest:
         seen = guest.result()
     disk.unlink()
     return reckon(said, seen)
 
 
-def _wait_for(guest: Guest, lines: int) -> None:
-    deadline = time.monotonic() + 120
-    while len(guest.said()) < lines:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the guest said only {guest.said()[-3:]}")
-        time.sleep(0.01)
-
-
 # -- inside: until the cut -----------------------------------------------------------------------------------------
 
 
-def work(disk: Path, durability: str, seed: int) -> None:
-    """Send and settle for ever, and tell of each call before it is made and when it has returned."""
+def work(disk: Path, durability: str, what: str, last: str, seed: int) -> None:
+    """Send and settle for ever, or do one of both and rest; tell of each call before it, and when it has returned."""
     never_write_back()
     root = Root.create(disk / "root")
     root.create_queue(KEEPING, durability=durability)
     root.create_queue(FORGETTING, durability=durability, history=False)
+    if what == "settling":
+        for queue in (KEEPING, FORGETTING):
+            names = [f"{queue}-before-{number}" for number in range(WAITING)]
+            say(f"try {' '.join(names)}")
+            root.queue(queue).send_many([_body(name) for name in names])
+            os.sync()
+            say(f"sent {' '.join(names)}")
     os.sync()  # the last one
+    rng = random.Random(seed)
+    if what == "sending":
+        send(root, rng, last=last)
+    if what == "settling":
+        settle(root, rng, last=last)
     if os.fork() == 0:
         try:
             settle(Root(disk / "root"), random.Random(seed + 1))
@@ -120,26 +160,42 @@ def work(disk: Path, durability: str, seed: int) -> None:
     send(Root(disk / "root"), random.Random(seed))
 
 
-def send(root: Root, rng: random.Random) -> None:
-    """Send by every way there is."""
+def send(root: Root, rng: random.Random, *, last: str = "") -> None:
+    """Send by every way there is; for ever, or until a few times by the last one."""
     queue, forgetting = root.queue(KEEPING), root.queue(FORGETTING)
-    ways: tuple[tuple[str, int, Callable[[list[str]], None]], ...] = (
-        ("plain", 1, lambda names: _each(names, lambda content: queue.send(content))),
-        ("many", 12, lambda names: _ignored(queue.send_many([_body(name) for name in names]))),
-        ("writer", 1, lambda names: _each(names, lambda content: _write(queue, content))),
-        ("delayed", 1, lambda names: _each(names, lambda content: queue.send(content, delay="1d"))),
-        ("wide", 1, lambda names: _each(names, lambda content: queue.send(content, properties={"wide": "x" * WIDE}))),
-        ("job", 5, lambda names: _commit(queue, names)),
-        ("forgetting", 1, lambda names: _each(names, lambda content: forgetting.send(content))),
-    )
+    calls: dict[str, Callable[[list[str]], object]] = {
+        "plain": lambda names: [queue.send(_body(name)) for name in names],
+        "many": lambda names: queue.send_many([_body(name) for name in names]),
+        "writer": lambda names: _write(queue, names),
+        "delayed": lambda names: [queue.send(_body(name), delay="1d") for name in names],
+        "wide": lambda names: [queue.send(_body(name), properties={"wide": "x" * WIDE}) for name in names],
+        "job": lambda names: _commit(queue, names),
+        "forgetting": lambda names: [forgetting.send(_body(name)) for name in names],
+    }
     number = 0
-    while True:
-        way, count, call = rng.choices(ways, weights=(6, 1, 2, 1, 1, 1, 3))[0]
-        names = [f"{way}-{number + one}" for one in range(rng.randint(1, count))]
-        number += len(names)
+    for way in _in_turn(WAYS, (6, 1, 2, 1, 1, 1, 3), last, rng):
+        count = rng.randint(2, 12) if way in ("many", "job") else 1
+        names = [f"{way}-{number + one}" for one in range(count)]
+        number += count
         say(f"try {' '.join(names)}")
-        call(names)
+        calls[way](names)
         say(f"sent {' '.join(names)}")
+    _rest()
+
+
+def _in_turn(kinds: Sequence[str], weights: Sequence[int], last: str, rng: random.Random) -> Iterator[str]:
+    """Yield kinds by chance; for ever, or some and then the last one a few times."""
+    while not last:
+        yield rng.choices(kinds, weights)[0]
+    yield from rng.choices(kinds, weights, k=rng.randrange(CALLS))
+    yield from [last] * LAST
+
+
+def _rest() -> NoReturn:
+    """Do nothing any more, until the power is cut."""
+    say("resting")
+    while True:
+        signal.pause()
 
 
 def _body(name: str) -> bytes:
@@ -151,19 +207,12 @@ def hash_of(text: str) -> int:
     return sum(ord(letter) * 31**place for place, letter in enumerate(text))
 
 
-def _each(names: list[str], call: Callable[[bytes], object]) -> None:
+def _write(queue: Queue, names: list[str]) -> None:
     for name in names:
-        call(_body(name))
-
-
-def _ignored(result: object) -> None:
-    pass
-
-
-def _write(queue: Queue, content: bytes) -> None:
-    with queue.writer() as file:
-        for start in range(0, len(content), 1000):
-            file.write(content[start : start + 1000])
+        content = _body(name)
+        with queue.writer() as file:
+            for start in range(0, len(content), 1000):
+                file.write(content[start : start + 1000])
 
 
 def _commit(queue: Queue, names: list[str]) -> None:
@@ -174,29 +223,26 @@ def _commit(queue: Queue, names: list[str]) -> None:
     job.commit([attempt.finish()])
 
 
-def settle(root: Root, rng: random.Random) -> None:
-    """Settle in every way there is."""
-    verbs: dict[str, Callable[[Message], None]] = {
-        "acked": Message.ack,
-        "nacked": Message.nack,
-        "rejected": lambda message: message.reject("as it comes"),
-        "expired": Message.expire,
+def settle(root: Root, rng: random.Random, *, last: str = "") -> None:
+    """Settle in every way there is; for ever, or until a few times by the last one."""
+    calls: dict[str, Callable[[list[Message]], object]] = {
+        "acked": lambda messages: messages[0].ack(),
+        "together": ack_all,
+        "forgotten": lambda messages: messages[0].ack(),
+        "nacked": lambda messages: messages[0].nack(),
+        "rejected": lambda messages: messages[0].reject("as it comes"),
+        "expired": lambda messages: messages[0].expire(),
     }
     with root.queue(KEEPING).subscribe(max_backlog=8) as keeping, root.queue(FORGETTING).subscribe() as forgetting:
-        while True:
-            subscription = rng.choices((keeping, forgetting), weights=(4, 1))[0]
-            together = subscription is keeping and rng.random() < 0.2
-            messages = subscription.receive_many(rng.randint(1, 8) if together else 1, timeout=0.05)
+        for verb in _in_turn(VERBS, (6, 2, 2, 3, 1, 1), last, rng):
+            subscription = forgetting if verb == "forgotten" else keeping
+            messages = subscription.receive_many(rng.randint(2, 8) if verb == "together" else 1, timeout=0.05)
             names = [name_of(message.body) or f"half:{message.file}" for message in messages]
-            if not names:
-                continue
-            verb = rng.choices(tuple(verbs), weights=(8, 3, 1, 1))[0] if not together else "acked"
-            say(f"take {' '.join(names)}")
-            if together:
-                ack_all(messages)
-            else:
-                verbs[verb](messages[0])
-            say(f"{verb} {' '.join(names)}")
+            if names:
+                say(f"take {' '.join(names)}")
+                calls[verb](messages)
+                say(f"{'acked' if verb in ('together', 'forgotten') else verb} {' '.join(names)}")
+        _rest()
 
 
 # -- inside: after the cut -----------------------------------------------------------------------------------------
@@ -216,8 +262,8 @@ def inspect(disk: Path) -> dict[str, Any]:
     for queue in root.queues():
         queue.sweep(unleased_older_than=0)
         with queue.subscribe() as subscription:
-            while message := subscription.receive():
-                message.ack()
+            while (waiting := subscription.receive()) is not None:
+                waiting.ack()
     return {"first": _plainly(first), "about": about, "last": _plainly(look(disk / "root"))}
 
 
@@ -256,15 +302,15 @@ def reckon(said: Iterable[str], seen: dict[str, Any]) -> Reckoning:
     fate: dict[str, str] = {}
     reckoning = Reckoning()
     for line in said:
-        verb, *names = line.split(" ")
+        verb, *names = line.split()
         match verb:
-            case "up":
+            case "up" | "resting":
                 continue
             case "failed":
                 reckoning.wrong.append(line)
             case "try":
                 tried.update(names)
-                jobs += [names] if names[0].startswith("job-") else []
+                jobs += [names] if names and names[0].startswith("job-") else []
             case "sent":
                 sent.update(names)
             case _:
@@ -305,7 +351,7 @@ def _undone(name: str, verb: str, places: list[Place], about: list[Any] | None) 
     if allowed is None or not places:
         return []  # it was in the middle of it; or is counted as lost
     if not states <= allowed:
-        return [f"{name} had been {verb}, and lies in {told(places[0])}"]
+        return [f"{name} had been {verb}, and lies in {in_short(places[0])}"]
     _, cancels, explained = about or (0, 0, False)
     if verb == "nacked" and not cancels:
         return [f"{name} had been nacked, and its name says nothing of that"]
@@ -320,7 +366,7 @@ def _without(name: str, places: list[Place], about: list[Any] | None) -> list[st
         return []
     wanted = {"delayed"} if name.startswith("delayed-") else {"target", "processing"}
     if places[0].state not in wanted:
-        return [f"{name} had been sent, and lies in {told(places[0])}"]
+        return [f"{name} had been sent, and lies in {in_short(places[0])}"]
     wide = about[0] if about else 0
     return [f"{name} has lost what did not fit its name"] if name.startswith("wide-") and wide != WIDE else []
 

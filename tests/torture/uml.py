@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,9 +24,13 @@ from torture.table import NotRun
 PROJECT = Path(__file__).parents[2]
 #: Where the packages are unpacked, once.
 CACHE = Path(os.environ.get("DROPQ_TORTURE_CACHE") or PROJECT / ".torture") / "uml"
-PACKAGES = ("user-mode-linux", "nfs-kernel-server", "nfs-common", "rpcbind", "keyutils")
+PACKAGES = ("user-mode-linux", "nfs-kernel-server", "nfs-common", "rpcbind", "keyutils", "xfsprogs", "btrfs-progs")
 #: Libraries that are never taken from elsewhere than from the host: its Python runs with them.
 OWN = ("libc6", "libc-bin", "libgcc-s1", "libstdc++6", "libcrypt1", "gcc-")
+#: Where libraries lie in a package.
+LIBRARIES = ("lib/*-linux-gnu", "usr/lib/*-linux-gnu")
+#: Bytes of a disk, which take room only as they are written: xfs wants so many.
+DISK_SIZE = 512 << 20
 #: What a line of the guest's begins with, to be told from the kernel's.
 MARK = "@ "
 #: Seconds in which a guest has to be up; it takes three where nothing else runs.
@@ -38,7 +43,7 @@ def kernel() -> Path:
     Raises:
         NotRun: the machine has not what it takes, or cannot get it.
     """
-    tree = CACHE / "tree"
+    tree = CACHE / f"tree-{zlib.crc32(' '.join(PACKAGES).encode()):x}"
     if not tree.exists():
         _fetch(tree)
     if not shutil.which("mkfs.ext4", path=_path()):
@@ -77,12 +82,19 @@ def _libraries() -> list[str]:
     return sorted(name for name in needed - there if not name.startswith(OWN))
 
 
-def make_disk(path: Path, megabytes: int = 256, *options: str) -> Path:
-    """Make a file that holds an empty ext4."""
+def make_disk(path: Path, system: str = "ext4") -> Path:
+    """Make a file that holds an empty file system: ext4, xfs or btrfs."""
+    tree = kernel()
     with open(path, "wb") as file:
-        file.truncate(megabytes << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", *options, path], check=True, env={**os.environ, "PATH": _path()})
+        file.truncate(DISK_SIZE)
+    environment = {**os.environ, "PATH": f"{tree}/sbin:{_path()}", "LD_LIBRARY_PATH": _libraries_in(tree)}
+    command = [f"mkfs.{system}", "-q", "-F" if system == "ext4" else "-f", str(path)]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     return path
+
+
+def _libraries_in(tree: Path) -> str:
+    return ":".join(str(folder) for pattern in LIBRARIES for folder in sorted(tree.glob(pattern)))
 
 
 class Guest:
@@ -92,23 +104,34 @@ class Guest:
         folder: a new folder for what it needs beside the disk; on the host's disk.
         disk: the file that is its disk.
         task: the function, as `module:function`; it is called inside with the arguments.
-        mount: options of ext4, with which the disk is mounted.
+        system: the file system on it.
+        mount: options with which it is mounted.
         nfs: serve the disk over NFS.
     """
 
     def __init__(
-        self, folder: Path, disk: Path, task: str, *, mount: str = "defaults", nfs: bool = False, **arguments: Any
+        self,
+        folder: Path,
+        disk: Path,
+        task: str,
+        *,
+        system: str = "ext4",
+        mount: str = "defaults",
+        nfs: bool = False,
+        **arguments: Any,
     ) -> None:
         tree = kernel()
+        if " " in f"{folder}{disk}":
+            raise NotRun("a path with a space cannot be told to the kernel: name another folder by --folder")
         folder.mkdir(parents=True)
         self._folder, self._console = folder, folder / "console"
-        job = {"task": task, "mount": mount, "nfs": nfs, "tree": str(tree), "arguments": arguments}
+        job = {"task": task, "system": system, "mount": mount, "nfs": nfs, "tree": str(tree), "arguments": arguments}
         (folder / "job.json").write_text(json.dumps(job))
         init = folder / "init"
         init.write_text(script(folder, tree))
         init.chmod(0o755)
         options = ["mem=512M", "rootfstype=hostfs", "rootflags=/", "rw", "quiet", "loglevel=1", "con=null", "ssl=null"]
-        command = [tree / "usr/bin/linux.uml", *options, f"uml_dir={folder}", f"ubda={disk}", f"init={init}"]
+        command = [str(tree / "usr/bin/linux.uml"), *options, f"uml_dir={folder}", f"ubda={disk}", f"init={init}"]
         with open(self._console, "wb") as console:
             self._process = subprocess.Popen(
                 [*command, "con0=null,fd:1"],
@@ -178,11 +201,10 @@ def told(console: bytes) -> list[str]:
 
 def script(folder: Path, tree: Path) -> str:
     """Return what the guest runs first: it mounts what Python needs, and goes on in Python."""
-    libraries = ":".join(map(str, sorted(tree.glob("usr/lib/*-linux-gnu"))))
     path = f"{tree}/sbin:{tree}/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     lines = [
         "#!/bin/sh",
-        f"export PATH='{path}' LD_LIBRARY_PATH='{libraries}' PYTHONPATH='{PROJECT}:{PROJECT}/tests'",
+        f"export PATH='{path}' LD_LIBRARY_PATH='{_libraries_in(tree)}' PYTHONPATH='{PROJECT}:{PROJECT}/tests'",
         "export PYTHONDONTWRITEBYTECODE=1 HOME=/run LANG=C.UTF-8",
         "mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /run; cd /run",
         f"exec '{sys.executable}' -m torture.guest '{folder}'",
