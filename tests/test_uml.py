@@ -149,7 +149,15 @@ def seen(about: dict[str, list[Any]] | None = None, damaged: list[str] | None = 
 
 
 def test_what_a_power_cut_left_as_it_was_is_nothing_to_complain_of() -> None:
-    said = ["up", "try plain-1 plain-2", "sent plain-1 plain-2", "take plain-1", "acked plain-1", "try plain-3"]
+    said = [
+        "booted",
+        "up",
+        "try plain-1 plain-2",
+        "sent plain-1 plain-2",
+        "take plain-1",
+        "acked plain-1",
+        "try plain-3",
+    ]
     reckoning = powercut.reckon(said, seen(plain_1="processed", plain_2="target"))
     assert reckoning == powercut.Reckoning(returned=2)
 

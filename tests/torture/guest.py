@@ -26,6 +26,8 @@ MOUNTS = Path("/run/torture")
 DISK = MOUNTS / "disk"
 #: The number of the system call on x86_64.
 FINIT_MODULE = 313
+#: What the RPC library is to use: a line of netconfig(5) each.
+TRANSPORTS = ("udp tpi_clts v inet udp - -", "tcp tpi_cots_ord v inet tcp - -", "local tpi_cots_ord - loopback - - -")
 #: The options that each version is mounted with: no client shares what it keeps with another, as if on two hosts.
 V3 = "vers=3,proto=tcp,mountproto=tcp,mountport=20048"
 CLIENTS = {"v3": V3, "v3 nolock": f"{V3},nolock", "v4.2": "vers=4.2,proto=tcp,clientaddr=127.0.0.1"}
@@ -38,6 +40,7 @@ def say(line: str) -> None:
 
 def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
+    say("booted")
     try:
         socket.sethostname("guest")
         DISK.mkdir(parents=True)
@@ -85,7 +88,7 @@ def never_write_back() -> None:
 def serve(tree: Path) -> None:
     """Serve the disk over NFS, by the kernel's server, on all the versions that it has."""
     _run("ip", "link", "set", "lo", "up")
-    _configure(tree)
+    _configure()
     for module in ("nfsd", "nfsv3", "nfsv4"):
         load(tree, module)
     _run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
@@ -98,14 +101,14 @@ def serve(tree: Path) -> None:
     Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")  # nobody has anything to reclaim
 
 
-def _configure(tree: Path) -> None:
+def _configure() -> None:
     """Put folders of our own over those in which the server looks: nothing of the host's is read or written."""
     etc = Path("/run/etc")
     etc.mkdir()
     for name in ("group", "hosts", "services", "protocols", "rpc", "ld.so.cache", "localtime"):
         if os.path.exists(f"/etc/{name}"):
             shutil.copy(f"/etc/{name}", etc)
-    shutil.copy(tree / "etc/netconfig", etc)
+    (etc / "netconfig").write_text("".join(f"{line}\n" for line in TRANSPORTS))
     users = Path("/etc/passwd").read_text()
     (etc / "passwd").write_text(f"{users}_rpc:x:0:0::/:/bin/false\nstatd:x:0:0::/:/bin/false\n")
     # Names are not looked up anywhere else: there is nobody to answer.

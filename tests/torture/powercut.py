@@ -304,7 +304,7 @@ def reckon(said: Iterable[str], seen: dict[str, Any]) -> Reckoning:
     for line in said:
         verb, *names = line.split()
         match verb:
-            case "up" | "resting":
+            case "booted" | "up" | "resting":
                 continue
             case "failed":
                 reckoning.wrong.append(line)

@@ -165,12 +165,16 @@ class Guest:
         """Wait until the task runs.
 
         Raises:
-            NotRun: it does not come to that, on this machine.
+            NotRun: the kernel does not run on this machine, or not this Python on it.
+            RuntimeError: it does, but what the task needs could not be set up.
         """
         deadline = time.monotonic() + BOOT
         while "up" not in self.said():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise NotRun(f"user-mode-linux does not boot here: {self._end()}")
+                if "booted" in self.said():
+                    raise RuntimeError(f"the guest was not set up: {self._end()}")
+                last = self._end().splitlines()[-1]
+                raise NotRun(f"user-mode-linux does not boot here ({last}): run it where ptrace is allowed")
             time.sleep(0.05)
 
     def result(self, timeout: float = 600.0) -> Any:
