@@ -68,7 +68,7 @@ def tried(tmp_path: Path, host: type, method: str, *, fault: bool = False) -> Ro
     cases = Cases(tmp_path, SETTINGS[0], Row("control"))
     verb = Verb(host, method, getattr(host, method))
     if fault:
-        faults.refuse(cases, verb, random.Random(1), every=True)
+        faults.refuse(cases, verb, random.Random(1))
     else:
         crashes.crash(cases, verb)
     return cases.row

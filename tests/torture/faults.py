@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from torture.calls import Call
 from torture.cases import GONE, Before, Cases, Said, in_settings
 from torture.table import Options, Row
-from torture.verbs import FEW, Setting, Verb
+from torture.verbs import FEW, SETTINGS, Setting, Verb
 
 _ANY = (errno.EIO, errno.EACCES, errno.ESTALE)
 _OPENED = (*_ANY, errno.EMFILE)
@@ -70,7 +70,7 @@ class Failing:
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Refuse each call of every verb, in every setting; in short, one of some of them, in one."""
+    """Refuse each call of every verb, and a quarter of them in the other settings; in short, a call of some, in one."""
     return in_settings(_refuse_all, options)
 
 
@@ -78,18 +78,18 @@ def _refuse_all(options: Options, setting: Setting) -> Row:
     chance = random.Random(options.seed)
     cases = Cases(options.folder, setting, Row(f"fault at every call: {setting.name}"))
     for verb in cases.verbs() if options.long else chance.sample(cases.verbs(), FEW):
-        refuse(cases, verb, chance, every=options.long)
+        refuse(cases, verb, chance, 0.0 if not options.long else 1.0 if setting == SETTINGS[0] else 0.25)
     return cases.row
 
 
-def refuse(cases: Cases, verb: Verb, chance: random.Random, *, every: bool) -> None:
-    """Refuse every call of a verb, each with an error that is left to chance; or one of them."""
+def refuse(cases: Cases, verb: Verb, chance: random.Random, share: float = 1.0) -> None:
+    """Refuse a share of the calls of a verb, but at least one, each with an error that is left to chance."""
     whole = Failing()
     said = cases.perform(verb, whole, calls=whole.told)
     assert said is not None
     calls, after, raised = said.calls, cases.here(), said.raised
     numbers = range(1, len(calls) + 1)
-    for number in numbers if every else chance.sample(numbers, min(1, len(numbers))):
+    for number in sorted(chance.sample(numbers, min(len(numbers), max(1, round(share * len(numbers)))))):
         name = calls[number - 1]
         failing = Failing(number, chance.choice(ERRORS.get(name, _ANY)), lasts=chance.random() < 0.5)
         said = cases.perform(verb, failing, calls=failing.told)
