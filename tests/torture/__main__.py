@@ -18,7 +18,20 @@ from pathlib import Path
 from torture.table import NotRun, Options, Row, rendered
 
 #: The parts in the order of the table: each is a module with a function `run(options)` that returns rows.
-PARTS = ("crashes", "faults", "disks", "storm", "spark", "powercut", "nfs", "fuse", "strangers", "clocks", "model")
+PARTS = (
+    "crashes",
+    "faults",
+    "disks",
+    "syscalls",
+    "storm",
+    "spark",
+    "powercut",
+    "nfs",
+    "fuse",
+    "strangers",
+    "clocks",
+    "model",
+)
 PAPER = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- torture: begin -->", "<!-- torture: end -->"
 
