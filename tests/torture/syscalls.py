@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -50,13 +51,16 @@ def _case(row: Row, folder: Path, inject: str) -> None:
     queue = Root.create(folder).create_queue("q", redelivery_attempts=1)
     queue.send_many(body(f"waits {number}", 3000) for number in range(8))
     command = [sys.executable, "-m", "torture.syscalls", str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None and child.stdout is not None
-        child.stdout.readline()
+    ours, others = socket.socketpair()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=others.fileno()) as child, ours.makefile() as told:
+        others.close()
+        assert child.stdin is not None
+        told.readline()
         with _attached(child.pid, inject) as refused:
             child.stdin.close()
-            said = [json.loads(line) for line in child.stdout]
+            said = [json.loads(line) for line in told]
             child.wait()
+    ours.close()
     row.cases += 1
     row.faults += bool(refused)
     if child.returncode or not said or said[-1] != {"end": True}:
@@ -96,7 +100,8 @@ def main(folder: str) -> None:
     queue = Root(folder).queue("q")
     subscription = queue.subscribe(max_backlog=None, lease_period="1h")
     messages = subscription.receive_many(6)
-    print("ready", flush=True)
+    out = socket.socket(fileno=1)  # it is sent to, and not written: writes are refused
+    out.sendall(b"ready\n")
     sys.stdin.read()
     acked, nacked, failed, rejected, expired, extended = messages
     verbs: list[tuple[str, Callable[[], object], list[str]]] = [
@@ -122,8 +127,8 @@ def main(folder: str) -> None:
             call()
         except (DropqError, OSError) as error:
             raised, words = type(error).__name__, str(error)
-        print(json.dumps({"verb": verb, "raised": raised, "words": words, "sent": sent}), flush=True)
-    print(json.dumps({"end": True}), flush=True)
+        out.sendall(json.dumps({"verb": verb, "raised": raised, "words": words, "sent": sent}).encode() + b"\n")
+    out.sendall(json.dumps({"end": True}).encode() + b"\n")
 
 
 def _write(queue: Queue, name: str) -> None:
