@@ -179,11 +179,12 @@ def sweep(
         float | None, duration("--jobs-older-than", help="Also drop uncommitted jobs that are idle for so long.")
     ] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Return what the dead hold, deliver what is due, expire, prune.
 
     Prints how many messages, or private files, each step moved. No daemon is needed: consumers sweep on their way, this
-    sweeps all.
+    sweeps all. Exits with 1 when something could not be brought in order, which stderr tells of; the next sweep tries
+    again.
     """
     shell = Shell(ctx, json)
     swept = shell.queue(queue) if queue is not None else shell.root
@@ -197,7 +198,8 @@ def sweep(
         shell.line({"queue": queue and unescape(queue), **counts, "next_due": report.next_due}, ())
     else:
         shell.show([{"step": step, "count": count} for step, count in counts.items() if count], ("step", "count"))
-    output.note(f"swept={report.total}")
+    output.note(f"swept={report.total}" + (f" refused={report.refused}" if report.refused else ""))
+    return 1 if report.refused else 0
 
 
 def fsck(

@@ -433,7 +433,7 @@ class Lifecycle:
 
     def _kept_names(self, name: Name) -> Iterator[str]:
         """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, last a unique one."""
-        own = self.sidecars.whole(name).born_foreign if name.meta else name.born_foreign
+        own = self.sidecars.full(name).born_foreign if name.meta else name.born_foreign
         if own is not None and not self.sidecars.ignored(own):
             yield own
         elif not name.foreign:

@@ -57,6 +57,7 @@ class JobsReport:
 
     finished: int = 0
     dropped: int = 0
+    refused: int = 0
 
 
 @dataclass
@@ -311,6 +312,7 @@ def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
                 sent = _drop(life, entry.path)
                 report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
         except (OSError, DropqError) as error:
+            report.refused += 1
             log.warning("job %s: %s; the next sweep tries again", entry.path, error)
     for entry in list(storage.entries(life.layout.ledger)):
         age = ROW_AGE if _ROW.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE

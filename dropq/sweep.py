@@ -46,12 +46,14 @@ class SweepReport:
     jobs_dropped: int = 0
     sidecars: int = 0
     leftovers: int = 0
+    #: What could not be brought in order, each with a warning in the log; the next sweep tries again.
+    refused: int = 0
     next_due: float | None = None
 
     @property
     def total(self) -> int:
-        """The sum of all steps."""
-        return sum(value for name, value in self.counts().items())
+        """The sum of all steps; what was refused is in none."""
+        return sum(self.counts().values()) - self.refused
 
     def counts(self) -> dict[str, int]:
         """Return the count of each step by its name."""
@@ -106,11 +108,12 @@ def sweep(
     report = quick.run(idle=True)
     report.next_due = quick.next_due
     _return_old_claims(life, report, foreign_older_than, unleased_older_than)
-    report.pruned = _prune(life)  # first of what needs room on the disk, as it makes some
+    report.pruned = _prune(life, report)  # first of what needs room on the disk, as it makes some
     _expire(life, report)
     jobs = staging.sweep(life, older_than=jobs_older_than)
     report.jobs_finished, report.jobs_dropped = jobs.finished, jobs.dropped
-    report.leftovers += _clear_leftovers(life)
+    report.refused += jobs.refused
+    report.leftovers += _clear_leftovers(life, report)
     return report
 
 
@@ -125,21 +128,21 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     claims = list(_claims(life))
     known = consumers.known(life.layout.consumers)
     for subscription in known if idle else known & {claimed.claim.subscription for claimed in claims}:
-        with _passing_over(life, f"subscription {subscription}"):
-            report.dead += _return_dead(life, subscription)
+        with _passing_over(life, report, f"subscription {subscription}"):
+            report.dead += _return_dead(life, report, subscription)
     now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
     lapsed = [claimed for claimed in leased if claimed.claim.deadline <= now]
     streams = journal.runs(life) if lapsed else frozenset[str]()
-    report.lapsed += sum(_returned(life, one, lapsed=journal.lapsed_claim(one, streams)) for one in lapsed)
+    report.lapsed += sum(_returned(life, report, one, lapsed=journal.lapsed_claim(one, streams)) for one in lapsed)
     return [claimed.claim.deadline for claimed in leased if claimed.claim.deadline > now]
 
 
-def _return_dead(life: Lifecycle, subscription: str) -> int:
+def _return_dead(life: Lifecycle, report: SweepReport, subscription: str) -> int:
     returned = 0
     with consumers.dead(life.layout.consumers, subscription) as is_dead:
         if is_dead:
-            returned = sum(_returned(life, claimed) for claimed in held_by(life, subscription))
+            returned = sum(_returned(life, report, claimed) for claimed in held_by(life, subscription))
             if not held_by(life, subscription):  # what was refused is left to the next sweep
                 consumers.bury(life.layout.consumers, subscription, life.storage)
     return returned
@@ -153,10 +156,10 @@ def _return_old_claims(
     if unleased_older_than is not None:
         known = {one for one in consumers.known(folder) if consumers.can_be_told(folder, one)}
         old = _older(life, (c for c in _claims(life) if not c.claim.deadline), unleased_older_than)
-        report.unleased += sum(_returned(life, c) for c in old if c.claim.subscription not in known)
+        report.unleased += sum(_returned(life, report, c) for c in old if c.claim.subscription not in known)
     if foreign_older_than is not None:
         for held in _older(life, _foreign_claims(life), foreign_older_than):
-            if not _returned(life, held):
+            if not _returned(life, report, held):
                 continue
             report.foreign += 1
             if held.claim.owner:
@@ -195,23 +198,24 @@ def _age(life: Lifecycle, path: str) -> float:
         return 0
 
 
-def _returned(life: Lifecycle, held: Held, *, lapsed: str = "") -> bool:
+def _returned(life: Lifecycle, report: SweepReport, held: Held, *, lapsed: str = "") -> bool:
     """Return a claim to target/; False when its holder, or another sweep, was first."""
     held.as_seen = True  # RACE: whoever renewed it since the listing keeps it
-    with _passing_over(life, held.filename), suppress(LeaseLost):
+    with _passing_over(life, report, held.filename), suppress(LeaseLost):
         life.give_back(held, lapsed=lapsed)
         return True
     return False
 
 
 @contextmanager
-def _passing_over(life: Lifecycle, what: str) -> Iterator[None]:
+def _passing_over(life: Lifecycle, report: SweepReport, what: str) -> Iterator[None]:
     """Go on with the rest of a sweep when one thing cannot be brought in order: the next sweep tries again."""
     try:
         yield
     except LeaseLost:
         raise
     except (OSError, DropqError) as error:
+        report.refused += 1
         log.warning("sweep of %s: %s: %s", life.layout.home, what, error)
 
 
@@ -230,7 +234,7 @@ def _deliver_delayed(life: Lifecycle, report: SweepReport) -> list[int]:
         if due > now:
             later.append(due)
             continue
-        with _passing_over(life, entry.name):
+        with _passing_over(life, report, entry.name):
             report.delayed += life.deliver_delayed(entry.name)
     return later
 
@@ -240,16 +244,16 @@ def _expire(life: Lifecycle, report: SweepReport) -> None:
     now = life.clock.now_ms()
     for waiting in list(Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore)).waiting()):
         if life.may_expire(waiting) and 0 < life.waiting_expires_at(waiting) <= now:
-            with _passing_over(life, waiting.file):
+            with _passing_over(life, report, waiting.file):
                 report.expired += life.expire_waiting(waiting)
     for held in list(_claims(life)):
         at = life.waiting_expires_at(Waiting(held.file, now))
         if 0 < at <= now:
-            report.expired += _set_aside_expired(life, held)
+            report.expired += _set_aside_expired(life, report, held)
 
 
-def _set_aside_expired(life: Lifecycle, held: Held) -> bool:
-    with _passing_over(life, held.filename), suppress(LeaseLost):
+def _set_aside_expired(life: Lifecycle, report: SweepReport, held: Held) -> bool:
+    with _passing_over(life, report, held.filename), suppress(LeaseLost):
         life.set_aside(held, "expired", "time_limit")
         return True
     return False
@@ -258,9 +262,9 @@ def _set_aside_expired(life: Lifecycle, held: Held) -> bool:
 # -- retention -------------------------------------------------------------------------------------------------
 
 
-def _prune(life: Lifecycle) -> int:
+def _prune(life: Lifecycle, report: SweepReport) -> int:
     pruned = 0
-    with _passing_over(life, "its history"):
+    with _passing_over(life, report, "its history"):
         for _ in surplus_history(life, remove=True):
             pruned += 1
     return pruned
@@ -313,18 +317,18 @@ def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[tuple
 # -- what crashes leave ----------------------------------------------------------------------------------------
 
 
-def _clear_leftovers(life: Lifecycle) -> int:
+def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
     """Remove private files that nothing can need: names given up, bodies of the dead, reasons of files that went."""
     cleared = 0
     known = consumers.known(life.layout.consumers)
     for entry in storage.entries(life.layout.private):
         if entry.name.startswith(".gone-") and _age(life, entry.path) > LEFTOVERS_AGE:
-            with _passing_over(life, entry.path):
+            with _passing_over(life, report, entry.path):
                 life.storage.unlink(entry.path)
                 cleared += 1
     for entry in storage.entries(life.layout.consumers):
         if entry.name[0] == "." and not entry.name.startswith(".nfs") and _age(life, entry.path) > LEFTOVERS_AGE:
-            with _passing_over(life, entry.path):  # a subscription that did not come to begin
+            with _passing_over(life, report, entry.path):  # a subscription that did not come to begin
                 life.storage.unlink(entry.path)
                 cleared += 1
     for entry in storage.entries(life.layout.held):
@@ -333,18 +337,18 @@ def _clear_leftovers(life: Lifecycle) -> int:
             continue
         if _holds_the_only_copy(entry.path) and _age(life, entry.path) <= LEFTOVERS_AGE:
             continue  # delivered at most once, without a history: who received it may yet read it
-        with _passing_over(life, entry.path):
+        with _passing_over(life, report, entry.path):
             life.storage.remove_tree(entry.path)
             cleared += 1
     for entry in storage.entries(life.layout.streams):
-        with _passing_over(life, entry.path):
+        with _passing_over(life, report, entry.path):
             if entry.is_dir(follow_symlinks=False) and _newest(life, entry.path) > STREAMS_AGE:
                 life.storage.remove_tree(entry.path)
                 cleared += 1
     for state in ("error", "expired"):
         for entry in storage.entries(f"{life.layout.reasons}/{state}"):
             if _age(life, entry.path) > LEFTOVERS_AGE and not _explains_something(life, state, entry.path):
-                with _passing_over(life, entry.path):
+                with _passing_over(life, report, entry.path):
                     life.storage.unlink(entry.path)
                     cleared += 1
     return cleared

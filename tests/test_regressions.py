@@ -18,7 +18,19 @@ from children import in_child, unprivileged
 from filelock import FileLock
 from helpers import Clock, base, drop, names_in, reopened, take, where
 
-from dropq import ConfigError, LeaseLost, Message, NoSuchQueue, Queue, Root, StorageError, consumers, storage, work
+from dropq import (
+    ConfigError,
+    LeaseLost,
+    Message,
+    NoSuchQueue,
+    Queue,
+    Root,
+    StorageError,
+    admin,
+    consumers,
+    storage,
+    work,
+)
 from dropq.cli import main as cli
 from dropq.staging import Job
 from dropq.storage import ServerClock, Storage
@@ -975,3 +987,54 @@ def test_what_is_held_through_another_mount_is_left_to_its_lease_where_each_moun
     assert holder._presence is not None
     holder._presence.abandon()
     assert queue.sweep().dead == 1, "the same mount's lock tells"
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+def test_a_message_whose_sidecar_cannot_be_read_is_settled_all_the_same(
+    make: Make, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    queue = make()
+    queue.send(b"a", properties={"long": "x" * 300})
+
+    def closed(path: str, limit: int = 0) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr("dropq.sidecars.read_small", closed)
+    message = take(queue)
+    message.reject("r") if verb == "reject" else getattr(message, verb)()
+    monkeypatch.undo()
+    (state,) = where(queue)
+    assert state == {"ack": "processed", "nack": "target", "reject": "error"}[verb]
+    (message,) = queue.browse(state)
+    assert message.properties == {"long": "x" * 300}
+
+
+def test_what_would_be_written_without_its_sidecar_is_not_moved(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, far = make(), make()
+    queue.send(b"a", properties={"long": "x" * 300})
+
+    def unread(path: str, limit: int = 0) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dropq.sidecars.read_small", unread)
+        (outcome,) = admin.move(queue, far)
+    assert not outcome.ok and "nothing was moved" in outcome.detail
+    (outcome,) = admin.move(queue, far)
+    assert outcome.ok
+    assert take(far).properties == {"long": "x" * 300}
+
+
+def test_a_sweep_tells_what_it_had_to_leave(make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    queue.send_many([{"body": b"a", "delay": 1}, {"body": b"b", "delay": 1}])
+    clock.advance(2)
+
+    def refused(self: Storage, source: str, destination: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "place", refused)
+        report = queue.sweep()
+    assert (report.refused, report.total) == (2, 0)
+    assert queue.sweep().delayed == 2
