@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from dropq.mounts import mount_of
 from dropq.storage import Storage, entries, inode, read_small
@@ -61,7 +61,11 @@ class Presence:
         self._storage.make_folder(self._folder)
         try:
             # With the queue's modes: others of its group have to open it to find out that we are dead.
-            self._storage.write_new(draft, keeper(self._folder))
+            fd = self._storage.create(draft)
+            try:
+                os.write(fd, keeper(self._folder))
+            finally:
+                os.close(fd)
             self._lock.acquire(timeout=10)
             # RACE: a sweep buries what it finds without a lock; so it finds the file only when that is taken.
             self._storage.rename(draft, self._path)
@@ -137,41 +141,44 @@ def known(folder: str) -> frozenset[str]:
 def is_dead(folder: str, subscription: str) -> bool:
     """Tell whether a subscription that has a file is dead, and change nothing; False where it cannot be told."""
     try:
-        fd = os.open(f"{folder}/{subscription}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with dead(folder, subscription) as found:
+            return found
     except OSError:
-        return False  # gone by now, or another user's
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what FileLock does; closing lets go of it again
-    except OSError:
-        return False  # alive, in a sweep's hands, or without locks
-    finally:
-        os.close(fd)
-    return can_be_told(folder, subscription)
+        return False
 
 
 @contextmanager
 def dead(folder: str, subscription: str) -> Iterator[bool]:
     """Tell whether a subscription is dead, and keep others from finding it dead too while its claims are returned."""
     path = f"{folder}/{subscription}"
-    lock = _lock(path)
     try:
-        # RACE: several sweeps at once; the one that gets the lock returns what the dead subscription held.
-        lock.acquire(timeout=0, blocking=False)
-    except Timeout:
-        yield False
-        return
-    except PermissionError:
-        yield False  # another user's, not to be opened: its own sweeps, or its leases, see to it
-        return
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        yield False
+        # As FileLock does, but for making the file: it may have gone since it was listed.
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, PermissionError):
+        yield False  # ended by itself; or another user's: its own sweeps, or its leases, see to it
         return
     try:
-        yield can_be_told(folder, subscription)
+        # RACE: several sweeps at once; the one that gets the lock returns what the dead subscription held. Closing
+        # lets go of it again.
+        yield _locked(fd) and can_be_told(folder, subscription) and _is_the_file(fd, path)
     finally:
-        lock.release()
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS | {errno.EWOULDBLOCK, errno.EACCES}:
+            raise
+        return False  # alive, in a sweep's hands, or without locks
+    return True
+
+
+def _is_the_file(fd: int, path: str) -> bool:
+    with suppress(FileNotFoundError):  # RACE: another sweep was first, and buried it
+        return inode(path) == os.fstat(fd).st_ino
+    return False
 
 
 def bury(folder: str, subscription: str, storage: Storage) -> None:

@@ -19,7 +19,7 @@ from dropq.durations import parse_duration
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.lifecycle import Held, Lifecycle, Place
 from dropq.names import Name
-from dropq.storage import storage_error
+from dropq.storage import storage_error, telling
 
 if TYPE_CHECKING:
     from dropq.queue import Queue
@@ -386,7 +386,8 @@ class Message:
         if place is not None:
             self._state, self._file = place
         if self._withheld is not None:
-            self._life.storage.unlink(self._withheld)
+            with telling("the message is settled, and what it held is removed by a sweep"):
+                self._life.storage.unlink(self._withheld)
             self._withheld = None
         if self._holder is not None and self._claim is not None:
             self._holder.forget(self._claim.owner)

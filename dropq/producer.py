@@ -128,7 +128,8 @@ class Producer:
                 sent.append(Sent(message_id, True, self.name))
         except BaseException as error:
             for file in staged:
-                life.storage.unlink(f"{life.layout.working}/{file}")
+                with suppress(OSError):  # what cannot be taken away now, fsck finds
+                    life.storage.unlink(f"{life.layout.working}/{file}")
             error.add_note(f"{len(sent)} messages of this send_many were sent before the error")
             raise
         finally:

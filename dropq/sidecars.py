@@ -5,6 +5,7 @@ Every name that dropq writes passes through `Sidecars.fit`, so that no name is e
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -27,6 +28,8 @@ SPILLED = 255 - names.PREFIX_LIMIT
 COLLECTED_AGE = 86_400_000
 PASSES_APART = 3_600_000
 
+#: What is said of a folder, a link or a fifo: no file of ours comes there by waiting.
+_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
 _REFERENCE = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)")
 
 
@@ -95,7 +98,9 @@ class Sidecars:
         try:
             with telling("what it holds stays there, and nothing was moved"):
                 content = parse_json(read_small(path) or b"null")
-        except ValueError as error:
+        except (ValueError, StorageError) as error:
+            if isinstance(error, StorageError) and error.errno not in _NO_FILE:
+                raise
             log.warning("sidecar %s of message %s is damaged (%s): delivered without it", path, name.id, error)
             return name
         if not isinstance(content, dict):

@@ -18,13 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import BufferedWriter
 from typing import IO, NamedTuple
 
 from dropq import names, storage
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.layout import JOB_PREFIX
 from dropq.lifecycle import Lifecycle
-from dropq.storage import storage_error, telling
+from dropq.storage import Draft, storage_error, telling
 
 log = logging.getLogger("dropq")
 
@@ -78,10 +79,13 @@ class Attempt:
     @contextmanager
     def open(self, file: str) -> Iterator[IO[bytes]]:
         """Stage a message piece by piece; one whose block raises is not listed, and goes with the attempt."""
-        with telling(UNSENT), open(self.life.storage.create(f"{self.folder}/{file}"), "wb") as body:
+        with telling(UNSENT):
+            fd = self.life.storage.create(f"{self.folder}/{file}")
+        with BufferedWriter(Draft(fd, lambda error: storage_error(error, UNSENT))) as body:
             yield body
             body.flush()
-            self.life.storage.sync_file(body.fileno())
+            with telling(UNSENT):
+                self.life.storage.sync_file(fd)
         self.files.append(file)
 
     def finish(self) -> Staged:
@@ -261,8 +265,9 @@ class Epoch(Job):
         self._be_next()
         sent = super().commit(attempts)
         with telling(f"epoch {self._number} of {self._row} is committed: do not send it again"):
-            for number in _sent_of(self._life, self._row):
-                if number < self._number:
+            known = _sent_of(self._life, self._row)
+            for number in known:
+                if number < self._number and self._number in known:  # an epoch of nothing is not in the ledger
                     self._life.storage.unlink(_ledger_entry(self._life, f"{self._row}.{number}"))
         return sent
 
@@ -290,7 +295,7 @@ def is_committed(working: str) -> bool:
 def has_manifest(folder: str) -> bool:
     """Tell whether a job's folder has its manifest, and not just a name that is reserved for one."""
     try:
-        return os.lstat(f"{folder}/{MANIFEST}").st_size > 0
+        return storage.size_now(f"{folder}/{MANIFEST}") > 0
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -437,7 +442,7 @@ def _key(name: str) -> str:
 def _manifest(folder: str) -> Mapping[str, object] | None:
     path = f"{folder}/{MANIFEST}"
     try:
-        if os.path.islink(folder) or not os.lstat(path).st_size:
+        if os.path.islink(folder) or not storage.size_now(path):
             return None  # no job's folder; or RACE: reserved for a rename that is to come, or that a crash cut off
         data = storage.read_small(path, limit=-1)
         content = storage.parse_json(data) if data is not None else None

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol, TypeVar
 
 from dropq.errors import StorageError
+from dropq.layout import PRIVATE
 
 #: Permission bits of what is created when the configuration does not say; the umask applies to them.
 FILE_MODE = 0o664
@@ -36,6 +37,9 @@ CLOCK_TOLERANCE = 0.05
 CLOCK_TRIES = 3
 #: Seconds after which a folder that does not become empty is given up.
 DRAIN_LIMIT = 10.0
+#: How often a rename over a file has to be refused, and one beside it not, before a file system counts as one that
+#: never replaces: one that fails now and then does not.
+PROOFS = 5
 #: How deeply what is read as JSON may be nested.
 DEPTH = 50
 #: Bytes that one read of a body asks for.
@@ -70,7 +74,7 @@ class Clock(Protocol):
 
 def storage_error(error: OSError, fate: str) -> StorageError:
     """Return the StorageError for a refused call: what refused, where, and what became of the message."""
-    path = os.fsdecode(error.filename) if error.filename is not None else ""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     where = f" at {path}" if path else ""
     return StorageError(f"{error.strerror or error}{where}; {fate}", path=path, errno=error.errno)
 
@@ -349,7 +353,7 @@ class Storage:
         Raises:
             OSError: with EXDEV when it lies on another file system.
         """
-        os.rename(source, destination)
+        self.rename(source, destination)
         try:
             self._take_over(destination)
         except BaseException:
@@ -430,16 +434,16 @@ class Storage:
         try:
             os.rename(source, destination)
         except BaseException as error:
-            if isinstance(error, OSError) and self._is_taken(error, destination):
-                os.unlink(destination)  # a file system that never replaces: there a plain rename is the safe one
-                return self._rename_to_free(source, destination)
             # RACE: a lost reply of NFS again, or a signal on the way back: if the reservation is gone, it was our
             # rename that replaced it, and what lies there is the file itself.
-            if _is_still(destination, reserved):
-                os.unlink(destination)
+            if not _is_still(destination, reserved):
+                if isinstance(error, OSError) and os.path.lexists(destination):
+                    return
+                raise  # the reservation went with its folder
+            os.unlink(destination)
+            if not isinstance(error, OSError) or not self._is_taken(error, destination):
                 raise
-            if not isinstance(error, FileNotFoundError) or not os.path.lexists(destination):
-                raise  # of both, the reservation went with its folder
+            self._rename_to_free(source, destination)  # where nothing is ever replaced a plain rename is the safe one
 
     def _rename_to_free(self, source: str, destination: str) -> None:
         """Rename a file to a name that nobody has, on a file system that never replaces.
@@ -447,12 +451,15 @@ class Storage:
         Raises:
             FileExistsError: somebody has it.
         """
+        taken = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+        if os.path.lexists(destination):
+            raise taken
         try:
             os.rename(source, destination)
         except OSError as error:
             if not self._is_taken(error, destination) or not os.path.lexists(destination):
                 raise
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination) from error
+            raise taken from error
 
     def _is_taken(self, error: OSError, destination: str) -> bool:
         """Tell whether a rename over a file was refused because this file system never replaces one."""
@@ -464,23 +471,28 @@ class Storage:
         """Find out with files of our own: HDFS says EIO of a name that is taken, as a disk that fails does of any."""
         if error.errno not in _TAKEN:
             return False
-        ours = f"{os.path.dirname(destination)}/.gone-{secrets.token_hex(8)}"
+        folder = os.path.dirname(destination) if self._base is None else f"{self._base}/{PRIVATE}"
+        ours = f"{folder}/.gone-{secrets.token_hex(8)}"
         taken, free = f"{ours}-taken", f"{ours}-free"
         try:
             for path in (ours, taken):
                 os.close(os.open(path, _CREATE, self._create_mode))
-            try:
-                os.rename(ours, taken)
-            except OSError as refused:
+            for _ in range(PROOFS):
+                try:
+                    os.rename(ours, taken)
+                    return False
+                except OSError as refused:
+                    if refused.errno != error.errno:
+                        return False
                 os.rename(ours, free)
-                return refused.errno in _TAKEN
+                os.rename(free, ours)
         except OSError:
             return False
         finally:
             for path in (ours, taken, free):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-        return False
+        return True
 
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: take it out by a rename to a private name, then unlink it.
@@ -555,6 +567,9 @@ class Storage:
         """
         try:
             return rename_noreplace(source, destination)
+        except FileNotFoundError:
+            if not os.path.lexists(destination):  # RACE: a lost reply of NFS, as in `rename`
+                raise
         except OSError as error:
             self._stop_noreplace(error)
             if os.path.lexists(destination):
@@ -678,7 +693,24 @@ def open_body(path: str) -> IO[bytes]:
         OSError: with ELOOP for a symbolic link.
     """
     fd = os.open(path, _READ)
-    return open(fd, "rb")
+    try:
+        return open(fd, "rb")
+    except OSError as error:  # a folder
+        os.close(fd)
+        error.filename = path
+        raise
+
+
+def size_now(path: str) -> int:
+    """Return how long a file is, by opening it: NFS caches what lstat says."""
+    try:
+        fd = os.open(path, _READ)
+    except PermissionError:
+        return os.lstat(path).st_size  # nobody may open a reservation
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
 
 
 def is_gone(error: OSError) -> bool:

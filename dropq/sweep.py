@@ -327,8 +327,8 @@ def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
                 life.storage.unlink(entry.path)
                 cleared += 1
     for entry in storage.entries(life.layout.consumers):
-        if entry.name[0] == "." and not entry.name.startswith(".nfs") and _age(life, entry.path) > LEFTOVERS_AGE:
-            with _passing_over(life, report, entry.path):  # a subscription that did not come to begin
+        if _age(life, entry.path) > LEFTOVERS_AGE and _is_nobodys(life, entry.name):
+            with _passing_over(life, report, entry.path):
                 life.storage.unlink(entry.path)
                 cleared += 1
     for entry in storage.entries(life.layout.held):
@@ -352,6 +352,16 @@ def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
                     life.storage.unlink(entry.path)
                     cleared += 1
     return cleared
+
+
+def _is_nobodys(life: Lifecycle, subscription: str) -> bool:
+    """Tell whether a sign of life can go: it was never shown, or another mount's lock is on it and it holds nothing.
+
+    Who lives all the same takes it up anew before the next claim.
+    """
+    if subscription.startswith("."):
+        return not subscription.startswith(".nfs")
+    return not consumers.can_be_told(life.layout.consumers, subscription) and not held_by(life, subscription)
 
 
 def _newest(life: Lifecycle, folder: str) -> float:

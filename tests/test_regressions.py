@@ -32,7 +32,7 @@ from dropq import (
     work,
 )
 from dropq.cli import main as cli
-from dropq.staging import Job
+from dropq.staging import Epoch, Job
 from dropq.storage import ServerClock, Storage
 from dropq.sweep import QuickSweep
 
@@ -1038,3 +1038,171 @@ def test_a_sweep_tells_what_it_had_to_leave(make: Make, clock: Clock, monkeypatc
         report = queue.sweep()
     assert (report.refused, report.total) == (2, 0)
     assert queue.sweep().delayed == 2
+
+
+def test_a_rename_that_failed_after_it_was_done_costs_no_message_where_names_are_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "message").write_bytes(b"a")
+    rename = os.rename
+
+    def done_but_refused(source: str, destination: str) -> None:
+        rename(source, destination)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+
+    store = Storage("none")
+    store._noreplace = False
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", done_but_refused)
+        store.move(str(tmp_path / "message"), str(tmp_path / "kept"))
+    assert (tmp_path / "kept").read_bytes() == b"a"
+
+
+def test_a_disk_that_fails_now_and_then_is_not_one_that_never_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, calls = os.rename, []
+
+    def flaky(source: str, destination: str) -> None:
+        calls.append(source)
+        if len(calls) <= 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+        rename(source, destination)
+
+    store = Storage("none")
+    store._noreplace = False
+    (tmp_path / "message").write_bytes(b"a")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", flaky)
+        with pytest.raises(OSError, match="Input/output"):
+            store.move(str(tmp_path / "message"), str(tmp_path / "kept"))
+    (tmp_path / "kept").write_bytes(b"another of its name")
+    with pytest.raises(FileExistsError):
+        store.move(str(tmp_path / "message"), str(tmp_path / "kept"))
+    assert (tmp_path / "kept").read_bytes() == b"another of its name"
+    assert sorted(os.listdir(tmp_path)) == ["kept", "message"]
+
+
+@pytest.mark.parametrize("plant", [Path.mkdir, lambda path: path.symlink_to("/etc/hosts"), os.mkfifo])
+def test_what_is_no_file_in_place_of_a_sidecar_holds_nobody_up(make: Make, plant: Callable[[Path], object]) -> None:
+    queue = make()
+    queue.send(b"a", properties={"long": "x" * 300}, priority=9)
+    queue.send(b"b")
+    (sidecar,) = Path(queue.root.layout.meta).glob("*.json")
+    sidecar.unlink()
+    plant(sidecar)
+    open_files = len(os.listdir("/proc/self/fd"))
+    for body in (b"a", b"b"):
+        message = take(queue)
+        assert (message.body, message.properties) == (body, {})
+        message.ack()
+    assert len(os.listdir("/proc/self/fd")) <= open_files + 2  # the queue's own subscription
+
+
+def test_a_sweep_makes_no_sign_of_life_of_its_own(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    subscription = queue.subscribe()
+    known = consumers.known
+
+    def ends_meanwhile(folder: str) -> frozenset[str]:
+        found = known(folder)
+        subscription.close()
+        return found
+
+    monkeypatch.setattr(consumers, "known", ends_meanwhile)
+    queue.sweep()
+    assert os.listdir(queue.layout.consumers) == []
+
+
+def test_a_sign_of_life_of_another_mount_that_holds_nothing_goes_after_a_day(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "_kept_by_mount", lambda folder, device: True)
+    queue = make()
+    queue.send(b"a")
+    with queue.subscribe() as idle, queue.subscribe() as holder:
+        assert holder.receive() is not None
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(consumers, "_boot", lambda: b"another host")
+            clock.advance(2 * 86_400)
+            queue.sweep()
+            assert consumers.known(queue.layout.consumers) == {holder.id}
+        queue.send(b"b")
+        assert idle.receive() is not None
+        assert consumers.known(queue.layout.consumers) == {holder.id, idle.id}, "who lives is there again"
+
+
+def test_an_epoch_of_nothing_leaves_the_one_before_it_in_the_ledger(make: Make) -> None:
+    queue = make()
+    for number in (5, 6, 5):
+        epoch = Epoch(queue.life, "row", number)
+        epoch.begin()
+        attempt = epoch.attempt("p")
+        if number == 5:
+            attempt.write_all([queue.address(b"a")[0]], [b"a"])
+        epoch.commit([attempt.finish()])
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_a_file_that_was_taken_over_although_the_answer_was_lost_is_sent(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    source = tmp_path / "source"
+    source.write_bytes(b"a")
+    rename = os.rename
+
+    def lost(old: str, new: str) -> None:
+        rename(old, new)
+        if str(old) == str(source):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+
+    monkeypatch.setattr(os, "rename", lost)
+    queue.send_file(source, move=True)
+    assert where(queue) == {"target": [b"a"]} and not source.exists()
+
+
+def test_a_queue_that_was_made_although_the_answer_was_lost_is_there(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, noreplace = make().root, storage.rename_noreplace
+
+    def lost(old: str, new: str) -> None:
+        noreplace(old, new)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+
+    monkeypatch.setattr(storage, "rename_noreplace", lost)
+    assert root.create_queue("z").exists()
+
+
+def test_an_error_of_the_callers_own_in_a_staged_body_stays_what_it_is(make: Make, tmp_path: Path) -> None:
+    queue = make()
+    job = Job(queue.life, "job")
+    job.begin()
+    attempt = job.attempt("p")
+    with pytest.raises(FileNotFoundError), attempt.open("4.x.B"):
+        (tmp_path / "no such input").read_bytes()
+    assert attempt.files == []
+
+
+def test_a_send_of_many_on_a_disk_that_turns_read_only_says_how_many_were_sent(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    renames: list[str] = []
+    rename = Storage.rename
+
+    def read_only(self: Storage, source: str, destination: str) -> None:
+        renames.append(source)
+        if len(renames) > 1:
+            monkeypatch.setattr(Storage, "unlink", refused)
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
+        rename(self, source, destination)
+
+    def refused(self: Storage, path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(Storage, "rename", read_only)
+    with pytest.raises(StorageError, match="the message was not sent") as caught:
+        queue.send_many([b"a", b"b"])
+    assert caught.value.__notes__ == ["1 messages of this send_many were sent before the error"]

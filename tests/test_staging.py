@@ -152,7 +152,8 @@ def fate_of(commit: Callable[[], object]) -> str:
     try:
         commit()
     except (StorageError, NoSuchQueue) as error:
-        return next(fate for fate in ("nothing was sent", "is committed", "drops job") if fate in str(error))
+        said = str(error).replace("nothing is sent now", "nothing was sent")
+        return next(fate for fate in ("nothing was sent", "is committed", "drops job") if fate in said)
     return "sent"
 
 
@@ -433,7 +434,7 @@ def test_a_move_that_was_done_although_it_failed_keeps_the_file(
     store = storage.Storage("none")
     for name in ("done", "not-done"):
         (tmp_path / name).write_bytes(b"message")
-    with steps(lambda step: None, failing_at(3)), pytest.raises(OSError, match="Input/output"):
+    with steps(lambda step: None, failing_at(3)):
         store.move(str(tmp_path / "done"), str(tmp_path / "processed"))
     with steps(failing_at(2)), pytest.raises(OSError, match="Input/output"):
         store.move(str(tmp_path / "not-done"), str(tmp_path / "other"))

@@ -58,7 +58,8 @@ def main() -> int:
         _keep(table)
     broken = [row.test for row in rows if not row.good and not row.not_run]
     missing = [row.test for row in rows if row.not_run]
-    print(f"{len(rows)} rows, {len(broken)} with a broken promise, {len(missing)} NOT RUN")
+    verdict = "a promise was broken" if broken else "every promise was kept where it was tried"
+    print(f"{verdict}: {len(rows)} rows, {len(broken)} with a broken promise, {len(missing)} NOT RUN")
     return 1 if broken else 2 if missing else 0
 
 
@@ -77,7 +78,8 @@ def _rows(part: str, options: Options) -> Iterable[Row]:
     except Exception as error:  # the other parts are as good as before
         traceback.print_exc()
         rows.append(Row(part, wrong=[f"ended by {error!r}"]))
-    print(f"{part}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    told = [f"  {row.test}: {line}" for row in rows for line in row.wrong]
+    print(rendered(rows), *told, f"{part}: {time.monotonic() - begun:.0f} s", sep="\n", file=sys.stderr, flush=True)
     return rows
 
 

@@ -57,11 +57,19 @@ class Failing:
         self.calls.append(call.name)
         if len(self.calls) == self.at:
             self.refused = call.name
-        again = self.lasts and self.refused == call.name and len(self.calls) > self.at
+        again = self.lasts and len(self.calls) > self.at > 0 and self._is_alike(call)
         if len(self.calls) == self.at or again:
             path = next((part for part in call.arguments if isinstance(part, str)), None)
             raise OSError(self.error, os.strerror(self.error), path)
         return None if call.name == "fsync" else call.do()
+
+    def _is_alike(self, call: Call) -> bool:
+        """Tell whether a call is of the kind that was refused; a read-only disk, or a full one, refuses several."""
+        if self.error == errno.EROFS:
+            return call.changes and call.name != "fsync"
+        if self.error == errno.ENOSPC:
+            return call.changes and call.name in ("open", "write", "mkdir", "link", "rename")
+        return call.name == self.refused
 
     def told(self) -> list[str]:
         """Return the calls until now, and refuse no more."""

@@ -97,6 +97,7 @@ SETTINGS = (
     Setting("foreign names, no rename that replaces nothing", noreplace=False, foreign=True),
     Setting("no history, retries", {"history": False, "redelivery_attempts": 3, "redelivery_delay": "1h"}),
     Setting("at most once", {"semantics": "at-most-once"}, foreign=True),
+    Setting("at most once, no history", {"semantics": "at-most-once", "history": False}),
     Setting("limits, modes", {"max_deliveries": 1, "max_cancels": 1, "exhausted": "expired", "file_mode": "0640"}),
 )
 
