@@ -3,8 +3,8 @@
 The kernel lets go of the lock when the process dies, however it dies; whoever can take the lock knows that the
 subscription is dead. A subscription without a file, such as that of a shell command, has only its leases.
 
-A lock may be known to one mount alone: below FUSE, and on NFS with `nolock`. There the file says which mount's kernel
-keeps it; to whoever looks through another mount the lock tells nothing.
+A lock may be known to one mount alone: below FUSE, on NFS with `nolock`. There the file says which mount's kernel keeps
+it; to whoever looks through another mount the lock tells nothing.
 """
 
 from __future__ import annotations

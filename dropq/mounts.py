@@ -15,8 +15,10 @@ _SHARED = re.compile(
 )
 
 
+#: Of these, those that pass the locks of one host on to the others, unless an option says otherwise.
+_PASSING_LOCKS = re.compile(r"nfs|cifs|smb|ceph|lustre|ocfs2|gfs2")
 #: Options by which locks stay on the host that they are taken on.
-_LOCAL_LOCKS = frozenset({"nolock", "nobrl", "localflock", "local_lock=all", "local_lock=flock"})
+_LOCAL_LOCKS = frozenset({"nolock", "nobrl", "localflock", "localflocks", "local_lock=all", "local_lock=flock"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class Mount:
 
     @property
     def keeps_locks(self) -> bool:
-        """Whether a lock may be known to this mount alone: below FUSE, and where an option leaves it to each host."""
-        return self.kind.startswith("fuse") or not _LOCAL_LOCKS.isdisjoint(self.options)
+        """Whether a lock may be known to this mount alone: others share it, and it is not known to pass locks on."""
+        passes = _PASSING_LOCKS.match(self.kind) is not None and _LOCAL_LOCKS.isdisjoint(self.options)
+        return self.shared and not passes
 
     def option(self, name: str) -> str | None:
         """Return the value of an option, "" for one that has none; None where it is not set."""

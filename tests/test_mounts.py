@@ -59,10 +59,16 @@ def test_of_several_mounts_of_one_device_the_nearest_and_latest_counts(tmp_path:
         ("fuse.bindfs", "rw", True),
         ("fuse", "rw", True),
         ("cifs", "rw,nobrl", True),
+        ("cifs", "rw", False),
+        ("gfs2", "rw,localflocks", True),
+        ("beegfs", "rw", True),
+        ("9p", "rw", True),
+        ("virtiofs", "rw", True),
+        ("lustre", "rw,flock", False),
         ("ext4", "rw", False),
     ],
 )
-def test_locks_are_known_to_one_mount_alone_below_fuse_and_on_nfs_that_is_told_so(
+def test_locks_may_be_known_to_one_mount_alone_where_it_is_not_known_to_pass_them_on(
     kind: str, options: str, keeps: bool
 ) -> None:
     assert Mount(kind, options=tuple(options.split(","))).keeps_locks is keeps
