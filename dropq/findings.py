@@ -21,7 +21,10 @@ KINDS: Mapping[str, Kind] = {
     "missing-folder": Kind("error", "a folder of the queue is missing", "make"),
     "not-a-folder": Kind("error", "something else lies where a folder of the queue should be"),
     "linked-folder": Kind("error", "a private folder is a symbolic link, which is not followed: remove it by hand"),
-    "unreadable-folder": Kind("error", "this user may not list or change a folder of the queue"),
+    "unreadable-folder": Kind(
+        "error", "this user may not list a folder of the queue: what lies in it was not looked at"
+    ),
+    "unwritable-folder": Kind("info", "this user may look, but not change"),
     "two-filesystems": Kind("error", "the folders lie on two file systems, between which no rename is atomic"),
     "symlink": Kind("warning", "a symbolic link is never a message", "set aside"),
     "directory": Kind("warning", "a directory is never a message", "set aside"),
@@ -43,6 +46,7 @@ KINDS: Mapping[str, Kind] = {
     "several-links": Kind("warning", "one file lies under several names, and is delivered once for each"),
     "undated-delay": Kind("info", "a delayed message does not say until when; a sweep delivers it at once"),
     "missing-sidecar": Kind("warning", "metadata that the name refers to is missing; it is delivered without"),
+    "unreadable-sidecar": Kind("warning", "this user may not read metadata that names refer to"),
     "damaged-sidecar": Kind("warning", "metadata that names refer to cannot be read; it may be mended by hand"),
     "unreferenced-sidecar": Kind("info", "no name refers to this metadata any more"),
     "abandoned-send": Kind("warning", "this has lain in working/ for over a day and was never sent", "set aside"),

@@ -149,7 +149,7 @@ def _sidecars(root: Root, now: int) -> Iterator[Finding]:
         used = {seen.name.removesuffix(".json") for seen in there}  # what cannot be listed may refer to any of them
     for seen in there:
         if strays.read_table(seen.path) is None:
-            yield seen.found("damaged-sidecar")
+            yield seen.found(strays.unread_sidecar(seen.path))
         elif seen.name.removesuffix(".json") not in used and seen.age > strays.ABANDONED:
             yield seen.found("unreferenced-sidecar")
 

@@ -136,15 +136,21 @@ def examine(case: Case) -> Iterator[Finding]:
 
 
 def folders(case: Case) -> Iterator[Finding]:
-    """Find folders that are missing, are none, or are closed to this user."""
+    """Find folders that are missing, are none, or are closed to this user; those that may only be read in one."""
+    unwritable = []
     for name in FOLDERS:
         path = case.layout.folder(name)
         if not os.path.lexists(path):
             yield Finding("missing-folder", path, KINDS["missing-folder"].says)
         elif not os.path.isdir(path):
             yield Finding("not-a-folder", path, KINDS["not-a-folder"].says)
-        elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        elif not os.access(path, os.R_OK | os.X_OK):
             yield Finding("unreadable-folder", path, KINDS["unreadable-folder"].says)
+        elif not os.access(path, os.W_OK):
+            unwritable.append(name)
+    if unwritable:
+        detail = f"{KINDS['unwritable-folder'].says}: {', '.join(unwritable)}"
+        yield Finding("unwritable-folder", case.layout.base, detail)
 
 
 def linked_folders(private: Iterable[str]) -> Iterator[Finding]:
@@ -168,10 +174,10 @@ def file_systems(case: Case) -> Iterator[Finding]:
 
 
 def writable_folders(case: Case) -> Iterator[Finding]:
-    """Find folders that everybody may write to."""
+    """Find folders in which everybody may change what others put there: not where the sticky bit is set."""
     layout = case.layout
     for path in dict.fromkeys((layout.home, layout.base, *layout.folders.values(), layout.private)):
-        if os.path.isdir(path) and os.stat(path).st_mode & stat.S_IWOTH:
+        if os.path.isdir(path) and os.stat(path).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
             yield Finding("world-writable", path, KINDS["world-writable"].says)
 
 
@@ -257,12 +263,23 @@ def undated_delay(case: Case, seen: Seen) -> Finding | None:
 
 
 def sidecar(case: Case, seen: Seen) -> Finding | None:
-    """Find a name whose metadata is missing or damaged."""
+    """Find a name whose metadata is missing or damaged, or may not be read."""
     if not seen.parsed.meta:
         return None
     path = f"{case.meta}/{seen.parsed.meta}.json"
-    kind = "damaged-sidecar" if os.path.lexists(path) else "missing-sidecar"
-    return None if read_table(path) is not None else seen.found(kind, f"{KINDS[kind].says}: {path}")
+    if read_table(path) is not None:
+        return None
+    kind = unread_sidecar(path)
+    return seen.found(kind, f"{KINDS[kind].says}: {path}")
+
+
+def unread_sidecar(path: str) -> str:
+    """Return the kind of finding for a sidecar that could not be read."""
+    if not os.access(os.path.dirname(path), os.X_OK) and os.path.isdir(os.path.dirname(path)):
+        return "unreadable-sidecar"
+    if not os.path.lexists(path):
+        return "missing-sidecar"
+    return "damaged-sidecar" if os.access(path, os.R_OK) else "unreadable-sidecar"
 
 
 #: The checks of a message, each of which finds one kind of oddity or none.

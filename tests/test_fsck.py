@@ -20,6 +20,7 @@ from dropq import NoSuchQueue, Queue, Root, staging, storage
 from dropq import fsck as fsck_module
 from dropq.findings import KINDS, Finding
 from dropq.fsck import fsck, fsck_root, queues
+from dropq.layout import FOLDERS
 
 DAY = 86_400
 HEX = "0123456789ab"
@@ -297,7 +298,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("not-a-queue", not_a_queue, False),
 ]
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
-APART = {"two-filesystems", "unreadable-folder"}
+APART = {"two-filesystems", "unreadable-folder", "unwritable-folder", "unreadable-sidecar"}
 
 
 def test_every_kind_is_tested() -> None:
@@ -374,6 +375,41 @@ def test_a_folder_that_this_user_may_not_list_is_found(queue: Queue) -> None:
     finally:
         (base(queue) / "error").chmod(0o755)
     assert kinds(found) == ["unreadable-folder"]
+
+
+def test_folders_that_this_user_may_list_and_not_change_are_told_in_one_and_want_no_attention(queue: Queue) -> None:
+    folders = [base(queue) / state for state in FOLDERS]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        (found,) = unprivileged(lambda: examined(queue))
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert (found.kind, found.open, found.path) == ("unwritable-folder", False, str(base(queue)))
+    assert found.detail == f"this user may look, but not change: {', '.join(FOLDERS)}"
+
+
+def test_a_folder_that_everybody_may_write_is_told_unless_its_sticky_bit_keeps_theirs_from_each_other(
+    queue: Queue,
+) -> None:
+    (base(queue) / "working").chmod(0o3753)
+    assert examined(queue) == []
+    (base(queue) / "working").chmod(0o2753)
+    assert kinds(examined(queue)) == ["world-writable"]
+
+
+@pytest.mark.parametrize("closed", ["sidecar", "folder"])
+def test_metadata_that_this_user_may_not_read_is_not_told_as_damaged_or_missing(queue: Queue, closed: str) -> None:
+    _, sidecar = long_sidecar(queue)
+    path, mode = (sidecar, 0o044) if closed == "sidecar" else (sidecar.parent, 0o600)
+    path.chmod(mode)
+    try:
+        found = unprivileged(lambda: examined(queue))
+    finally:
+        path.chmod(0o755)
+    assert set(kinds(found)) == {"unreadable-sidecar"}
+    assert not any("by hand" in one.detail for one in found)
 
 
 def test_a_message_that_this_user_may_not_read_is_found(queue: Queue) -> None:
