@@ -7,11 +7,15 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from errno import EACCES
+from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from dropq.errors import NoSuchQueue, StorageError
 
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Yes
@@ -70,6 +74,11 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
     """
     from dropq import doctor as checks
 
+    for name in queues or ():
+        if "/" in name or name in (os.curdir, os.pardir):
+            raise UsageError(f"{name} is no queue's name: `dropq --root {name} doctor` looks at a folder")
+    if (folder := cast(Given, ctx.obj).root) is not None:
+        _look_into(folder)
     shell = Shell(ctx, json)
     named = [shell.root.queue(unescape(name)) for name in queues] if queues else None
     found = sorted(checks.doctor(shell.root, queues=named), key=lambda one: checks.LEVELS.index(one.level))
@@ -82,6 +91,21 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
     amiss = sum(one.open for one in found)
     output.note(f"open={amiss}" if amiss else "nothing wants attention")
     return NEGATIVE if amiss else OK
+
+
+def _look_into(path: str) -> None:
+    """See that a folder is there, and may be entered.
+
+    Raises:
+        NoSuchQueue: it is not there, or is none.
+        StorageError: this user may not enter it, or one above it.
+    """
+    path = os.path.abspath(path)
+    for folder in (*map(str, reversed(Path(path).parents)), path):
+        if not os.path.isdir(folder):
+            raise NoSuchQueue(f"no such folder: {path}: name one on that mount")
+        if not os.access(folder, os.X_OK):
+            raise StorageError(f"this user may not enter {folder}: run it as one who may", path=folder, errno=EACCES)
 
 
 def _told(one: Diagnosis, where: str) -> str:

@@ -655,8 +655,32 @@ def test_only_the_queues_that_are_named_are_tried(queue: Queue, run: Cli) -> Non
     assert run("a/b")[0] == 2
 
 
+def test_a_path_where_a_queue_is_expected_is_answered_with_the_way_to_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DROPQ_ROOT", raising=False)
+    assert cli.main(["doctor", "/mnt"]) == 2
+    assert "`dropq --root /mnt doctor` looks at a folder" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("below", ["", "root"])
+def test_a_folder_that_this_user_may_not_enter_is_named_and_exits_with_77(run: Cli, tmp_path: Path, below: str) -> None:
+    (tmp_path / "closed" / "root").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0)
+    try:
+        code, out, err = unprivileged(lambda: run(root=tmp_path / "closed" / below))
+    finally:
+        (tmp_path / "closed").chmod(0o755)
+    assert (code, out) == (77, "")
+    assert f"may not enter {tmp_path / 'closed'}:" in err
+
+
 def test_a_folder_that_is_not_there_exits_with_66(run: Cli, tmp_path: Path) -> None:
-    assert run(root=tmp_path / "nosuch")[:2] == (66, "")
+    (tmp_path / "file").touch()
+    for path in ("nosuch", "nosuch/deeper", "file", "file/deeper"):
+        code, out, err = run(root=tmp_path / path)
+        assert (code, out) == (66, "") and f"no such folder: {tmp_path / path}: name one on that mount" in err
     with pytest.raises(NoSuchQueue):
         Root(tmp_path / "nosuch")
 
