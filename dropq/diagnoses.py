@@ -31,11 +31,17 @@ KINDS: Mapping[str, Kind] = {
         "this user can make nothing here, so nothing more could be tried",
         "run it as the user who is to send and receive, or give that user the folder",
     ),
+    "untried": Kind(
+        "root",
+        "info",
+        "what the file system can do was not tried, as this user is to send or to look alone",
+        "run it as the user who receives",
+    ),
     "closed-private": Kind(
         "root",
         "warning",
         "sends whose metadata does not fit a name fail, and leases go by this host's clock",
-        "give the user, or a group of the user's, rwx on .dropq and .dropq/meta",
+        "give the user, or a group of the user's, rwx on .dropq and .dropq/meta, and rw on .dropq/clock",
     ),
     "unusable-queue": Kind("root", "error", "the queue cannot be opened", "`dropq fsck QUEUE` looks closer"),
     "file-system": Kind("mount", "ok", "messages lie there"),
@@ -140,6 +146,12 @@ KINDS: Mapping[str, Kind] = {
         "a lock counts on the mount that it was taken on: elsewhere only leases free what the dead hold",
         "set lease_period; on NFS, mount without nolock and local_lock",
     ),
+    "leased-locks": Kind(
+        "locks",
+        "info",
+        "a lock counts on the mount that it was taken on: elsewhere leases free what the dead hold, as they run out",
+        "on NFS, mount without nolock and local_lock",
+    ),
     "unknown-locks": Kind(
         "locks",
         "info",
@@ -215,6 +227,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     # -- room
     "space": Kind("space", "ok", "there is room for messages"),
+    "no-room": Kind(
+        "space",
+        "error",
+        "sends fail with 74, and what needs a new file was not tried; claims and acknowledgements need no space",
+        "`dropq prune --keep-age 7d` makes room, where history is kept; or let the file system, or the quota, grow",
+    ),
     "low-space": Kind(
         "space",
         "warning",
@@ -235,11 +253,35 @@ KINDS: Mapping[str, Kind] = {
         "this user cannot take part: a message is listed, claimed and settled in these folders",
         "give the user, or a group of the user's, rwx on all folders of the queue",
     ),
+    "part": Kind(
+        "folders",
+        "info",
+        "the rest is for others to do",
+        "where that is not meant so, give the user, or a group of the user's, rwx on all folders of the queue",
+    ),
+    "no-part": Kind(
+        "folders",
+        "error",
+        "this user can neither send nor look nor receive",
+        "give the user, or a group of the user's, rwx on all folders of the queue; docs/security.md has less for some",
+    ),
+    "closed-delayed": Kind(
+        "folders",
+        "warning",
+        "sends with a delay fail",
+        "make .dropq/delayed in the queue, and give the user, or a group of the user's, wx on it",
+    ),
     "sticky-folder": Kind(
         "folders",
         "warning",
-        "only a message's owner may claim it: what another user sends stays",
-        "`chmod -t` on the folder",
+        "only the owner of a message, or of the folder, may take it: what another user sends stays",
+        "let the folder's owner receive; or `chmod -t` on the folder, where its users need not be kept apart",
+    ),
+    "foreign-group": Kind(
+        "folders",
+        "error",
+        "this user can list what others send, and not read it",
+        "make the user a member of the group, and let it log in anew",
     ),
     "unshared-files": Kind(
         "folders",

@@ -17,9 +17,9 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -29,7 +29,7 @@ from dropq import consumers, storage
 from dropq.diagnoses import KINDS, LEVELS, Diagnosis, Kind
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.fsck import queues as all_queues
-from dropq.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE
+from dropq.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, QueueLayout
 from dropq.lifecycle import Lifecycle
 from dropq.mounts import Mount, mount_of
 from dropq.queue import Queue
@@ -53,6 +53,8 @@ SYNCS = 5
 RACES = 20
 #: What is little room: a share of the whole, or so few bytes or inodes.
 LITTLE, LITTLE_SPACE, FEW_INODES = 0.05, 16 << 20, 1000
+#: What keeps from trying anything more on a file system, by what a call is refused with.
+STOPS = {errno.ENOSPC: "no-room", errno.EDQUOT: "no-room", errno.EROFS: "read-only"}
 #: Bytes of path below a root that dropq may need: a job's attempt, with names of 255 bytes.
 DEEPEST = 1100
 #: Seconds that Linux caches a folder over NFS where no option says otherwise.
@@ -88,16 +90,30 @@ ODD_NAMES = ("new\nline", "no-utf8-\udcff", "composed-\u00e9", "back\\slash", "c
 
 @dataclass
 class Bench:
-    """A file system under examination: the path that it is about, what is mounted there, where things are tried."""
+    """A file system under examination: the path that it is about, what is mounted there, where things are tried.
+
+    `queues` are those on it, each with whether its messages have leases.
+    """
 
     path: str
     mount: Mount | None
     folder: str
+    queues: dict[str, bool] = field(default_factory=dict)
     store: Storage = field(default_factory=lambda: Storage("none"))
 
     def found(self, kind: str, found: str) -> Diagnosis:
         """Return a diagnosis of it."""
         return Diagnosis(kind, self.path, found)
+
+    def refused(self, kind: str, found: str, error: OSError) -> Diagnosis:
+        """Return a diagnosis of a call that was refused.
+
+        Raises:
+            OSError: what refused it would refuse all that is tried; it tells nothing about this call.
+        """
+        if error.errno in STOPS:
+            raise error
+        return self.found(kind, f"{found}: {_said(error)}")
 
     def folders(self, *names: str) -> list[str]:
         """Make folders of a check's own."""
@@ -124,7 +140,7 @@ def doctor(root: Root, *, queues: Iterable[Queue] | None = None) -> list[Diagnos
         OSError: the root cannot be listed.
     """
     chosen = all_queues(root) if queues is None else list(queues)
-    found = [*_about_root(root)]
+    found = [_about_root(root)]
     opened: list[tuple[Queue, Lifecycle]] = []
     for queue in chosen:
         try:
@@ -133,53 +149,97 @@ def doctor(root: Root, *, queues: Iterable[Queue] | None = None) -> list[Diagnos
             raise
         except DropqError as error:
             found.append(Diagnosis("unusable-queue", f"{root.path}/{queue.name}", "; ".join(str(error).splitlines())))
-    for place in _file_systems(root, (life for _, life in opened)):
+    places = _file_systems(root, opened)
+    for place in places.values():
         found += _examined(place)
+    parts: set[str] = set()
     for queue, life in opened:
-        found += _queue_folders(queue.name, life)
-    return found
+        found += _queue_folders(queue.name, life, places[storage.device(life.layout.base)], parts)
+    found += _closed(root, places, parts if opened else {"send", "receive"})
+    return sorted(found, key=lambda one: one.kind == "no-room")  # which is the last to be told
 
 
-def _about_root(root: Root) -> Iterator[Diagnosis]:
+def _about_root(root: Root) -> Diagnosis:
+    path = root.layout.path
+    if storage.exists(root.layout.config_file):
+        return Diagnosis("root", path, f"{path} has a dropq.toml")
+    return Diagnosis("no-root", path, f"{path} has no dropq.toml")
+
+
+def _closed(root: Root, places: Mapping[int, _Place], parts: Set[str]) -> Iterator[Diagnosis]:
+    """Yield what is closed to this user outside of the queues, as far as the parts that it takes ask for it."""
+    for place in places.values():
+        if place.closed:
+            kind = "closed-root" if "receive" in parts or not parts else "untried"
+            yield Diagnosis(kind, place.path, f"{_user()} can make no folder here: {place.closed}")
     layout = root.layout
-    if storage.exists(layout.config_file):
-        yield Diagnosis("root", layout.path, f"{layout.path} has a dropq.toml")
-    else:
-        yield Diagnosis("no-root", layout.path, f"{layout.path} has no dropq.toml")
-    closed = [path for path in (layout.private, layout.meta) if os.path.isdir(path) and not os.access(path, os.W_OK)]
-    if closed:
-        yield Diagnosis("closed-private", closed[0], f"{_user()} may not write in {closed[0]}")
+    wanted = [_or_above(layout.meta)] if "send" in parts else []
+    wanted += [_or_above(layout.clock)] if "receive" in parts else []
+    shut = [path for path in wanted if storage.exists(layout.private) and not os.access(path, os.W_OK)]
+    if shut and not places[storage.device(layout.path)].stopped:
+        yield Diagnosis("closed-private", shut[0], f"{_user()} may not write {shut[0]}")
+
+
+def _or_above(path: str) -> str:
+    """Return a path, or the folder above it where it is not there to be seen."""
+    return path if storage.exists(path) else os.path.dirname(path)
 
 
 @dataclass
 class _Place:
-    """A file system: a folder on it that is told of, and where a folder for trials may be made, the best first."""
+    """A file system: a folder on it that is told of, and where a folder for trials may be made, the best first.
+
+    `queues` are those on it, each with whether its messages have leases; `told` is what was told of it, `stopped` what
+    kept from trying more, and `closed` what refused a folder for trials.
+    """
 
     path: str
     stems: list[str] = field(default_factory=list)
+    queues: dict[str, bool] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    stopped: str = ""
+    closed: str = ""
+
+    def stop(self, error: OSError) -> Iterator[Diagnosis]:
+        """Yield what keeps from trying more; it is told once."""
+        self.stopped = STOPS[error.errno or 0]
+        if self.stopped not in self.told:
+            self.told.add(self.stopped)
+            yield Diagnosis(self.stopped, self.path, f"a file or folder cannot be made: {_said(error)}")
 
 
-def _file_systems(root: Root, lives: Iterable[Lifecycle]) -> Iterable[_Place]:
-    """Return the file systems that a root and its queues lie on."""
+def _file_systems(root: Root, queues: Iterable[tuple[Queue, Lifecycle]]) -> dict[int, _Place]:
+    """Return the file systems that a root and its queues lie on, by their device numbers."""
     found: dict[int, _Place] = {}
-    layouts = [(root.layout.path, root.layout.private), *((life.layout.base, life.layout.private) for life in lives)]
-    for path, private in layouts:
+
+    def add(path: str, private: str) -> _Place:
         place = found.setdefault(storage.device(path), _Place(path))
         place.stems += [f"{private}/{DOCTOR_PREFIX}", f"{path}/{PRIVATE}-{DOCTOR_PREFIX}"]
-    return found.values()
+        return place
+
+    add(root.layout.path, root.layout.private)
+    for queue, life in queues:
+        add(life.layout.base, life.layout.private).queues[queue.name] = life.config.lease_period is not None
+    return found
 
 
 def _examined(place: _Place) -> Iterator[Diagnosis]:
     """Yield what is found about one file system."""
     path, mount = place.path, mount_of(place.path)
-    yield from _tried(Bench(path, mount, path), LOOKS)
+    yield from _tried(place, Bench(path, mount, path), LOOKS)
+    if "read-only" in place.told:
+        place.stopped = "read-only"
+        return
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(_workshop(place.stems))
         except OSError as error:
-            yield Diagnosis("closed-root", path, f"{_user()} can make no folder here: {_said(error)}")
+            if error.errno in STOPS:
+                yield from place.stop(error)
+            else:
+                place.closed = _said(error)
             return
-        yield from _tried(Bench(path, mount, folder), TRIALS)
+        yield from _tried(place, Bench(path, mount, folder, place.queues), TRIALS)
 
 
 @contextmanager
@@ -206,17 +266,26 @@ def _first_made(folders: Sequence[str], store: Storage) -> str:
         try:
             store.make_folder(folder, parents=False)
         except OSError as error:  # no root yet, or not ours to write
+            if error.errno in STOPS:
+                raise
             refused = error
         else:
             return folder
     raise refused
 
 
-def _tried(bench: Bench, checks: Sequence[Callable[[Bench], Iterable[Diagnosis]]]) -> Iterator[Diagnosis]:
+def _tried(
+    place: _Place, bench: Bench, checks: Sequence[Callable[[Bench], Iterable[Diagnosis]]]
+) -> Iterator[Diagnosis]:
     for check in checks:
         try:
-            yield from check(bench)
+            for one in check(bench):
+                place.told.add(one.kind)
+                yield one
         except OSError as error:
+            if error.errno in STOPS:
+                yield from place.stop(error)
+                return
             yield bench.found("not-tried", f"{check.__name__}: {_said(error)}")
 
 
@@ -233,9 +302,12 @@ def mount(bench: Bench) -> Iterator[Diagnosis]:
     if mount is None:
         yield bench.found("no-mount", "no list of mounts")
         return
-    yield bench.found("file-system", f"{mount.kind} at {mount.point} from {mount.source} ({','.join(mount.options)})")
+    what = f"{mount.kind} at {mount.point} from {mount.source}"
     if "ro" in mount.options:
-        yield bench.found("read-only", f"{mount.point} is mounted read-only")
+        options = ",".join(option for option in mount.options if option != "rw")  # which the whole device may be
+        yield bench.found("read-only", f"{what} is mounted read-only ({options})")
+    else:
+        yield bench.found("file-system", f"{what} ({','.join(mount.options)})")
     if mount.kind in ("tmpfs", "ramfs"):
         yield bench.found("memory", f"{mount.kind} keeps files in memory")
     if mount.kind in ("overlay", "aufs"):
@@ -268,12 +340,17 @@ def path_length(bench: Bench) -> Iterator[Diagnosis]:
 
 def space(bench: Bench) -> Iterator[Diagnosis]:
     """Tell how much room is left for this user."""
+    if bench.mount is not None and "ro" in bench.mount.options:
+        return  # none is needed
     told = os.statvfs(bench.path)
     free, total = told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize
     inodes = f"{told.f_favail:,} of {told.f_files:,} inodes free" if told.f_files else "inodes as needed"
     text = f"{_size(free)} of {_size(total)} free, {inodes}"
     low = total > 0 and (free < total * LITTLE or free < LITTLE_SPACE)
     few = told.f_files > 0 and (told.f_favail < told.f_files * LITTLE or told.f_favail < FEW_INODES)
+    if (total > 0 and not free) or (told.f_files > 0 and not told.f_favail):
+        yield bench.found("no-room", text)
+        return
     if low:
         yield bench.found("low-space", text)
     if few:
@@ -306,7 +383,7 @@ def rename(bench: Bench) -> Iterator[Diagnosis]:
         bench.store.rename(file, f"{there}/file")
     except OSError as error:
         kind = "cross-device" if error.errno == errno.EXDEV else "no-rename"
-        yield bench.found(kind, f"a rename from folder to folder fails: {_said(error)}")
+        yield bench.refused(kind, "a rename from folder to folder fails", error)
         return
     if storage.inode(f"{there}/file") != before:
         yield bench.found("copying-rename", "a renamed file has another inode")
@@ -350,7 +427,7 @@ def replace(bench: Bench) -> Iterator[Diagnosis]:
     except FileExistsError:
         yield bench.found("noreplace", "a rename can replace nothing (renameat2, RENAME_NOREPLACE)")
     except OSError as error:
-        yield bench.found("no-noreplace", f"no rename that replaces nothing (renameat2: {_said(error)})")
+        yield bench.refused("no-noreplace", "no rename that replaces nothing (renameat2)", error)
     else:
         yield bench.found("broken-noreplace", "a rename that was to replace nothing replaced a file")
         return
@@ -366,7 +443,7 @@ def links(bench: Bench) -> Iterator[Diagnosis]:
     try:
         bench.store.link(bench.file(f"{folder}/file"), f"{folder}/link")
     except OSError as error:
-        yield bench.found("no-links", f"no hard links: {_said(error)}")
+        yield bench.refused("no-links", "no hard links", error)
     else:
         yield bench.found("links", "a file can have two names")
 
@@ -409,7 +486,12 @@ def _reach(bench: Bench) -> Iterator[Diagnosis]:
         yield bench.found("locks", works)
         return
     if mount.keeps_locks:
-        yield bench.found("local-locks", f"{works}; as {mount.kind} is mounted, each mount may have locks of its own")
+        text = f"{works}; as {mount.kind} is mounted, each mount may have locks of its own"
+        without = [name for name, leased in bench.queues.items() if not leased]
+        if bench.queues and not without:
+            yield bench.found("leased-locks", f"{text}; every queue has a lease_period")
+        else:
+            yield bench.found("local-locks", f"{text}; without lease_period: {', '.join(without) or 'no queue yet'}")
     elif _PASSING_LOCKS.match(mount.kind):
         yield bench.found("locks", f"{works}; {mount.kind} passes locks on to other hosts")
     else:
@@ -427,14 +509,14 @@ def sync(bench: Bench) -> Iterator[Diagnosis]:
             began = time.perf_counter()
             store.sync_file(fd)
         except OSError as error:
-            yield bench.found("no-sync", f"a file cannot be synced: {_said(error)}")
+            yield bench.refused("no-sync", "a file cannot be synced", error)
             return
         finally:
             os.close(fd)
         try:
             store.sync(folder, bench.folder)
         except OSError as error:
-            yield bench.found("no-folder-sync", f"a folder cannot be synced: {_said(error)}")
+            yield bench.refused("no-folder-sync", "a folder cannot be synced", error)
             return
         took.append(time.perf_counter() - began)
     usual = median(took)
@@ -532,6 +614,8 @@ def _not_kept(bench: Bench, folder: str, names: Iterable[str]) -> dict[str, int]
         try:
             bench.file(f"{folder}/{name}")
         except OSError as error:
+            if error.errno in STOPS:
+                raise
             failed[name] = error.errno or 0
         else:
             if name not in storage.names_in(folder):
@@ -552,29 +636,108 @@ TRIALS = (rename, replace, links, locks, sync, listing, events, clock, names)
 # -- the folders of a queue ------------------------------------------------------------------------------------------
 
 
-def _queue_folders(name: str, life: Lifecycle) -> Iterator[Diagnosis]:
-    """Yield what this user may do in a queue's folders, and whether a rename leads from each to the next."""
+@dataclass
+class _Access:
+    """Which folders of a queue this user may not list, or not make and remove a file in; with what was said to that."""
+
+    unlisted: dict[str, str] = field(default_factory=dict)
+    unwritten: dict[str, str] = field(default_factory=dict)
+
+    def parts(self, layout: QueueLayout) -> set[str]:
+        """Return which parts this user can take in a queue; to receive takes all."""
+        parts = set()
+        if self.unwritten.keys().isdisjoint((layout.working, layout.target)):
+            parts.add("send")
+        if not self.unlisted:
+            parts.add("look")
+        if not self.unlisted and not self.unwritten:
+            parts.add("receive")
+        return parts
+
+    def settles(self, layout: QueueLayout) -> bool:
+        """Whether this user may write where only consumers do."""
+        return not self.unwritten.keys() >= {layout.processing, layout.processed, layout.expired, layout.error}
+
+
+def _queue_folders(name: str, life: Lifecycle, place: _Place, parts: set[str]) -> Iterator[Diagnosis]:
+    """Yield what this user may do in a queue's folders, and whether a rename leads from each to the next.
+
+    Adds to the parts that this user takes in some queue.
+    """
     layout, store = life.layout, life.storage
     every = [layout.folder(state) for state in (*FOLDERS, "delayed")] + [layout.private]
     folders = [folder for folder in every if storage.exists(folder)]
     hidden = f"{PRIVATE}-{DOCTOR_PREFIX}{secrets.token_hex(6)}"
     try:
-        closed = {folder: refused for folder in folders if (refused := _refused(store, folder, hidden))}
-        yield from (Diagnosis("closed-folder", folder, f"{_user()} {refused}") for folder, refused in closed.items())
-        open_ones = [folder for folder in folders if folder not in closed]
-        broken = list(_way_through(store, open_ones, hidden))
-        yield from broken
-        sticky = [folder for folder in open_ones if os.stat(folder).st_mode & stat.S_ISVTX]
-        yield from (Diagnosis("sticky-folder", folder, "the folder has the sticky bit") for folder in sticky)
-        unshared = list(_shared_with_group(life, hidden)) if layout.working in open_ones else []
-        yield from unshared
+        access = _Access({folder: refused for folder in folders if (refused := _unlisted(folder, hidden))})
+        if not place.stopped:
+            access.unwritten = {folder: said for folder in folders if (said := _unwritten(store, folder, hidden))}
+            yield from _part(name, life, access, parts)
+            yield from _way(life, folders, access, hidden)
+    except OSError as error:
+        if error.errno not in STOPS:
+            raise
+        yield from place.stop(error)
     finally:
         for folder in folders:
             with _left(folder):
                 store.unlink(f"{folder}/{hidden}")
-    if not (closed or broken or sticky or unshared):
-        text = f"{_user()} may list, create and rename in all {len(folders)} folders of {name}"
+
+
+def _part(name: str, life: Lifecycle, access: _Access, parts: set[str]) -> Iterator[Diagnosis]:
+    """Yield which part this user can take in a queue, where it is not that of who may do everything."""
+    layout, own = life.layout, access.parts(life.layout)
+    if "receive" not in own and access.settles(layout):
+        for folder, said in {**access.unwritten, **access.unlisted}.items():
+            yield Diagnosis("closed-folder", folder, f"{_user()} {said}")
+        return
+    parts |= own
+    if not own:
+        closed = "; ".join(f"{os.path.basename(folder)}/: {said}" for folder, said in access.unwritten.items())
+        yield Diagnosis("no-part", layout.base, f"{_user()} can take no part in {name}: {closed}")
+    elif "receive" not in own:
+        others = [part for part in ("send", "look", "receive") if part not in own]
+        text = f"{_user()} may {' and '.join(sorted(own, reverse=True))} in {name}, not {' or '.join(others)}"
+        yield Diagnosis("part", layout.base, text)
+    delayed = _or_above(layout.delayed)
+    if "send" in own and not os.access(delayed, os.W_OK | os.X_OK):
+        yield Diagnosis("closed-delayed", delayed, f"{_user()} may not write in {delayed}")
+
+
+def _way(life: Lifecycle, folders: Sequence[str], access: _Access, hidden: str) -> Iterator[Diagnosis]:
+    """Yield what keeps a message from its way through the folders that this user may write, or from being read."""
+    layout, parts = life.layout, access.parts(life.layout)
+    open_ones = [folder for folder in folders if folder not in access.unwritten]
+    found = list(_way_through(life.storage, open_ones, hidden))
+    if "receive" in parts:
+        found += _stuck(open_ones)
+    if "look" in parts:
+        found += _unread(life)
+    if layout.working in open_ones:
+        found += _shared_with_group(life, hidden)
+    yield from found
+    if not found and "receive" in parts:
+        text = f"{_user()} may list, create and rename in all {len(folders)} folders of {os.path.basename(layout.home)}"
         yield Diagnosis("folders", layout.base, text)
+
+
+def _stuck(folders: Iterable[str]) -> Iterator[Diagnosis]:
+    """Yield the folders out of which this user may rename only what is its own."""
+    for folder in folders:
+        status = os.stat(folder)
+        if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
+            yield Diagnosis("sticky-folder", folder, f"the folder has the sticky bit, and {_user()} is not its owner")
+
+
+def _unread(life: Lifecycle) -> Iterator[Diagnosis]:
+    """Tell where others' messages belong to a group, to be read by it alone, of which this user is not."""
+    status, mode = os.stat(life.layout.working), life.config.file_mode
+    handed_on = status.st_mode & stat.S_ISGID and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not handed_on or mode is None or mode & stat.S_IROTH or os.geteuid() == 0:
+        return
+    if status.st_gid not in (os.getegid(), *os.getgroups()):
+        text = f"others' messages have mode {mode:04o} and group {status.st_gid}, of which {_user()} is not a member"
+        yield Diagnosis("foreign-group", life.layout.working, text)
 
 
 @contextmanager
@@ -586,17 +749,32 @@ def _left(folder: str) -> Iterator[None]:
             log.warning("a hidden file could not be removed from %s: %s", folder, _said(error))
 
 
-def _refused(store: Storage, folder: str, hidden: str) -> str:
-    """Return what may not be done in a folder; nothing where all may."""
-    done = "may not list it"
+def _unlisted(folder: str, hidden: str) -> str:
+    """Return why a folder may not be listed, or not be entered; nothing where both may."""
     try:
         with storage.listing(folder) as found:
             next(found, None)
-        done = "may not make a file in it"
+        with suppress(FileNotFoundError):
+            os.lstat(f"{folder}/{hidden}")
+    except OSError as error:
+        return f"may not list it: {_said(error)}"
+    return ""
+
+
+def _unwritten(store: Storage, folder: str, hidden: str) -> str:
+    """Return what may not be done in a folder of making and removing a file; nothing where both may.
+
+    Raises:
+        OSError: there is no room, or the file system is read-only.
+    """
+    done = "may not make a file in it"
+    try:
         os.close(store.create(f"{folder}/{hidden}"))
         done = "may not remove a file from it"
         store.unlink(f"{folder}/{hidden}")
     except OSError as error:
+        if error.errno in STOPS:
+            raise
         return f"{done}: {_said(error)}"
     return ""
 
@@ -609,6 +787,8 @@ def _way_through(store: Storage, folders: Sequence[str], hidden: str) -> Iterato
         try:
             store.rename(f"{here}/{hidden}", f"{there}/{hidden}")
         except OSError as error:
+            if error.errno in STOPS:
+                raise
             kind = "cross-device" if error.errno == errno.EXDEV else "no-rename"
             yield Diagnosis(kind, there, f"a rename from {os.path.basename(here)}/ to it fails: {_said(error)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from dropq.cli import main as cli
 from dropq.cli import setup
 from dropq.doctor import KINDS, LEVELS, Diagnosis, doctor
 from dropq.fsck import fsck, fsck_root
+from dropq.layout import FOLDERS
 from dropq.mounts import Mount, mount_of
 from dropq.storage import ServerClock, Storage
 from dropq.watch import Watch
@@ -318,6 +320,16 @@ def full(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     room(10**6)(queue, monkeypatch)
 
 
+def used_up(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    little(queue, monkeypatch)
+    room(0)(queue, monkeypatch)
+
+
+def without_any_inode(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    little(queue, monkeypatch)
+    room(10**8 * 5, 0)(queue, monkeypatch)
+
+
 def without_inodes(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     little(queue, monkeypatch)
     room(10**8 * 5, 100)(queue, monkeypatch)
@@ -325,6 +337,25 @@ def without_inodes(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sticky(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     (base(queue) / "target").chmod(0o1755)
+    another_user(queue, monkeypatch)
+
+
+def another_user(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+
+
+def of_readers(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let others send what a group alone may read, of which this user is not."""
+    (base(queue) / "working").chmod(0o2753)
+    Path(queue.layout.config_file).write_text('durability = "none"\nfile_mode = "0640"\n')
+    another_user(queue, monkeypatch)
+    monkeypatch.setattr(os, "getgroups", list)
+    monkeypatch.setattr(os, "getegid", lambda: -1)
+
+
+def leased(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(queue.layout.config_file).write_text('durability = "none"\nlease_period = "30s"\n')
+    on("nfs", "vers=3", "nolock")(queue, monkeypatch)
 
 
 def secretive(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,6 +422,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("local-locks", on("nfs", "vers=3", "nolock", "local_lock=all")),
     ("local-locks", on("cifs", "nobrl")),
     ("local-locks", on("fuse.sshfs")),
+    ("leased-locks", leased),
     ("unknown-locks", on("virtiofs")),
     ("sync", nothing),
     ("slow-sync", limit("SLOW_SYNC", -1)),
@@ -415,17 +447,20 @@ PLANTED: list[tuple[str, Plant]] = [
     ("folding-names", folding),
     ("long-path", limit("DEEPEST", 10**6)),
     ("space", nothing),
+    ("no-room", used_up),
+    ("no-room", without_any_inode),
     ("low-space", full),
     ("few-inodes", without_inodes),
     ("folders", nothing),
     ("sticky-folder", sticky),
+    ("foreign-group", of_readers),
     ("unshared-files", secretive),
     ("other-group", of_another_group),
     ("no-setgid", forgetting_setgid),
     ("not-tried", refusing("write_new", errno.EIO, "/replace/")),
 ]
 #: Kinds that have tests of their own, because they ask for a user whom permissions bind.
-APART = {"closed-root", "closed-private", "closed-folder"}
+APART = {"closed-root", "untried", "closed-private", "closed-folder", "closed-delayed", "part", "no-part"}
 
 
 def test_every_kind_is_tested() -> None:
@@ -482,16 +517,19 @@ def test_a_folder_that_this_user_may_not_write_is_told(queue: Queue) -> None:
 
 @pytest.mark.usefixtures("plain")
 def test_who_may_write_in_a_queue_alone_is_told_what_that_costs(queue: Queue) -> None:
-    private = Path(queue.root.layout.private)
-    private.chmod(0o555)
-    queue.root.path.chmod(0o555)
-    try:
-        found = unprivileged(lambda: doctor(reopened(queue).root))
-    finally:
-        queue.root.path.chmod(0o755)
-        private.chmod(0o755)
-    assert {"closed-private", "rename", "folders"} <= set(kinds(found))
-    assert "closed-root" not in kinds(found)
+    private, meta = Path(queue.root.layout.private), Path(queue.root.layout.meta)
+    for closed in (private, meta):
+        closed.chmod(0o555)
+        queue.root.path.chmod(0o555)
+        try:
+            found = unprivileged(lambda: doctor(reopened(queue).root))
+        finally:
+            queue.root.path.chmod(0o755)
+            closed.chmod(0o755)
+        assert {"rename", "folders"} <= set(kinds(found))
+        assert "closed-root" not in kinds(found)
+        # What is written in .dropq/ itself is there already.
+        assert ("closed-private" in kinds(found)) is (closed == meta)
 
 
 @pytest.mark.usefixtures("plain")
@@ -517,12 +555,117 @@ def test_another_user_is_told_what_is_closed_to_it() -> None:
             return doctor(Root(queue.root.path))
 
         found = in_child(looked)
-    closed = [one for one in found if one.kind == "closed-folder"]
-    assert {Path(one.path).name for one in closed} == {
-        "working", "target", "processing", "processed", "expired", "error", ".dropq",
-    }  # fmt: skip
-    assert all("user nobody" in one.found or f"user {NOBODY}" in one.found for one in closed)
-    assert {"closed-root", "closed-private"} <= set(kinds(found))
+        for path in (Path(folder) / "root" / "q").rglob("*"):
+            path.chmod(0o711 if path.is_dir() else 0o644)
+        refused = in_child(looked)
+    (part,) = (one for one in found if one.check == "folders")
+    assert part.kind == "part" and "may look in q, not send or receive" in part.found
+    assert "user nobody" in part.found or f"user {NOBODY}" in part.found
+    assert [one.kind for one in found if one.check == "root"] == ["root", "untried"]
+    assert not any(one.open for one in found)
+    (none,) = (one for one in refused if one.check == "folders")
+    assert none.kind == "no-part" and none.level == "error"
+    assert all(f"{state}/: may not make" in none.found for state in (*FOLDERS, ".dropq"))
+    assert "closed-root" in kinds(refused)
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("said", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("verb", "where"),
+    [
+        ("make_folder", ""),
+        ("write_new", ""),
+        ("create", "/sync/"),
+        ("create", "/working/"),
+        ("link", ""),
+        ("sync_file", ""),
+        ("rename", "/processing/"),
+        ("rename", "rename-there"),
+    ],
+)
+def test_where_there_is_no_room_that_is_told_once_and_last_and_not_as_what_is_lacking(
+    queue: Queue, verb: str, where: str, said: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = everything(queue.root.path)
+    refusing(verb, said, where)(queue, monkeypatch)
+    found = doctor(reopened(queue).root)
+    assert [one.kind for one in found if one.level != "ok"] == ["no-room"]
+    assert found[-1].kind == "no-room" and os.strerror(said) in found[-1].found
+    assert everything(queue.root.path) == before
+
+
+@pytest.mark.usefixtures("plain")
+def test_where_the_file_system_tells_that_it_is_full_and_refuses_too_that_is_one_error(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used_up(queue, monkeypatch)
+    refusing("make_folder", errno.ENOSPC)(queue, monkeypatch)
+    assert [one.level for one in doctor(queue.root) if one.open] == ["error"]
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("told", [True, False])
+def test_a_read_only_mount_is_one_error_and_nobody_is_told_to_give_rights(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    if told:
+        on("ext4", "ro", "relatime", "rw")(queue, monkeypatch)
+    for verb in ("make_folder", "create", "write_new"):
+        refusing(verb, errno.EROFS)(queue, monkeypatch)
+    monkeypatch.setattr(os, "access", lambda path, mode, **how: not mode & os.W_OK)
+    found = doctor(reopened(queue).root)
+    assert [one.kind for one in found if one.level != "ok"] == ["read-only"]
+    assert [one for one in found if one.kind == "file-system" and told] == []
+    if told:
+        (mount,) = (one.found for one in found if one.kind == "read-only")
+        assert mount.endswith("is mounted read-only (ro,relatime)")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_mount_that_is_read_only_is_told_as_that_alone(queue: Queue) -> None:
+    point = str(queue.root.path)
+    if subprocess.run(["mount", "--bind", "-o", "ro", point, point], capture_output=True).returncode:
+        pytest.skip("no mount can be made here")
+    try:
+        found = doctor(reopened(queue).root)
+    finally:
+        subprocess.run(["umount", point], check=True)
+    assert [one.kind for one in found if one.open] == ["read-only"]
+    (options,) = re.findall(r"is mounted read-only \((.*)\)", next(one.found for one in found if one.open))
+    assert "rw" not in options.split(",") and len(set(options.split(","))) == len(options.split(","))
+
+
+@pytest.mark.usefixtures("plain")
+def test_the_owner_of_a_sticky_folder_may_take_what_others_sent(queue: Queue) -> None:
+    (base(queue) / "target").chmod(0o1777)
+    assert "folders" in kinds(unprivileged(lambda: doctor(reopened(queue).root)))
+
+
+@pytest.mark.usefixtures("plain")
+def test_who_may_send_is_told_where_a_delay_is_refused(queue: Queue) -> None:
+    closed = [base(queue) / name for name in ("processing", "processed", "expired", "error", ".dropq")]
+    for folder in closed:
+        folder.chmod(0o111)
+    try:
+        found = unprivileged(lambda: doctor(reopened(queue).root))
+    finally:
+        for folder in closed:
+            folder.chmod(0o755)
+    (part, delayed) = (one for one in found if one.check == "folders")
+    assert part.kind == "part" and "may send in q, not look or receive" in part.found
+    assert (delayed.kind, delayed.path) == ("closed-delayed", str(base(queue) / ".dropq"))
+
+
+@pytest.mark.usefixtures("plain")
+def test_queues_without_a_lease_are_named_where_locks_stay_on_a_mount(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased(queue, monkeypatch)
+    queue.root.create_queue("r")
+    (locks,) = (one for one in doctor(queue.root) if one.check == "locks")
+    assert locks.kind == "local-locks" and locks.found.endswith("without lease_period: r")
+    assert "leased-locks" in kinds(doctor(queue.root, queues=[queue.root.queue("q")]))
 
 
 # -- nothing is left, nothing is touched -------------------------------------------------------------------------
