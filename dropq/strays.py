@@ -103,6 +103,13 @@ class Case:
         """A test, true for names that are never messages, as far as that is known."""
         return ignoring(self.config.ignore if self.config else ())
 
+    def consumers(self) -> frozenset[str] | None:
+        """Return the subscriptions that have a file; None where this user may not list them."""
+        try:
+            return consumers.known(self.layout.consumers)
+        except PermissionError:
+            return None
+
     def look(self, folder: str, state: str = "") -> Iterator[Seen]:
         """Yield what lies in a folder; one that cannot be listed is empty."""
         return look(folder, self.now, state)
@@ -151,6 +158,9 @@ def folders(case: Case) -> Iterator[Finding]:
     if unwritable:
         detail = f"{KINDS['unwritable-folder'].says}: {', '.join(unwritable)}"
         yield Finding("unwritable-folder", case.layout.base, detail)
+    for path in case.layout.private_folders:
+        if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
+            yield Finding("unreadable-folder", path, KINDS["unreadable-folder"].says)
 
 
 def linked_folders(private: Iterable[str]) -> Iterator[Finding]:
@@ -316,7 +326,9 @@ def holders(case: Case) -> Iterator[Finding]:
     claims = [(seen, seen.claim) for seen in case.look(case.layout.processing) if seen.claim and seen.claim.ours]
     # RACE: a consumer announces itself before its first claim and settles its last before it goes. Asked for in this
     # order, a holder that is not known has no claim by now.
-    known = consumers.known(case.layout.consumers)
+    known = case.consumers()
+    if known is None:
+        return
     dead = {holder for holder in known if consumers.is_dead(case.layout.consumers, holder)}
     for seen, claim in claims:
         if claim.subscription in dead:
@@ -373,11 +385,11 @@ def reasons(case: Case) -> Iterator[Finding]:
 def leftovers(case: Case) -> Iterator[Finding]:
     """Find what consumers that died left in the private folder."""
     kept = list(case.look(case.layout.held))
-    known = consumers.known(case.layout.consumers)
+    known = case.consumers()
     claimed = {seen.claim.owner for seen in case.look(case.layout.processing) if seen.claim is not None}
     for seen in kept:
         claim, _ = names.split_claim(f"{seen.name},0,1~x")
-        if seen.name not in claimed and (claim is None or claim.subscription not in known):
+        if seen.name not in claimed and (claim is None or (known is not None and claim.subscription not in known)):
             yield seen.found("leftover")
     yield from (
         seen.found("leftover")

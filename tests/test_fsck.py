@@ -377,6 +377,19 @@ def test_a_folder_that_this_user_may_not_list_is_found(queue: Queue) -> None:
     assert kinds(found) == ["unreadable-folder"]
 
 
+def test_where_this_user_may_not_list_the_consumers_their_claims_are_not_told_as_unknown(queue: Queue) -> None:
+    queue.send(b"held")
+    with queue.subscribe() as subscription:
+        assert subscription.receive()
+        folder = Path(queue.layout.consumers)
+        folder.chmod(0)
+        try:
+            (found,) = unprivileged(lambda: examined(queue))
+        finally:
+            folder.chmod(0o755)
+    assert (found.kind, found.path) == ("unreadable-folder", str(folder))
+
+
 def test_folders_that_this_user_may_list_and_not_change_are_told_in_one_and_want_no_attention(queue: Queue) -> None:
     folders = [base(queue) / state for state in FOLDERS]
     for folder in folders:
