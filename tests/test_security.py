@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +22,13 @@ from test_cli import on_terminal
 from torture.strangers import VERBS
 
 import dropq
-from dropq import Queue, Root, StorageError, work
+from dropq import Queue, Root, StorageError, doctor, work
+from dropq.cli import main as cli
 from dropq.command import Command
 from dropq.fsck import fsck_root
 from dropq.health import health
 from dropq.journal import Journal
+from dropq.mounts import Mount
 from dropq.staging import Job
 
 T = TypeVar("T")
@@ -72,25 +76,125 @@ def shared() -> Iterator[Queue]:
     top = Path(tempfile.mkdtemp(prefix="dropq-security-"))  # tmp_path is closed to other users
     try:
         top.chmod(0o755)
-        before = os.umask(0o022)
-        queue = Root.create(top / "root").create_queue("orders", durability="file", file_mode="0640")
-        os.umask(before)
-        advise(queue)
-        yield queue
+        (top / "root").mkdir()
+        advise(top / "root")
+        yield Root(top / "root").queue("orders")
     finally:
         shutil.rmtree(top)
 
 
-def advise(queue: Queue) -> None:
-    """Do what docs/security.md advises, by the commands that stand there."""
-    (commands,) = re.findall(r"^```sh\n(.*?)^```", ADVICE.read_text(), re.MULTILINE | re.DOTALL)
+def advised() -> tuple[str, list[str]]:
+    """What docs/security.md advises: the commands that set a queue up, and the lines that check it."""
+    setting_up, checking = re.findall(r"^```sh\n(.*?)^```", ADVICE.read_text(), re.MULTILINE | re.DOTALL)
+    return setting_up, checking.splitlines()
+
+
+def advise(folder: Path) -> None:
+    """Do what docs/security.md advises, by the commands that stand there, whatever root's umask is."""
     users = {"consumer": str(CONSUMER), "readers": str(READERS)}
-    subprocess.run(["sh", "-ec", commands], cwd=queue.root.path, env={**os.environ, **users}, check=True)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **users, "PATH": path}
+    environment.pop("DROPQ_ROOT", None)
+    subprocess.run(["sh", "-ec", f"umask 077\n{advised()[0]}"], cwd=folder, env=environment, check=True)
 
 
 def reopened(queue: Queue) -> Queue:
     """The queue as whoever runs this opens it."""
     return Root(queue.root.path).queue(queue.name)
+
+
+# -- what was set up, checked ----------------------------------------------------------------------------------------
+
+#: Who is of `$readers`, and which part the doctor tells each of them.
+KINDS_OF_USERS = {
+    "consumer": (CONSUMER, READERS, "may list, create and rename in all"),
+    "monitor": (MONITOR, READERS, "may look in orders, not send or receive"),
+    "producer": (PRODUCER, NOBODYS, "may send in orders, not look or receive"),
+}
+
+
+@pytest.fixture
+def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the machine's disk be an ordinary one with room, whatever the tests run on."""
+    monkeypatch.delenv("DROPQ_ROOT", raising=False)
+    monkeypatch.setattr(doctor, "mount_of", lambda path: Mount("ext4"))
+    for limit in ("LITTLE", "LITTLE_SPACE", "FEW_INODES"):
+        monkeypatch.setattr(doctor, limit, 0)
+    monkeypatch.setattr(doctor, "SLOW_SYNC", 3600)
+    # Those two start Python, or import, which these users may not do wherever it is installed.
+    trials = [trial for trial in doctor.TRIALS if trial not in (doctor.locks, doctor.events)]
+    monkeypatch.setattr(doctor, "TRIALS", trials)
+
+
+def command(queue: Queue, user: int, group: int, *argv: str) -> int:
+    """Run a command in the root as a user, and return its exit code."""
+
+    def run() -> int:
+        os.chdir(queue.root.path)
+        return cli.main(argv)
+
+    return by(user, run, group=group)
+
+
+def life(queue: Queue) -> None:
+    """Let messages be sent with all that is kept beside them, and be taken, returned and held."""
+
+    def send() -> None:
+        sending = reopened(queue)
+        for _ in range(4):
+            sending.send(b"x", properties={"long": "x" * 300})
+        sending.send(b"later", delay="1h")
+
+    def consume() -> None:
+        with reopened(queue) as receiving:
+            take(receiving).ack()
+            take(receiving).reject("no")
+            receiving.sweep()
+
+    by(PRODUCER, send)
+    by(CONSUMER, consume, group=READERS)
+
+
+@pytest.mark.usefixtures("ordinary")
+@pytest.mark.parametrize("used", [False, True])
+def test_each_line_that_checks_it_finds_all_well_and_tells_that_user_s_part(
+    shared: Queue, capfd: pytest.CaptureFixture[str], used: bool
+) -> None:
+    if used:
+        life(shared)
+    checked = []
+    for line in advised()[1]:
+        sudo, as_user, user, dropq_itself, *argv = shlex.split(line)
+        assert (sudo, as_user, user[0], dropq_itself) == ("sudo", "-u", "$", "dropq")
+        checked.append(user[1:])
+        number, group, part = KINDS_OF_USERS[user[1:]]
+        code = command(shared, number, group, *argv)
+        out, err = capfd.readouterr()
+        assert (code, err) == (0, "nothing wants attention\n"), out
+        assert [part in row for row in out.splitlines() if row.split("\t")[1] == "folders"] == [True]
+    assert checked == list(KINDS_OF_USERS)
+
+
+@pytest.mark.usefixtures("ordinary")
+def test_a_consumer_who_is_not_of_the_readers_is_told_so_by_the_doctor(
+    shared: Queue, capfd: pytest.CaptureFixture[str]
+) -> None:
+    by(PRODUCER, lambda: reopened(shared).send(b"sent"))
+    with pytest.raises(StorageError):
+        by(CONSUMER, lambda: take(reopened(shared)).body)
+    assert command(shared, CONSUMER, NOBODYS, "doctor") == 1
+    out, err = capfd.readouterr()
+    (row,) = (row for row in out.splitlines() if row.startswith(("warning", "error")))
+    assert row.split("\t")[2] == "foreign-group" and err == "open=1\n"
+
+
+@pytest.mark.parametrize("who", ["consumer", "monitor"])
+def test_fsck_finds_nothing_amiss_in_what_was_set_up(
+    shared: Queue, capfd: pytest.CaptureFixture[str], who: str
+) -> None:
+    life(shared)
+    user, group, _ = KINDS_OF_USERS[who]
+    assert command(shared, user, group, "--root", ".", "fsck") == 0, capfd.readouterr()
 
 
 # -- producers that may only drop ----------------------------------------------------------------------------------
