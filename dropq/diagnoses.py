@@ -152,12 +152,6 @@ KINDS: Mapping[str, Kind] = {
         "a lock counts on the mount that it was taken on: elsewhere leases free what the dead hold, as they run out",
         "on NFS, mount without nolock and local_lock",
     ),
-    "unknown-locks": Kind(
-        "locks",
-        "info",
-        "whether locks reach other hosts is not told; if not, each would take the others' living consumers for dead",
-        "before a second host uses the root: `dropq fsck` there may not call a consumer dead that holds a message here",
-    ),
     # -- durability
     "sync": Kind("sync", "ok", "a send at durability full takes two such syncs of a folder and one of a file"),
     "slow-sync": Kind(

@@ -64,8 +64,6 @@ ACDIRMAX = "60"
 _OBJECT_STORES = re.compile(
     r"fuse\.(s3fs|s3|mount-s3|mountpoint-s3|goofys|gcsfuse|blobfuse2?|rclone|juicefs-s3|ossfs|cosfs)"
 )
-#: What hands the locks of one host to the others, unless an option says otherwise.
-_PASSING_LOCKS = re.compile(r"nfs|ceph|fuse\.ceph|gpfs|ocfs2|gfs2|lustre|cifs|smb|fuse\.glusterfs|beegfs")
 _NO_BARRIER = ("nobarrier", "barrier=0")
 
 #: A process that takes a lock and keeps it until it dies; it tells the number of the error where it gets none.
@@ -492,10 +490,8 @@ def _reach(bench: Bench) -> Iterator[Diagnosis]:
             yield bench.found("leased-locks", f"{text}; every queue has a lease_period")
         else:
             yield bench.found("local-locks", f"{text}; without lease_period: {', '.join(without) or 'no queue yet'}")
-    elif _PASSING_LOCKS.match(mount.kind):
-        yield bench.found("locks", f"{works}; {mount.kind} passes locks on to other hosts")
     else:
-        yield bench.found("unknown-locks", f"{works}; {mount.kind} may keep locks to this host")
+        yield bench.found("locks", f"{works}; {mount.kind} passes locks on to other hosts")
 
 
 def sync(bench: Bench) -> Iterator[Diagnosis]:

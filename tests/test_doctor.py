@@ -423,7 +423,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("local-locks", on("cifs", "nobrl")),
     ("local-locks", on("fuse.sshfs")),
     ("leased-locks", leased),
-    ("unknown-locks", on("virtiofs")),
+    ("local-locks", on("virtiofs")),
     ("sync", nothing),
     ("slow-sync", limit("SLOW_SYNC", -1)),
     ("no-sync", refusing("sync_file", errno.EINVAL)),
