@@ -144,17 +144,20 @@ class Lifecycle:
     def sent(self, *, not_before: int = 0) -> None:
         """Make what was sent durable, as far as the queue's durability asks."""
         try:
-            self.storage.sync(self.sent_to(not_before), self.layout.working)
+            self.storage.sync(self._sent_folder(not_before), self.layout.working)
         except OSError as error:
             fate = "the message is visible, but a power cut may take it back: do not send it again"
             raise storage_error(error, fate) from error
 
     def sent_to(self, not_before: int) -> str:
         """Return the folder that a message is sent to: target/, or delayed/ where it has to wait first."""
-        if not not_before:
-            return self.layout.target
-        self.storage.make_folder(self.layout.delayed)
-        return self.layout.delayed
+        folder = self._sent_folder(not_before)
+        if not_before:
+            self.storage.make_folder(folder)
+        return folder
+
+    def _sent_folder(self, not_before: int) -> str:
+        return self.layout.delayed if not_before else self.layout.target
 
     def deliver_delayed(self, file: str) -> bool:
         """Move a message whose delay is over into target/; False when somebody else did."""
@@ -293,7 +296,7 @@ class Lifecycle:
         wait = self._redelivery_delay(name) if delay is None else delay
         name = replace(name, not_before=self.clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
         file = self._leave(held, self._placed, name, held.arrival)
-        self._settled(self.sent_to(name.not_before), self.layout.processing)
+        self._settled(self._sent_folder(name.not_before), self.layout.processing)
         return Place("delayed" if name.not_before else "target", file)
 
     def set_aside(

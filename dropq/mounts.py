@@ -53,10 +53,10 @@ class Mount:
 def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
     """Return what a path lies on; None where the system does not tell."""
     path = os.path.realpath(path)
-    number = os.stat(path).st_dev
-    device = f"{os.major(number)}:{os.minor(number)}"
     found, best = None, (False, -1)
     try:
+        number = os.stat(path).st_dev
+        device = f"{os.major(number)}:{os.minor(number)}"
         with open(table, encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
                 about, _, more = line.partition(" - ")

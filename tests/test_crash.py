@@ -99,7 +99,8 @@ def test_a_send_that_writes_in_sight_is_seen(tmp_path: Path, monkeypatch: pytest
         self.storage.write_new(f"{self.layout.target}/{file}", data)
 
     monkeypatch.setattr(Lifecycle, "stage", write_in_target)
-    monkeypatch.setattr(Lifecycle, "send", lambda *args, **options: None)
+    for step in ("send", "sent"):
+        monkeypatch.setattr(Lifecycle, step, lambda *args, **options: None)
     assert any("is not whole" in line for line in tried(tmp_path, Queue, "send").wrong)
 
 

@@ -131,7 +131,7 @@ def command(queue: Queue, user: int, group: int, *argv: str) -> int:
 
     def run() -> int:
         os.chdir(queue.root.path)
-        return cli.main(argv)
+        return int(cli.main(argv))
 
     return by(user, run, group=group)
 

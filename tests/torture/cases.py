@@ -17,7 +17,7 @@ import shutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,7 +131,8 @@ class Cases:
                 if verb is not None:
                     verb.call(scene)
             except Exception as error:
-                said = Said([], "refused" if isinstance(error, ValueError) else type(error).__name__, str(error))
+                words = "; ".join([str(error), *getattr(error, "__notes__", ())])
+                said = Said([], "refused" if isinstance(error, ValueError) else type(error).__name__, words)
             content = json.dumps({"calls": calls(), "raised": said.raised, "words": said.words})
             self._said.write_text(content)
             return SAID
@@ -174,30 +175,42 @@ class Cases:
 
     # -- what is checked ---------------------------------------------------------------------------------------------
 
-    def judge(self, where: str, after: Before) -> None:
-        """Check what is left: before a sweep, after one, and once fsck has been days later."""
+    def judge(self, where: str, after: Before, *, chooses: bool = False) -> None:
+        """Check what is left: before a sweep, after one, and once fsck has been days later.
+
+        Args:
+            where: what is judged, in words.
+            after: where bodies are when the verb met nothing.
+            chooses: the verb may have taken another message of those that waited.
+        """
         self.row.cases += 1
-        self._allow(where, self.look(), *self.before, *after, between="processing")
+        taken = self._taken(after) if chooses else set[str]()
+        self._allow(where, self.look(), *self.before, *after, between={"processing", *taken})
         self.row.count(self._doubled(), where)
         try:
-            self._allow(f"{where}, swept", self._swept(), self.before.swept, after.swept)
+            self._allow(f"{where}, swept", self._swept(), self.before.swept, after.swept, between=taken)
             self.row.count(self._doubled(), f"{where}, swept")
             self._judge_jobs(where)
             self._repair(where, after.swept)
         except (DropqError, OSError) as error:
             self.row.wrong.append(f"{where}: {error!r}")
 
+    def _taken(self, after: Before) -> set[str]:
+        """Return where messages come that the verb takes."""
+        pairs = ((self.before.found, after.found), (self.before.swept, after.swept))
+        return {now.get(name, GONE) for was, now in pairs for name in was if now.get(name) != was[name]}
+
     def _doubled(self) -> Account:
         found = look(self._root)
         return judge(found, must=(), may=found.places.keys())
 
-    def _allow(self, where: str, found: States, *allowing: States, between: str = "") -> None:
-        """Count what is elsewhere than allowed; what is on its way, and was there before, may be in between."""
-        before = allowing[0]
+    def _allow(self, where: str, found: States, *allowing: States, between: Set[str]) -> None:
+        """Count what is elsewhere than allowed; what was there before, and is on its way, may be in between."""
+        before, takes = allowing[0], len(between) > 1
         for name in {name for states in (found, *allowing) for name in states}:
             place, allowed = found.get(name, GONE), {states.get(name, GONE) for states in allowing}
-            if len(allowed) > 1 and name in before:
-                allowed.add(between)
+            if name in before and (takes or len(allowed) > 1):
+                allowed |= between
             if place not in allowed:
                 self.row.lost += place == GONE
                 self.row.wrong.append(f"{where}: {name!r} is {place}, and may be {' or '.join(sorted(allowed))}")

@@ -36,12 +36,13 @@ INNER = {
     "Subscription.adopt", "Subscription.forget", "Subscription.holding",  # of journals and messages
     "Queue.address", "Queue.plain_addresses",  # of sends: they only make names
     "finish", "roll_forward", "held_by",
-    "lapsed_claim", "runs", "check_semantics", "is_committed", "select",
+    "lapsed_claim", "runs", "check_semantics", "is_committed", "has_manifest", "select",
+    "sweep",  # of staging: a part of Queue.sweep
 }  # fmt: skip
 #: Seconds for which short leases and delays of a scene last, and by which its clock goes on before a verb is called.
 SHORT, AFTER = 5, 10
 KEPT = ("processed", "expired", "error")
-#: Verbs of the short form.
+#: Verbs of the short form; where they die, those that change something.
 FEW = 12
 
 
