@@ -36,6 +36,8 @@ from torture.verbs import AFTER, SETTINGS, Setting, Verb, build, verbs
 #: How a child ends: when it could say what became of the verb, and when it was to die.
 SAID, DIED = 0, 77
 GONE, BESIDE = "gone", "beside the queues"
+#: What the scene calls a message that a process held which died: a sweep returns others as it returns this one.
+HELD = "held by the dead"
 #: Milliseconds after which whatever was left counts as left.
 DAYS = 2 * 86_400_000
 
@@ -185,10 +187,13 @@ class Cases:
         """
         self.row.cases += 1
         taken = self._taken(after) if chooses else set[str]()
-        self._allow(where, self.look(), *self.before, *after, between={"processing", *taken})
+        found = self.look()
+        self._allow(where, found, *self.before, *after, between={"processing", *taken})
         self.row.count(self._doubled(), where)
+        back = self.before.swept[HELD]
+        returned = {**self.before.swept, **{name: back for name, state in found.items() if state == "processing"}}
         try:
-            self._allow(f"{where}, swept", self._swept(), self.before.swept, after.swept, between=taken)
+            self._allow(f"{where}, swept", self._swept(), self.before.swept, after.swept, returned, between=taken)
             self.row.count(self._doubled(), f"{where}, swept")
             self._judge_jobs(where)
             self._repair(where, after.swept)
