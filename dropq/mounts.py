@@ -13,8 +13,6 @@ MOUNTS = "/proc/self/mountinfo"
 _SHARED = re.compile(
     r"nfs|fuse|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|ocfs2|gfs2|vboxsf|prl_fs|drvfs"
 )
-
-
 #: Of these, those that pass the locks of one host on to the others, unless an option says otherwise.
 _PASSING_LOCKS = re.compile(r"nfs|cifs|smb|ceph|lustre|ocfs2|gfs2")
 #: Options by which locks stay on the host that they are taken on.

@@ -17,7 +17,17 @@ from dropq import names
 from dropq.errors import StorageError
 from dropq.layout import QueueLayout
 from dropq.names import Name
-from dropq.storage import Clock, Storage, changed_ms, entries, is_message_file, parse_json, read_small, telling
+from dropq.storage import (
+    Clock,
+    Storage,
+    changed_ms,
+    entries,
+    is_message_file,
+    parse_json,
+    read_small,
+    storage_error,
+    telling,
+)
 
 log = logging.getLogger("dropq")
 
@@ -96,11 +106,10 @@ class Sidecars:
             return name
         path = f"{self.folder}/{os.path.basename(name.meta)}.json"
         try:
-            with telling("what it holds stays there, and nothing was moved"):
-                content = parse_json(read_small(path) or b"null")
-        except (ValueError, StorageError) as error:
-            if isinstance(error, StorageError) and error.errno not in _NO_FILE:
-                raise
+            content = parse_json(read_small(path) or b"null")
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_FILE:
+                raise storage_error(error, "what it holds stays there, and nothing was moved") from error
             log.warning("sidecar %s of message %s is damaged (%s): delivered without it", path, name.id, error)
             return name
         if not isinstance(content, dict):

@@ -38,11 +38,10 @@ ROW_AGE = 30 * 86_400_000
 #: Bytes that a job id may have once it is encoded.
 JOB_ID_LIMIT = 100
 #: What one of a row of jobs is named by.
-_ROW = re.compile(r"([^.]+)\.([0-9]{1,19})")
-
-
 #: What is told of an attempt that fails.
 UNSENT = "nothing of this attempt was sent"
+
+_ROW = re.compile(r"([^.]+)\.([0-9]{1,19})")
 
 
 class Staged(NamedTuple):
@@ -266,9 +265,9 @@ class Epoch(Job):
         sent = super().commit(attempts)
         with telling(f"epoch {self._number} of {self._row} is committed: do not send it again"):
             known = _sent_of(self._life, self._row)
-            for number in known:
-                if number < self._number and self._number in known:  # an epoch of nothing is not in the ledger
-                    self._life.storage.unlink(_ledger_entry(self._life, f"{self._row}.{number}"))
+            earlier = [number for number in known if number < self._number]
+            for number in earlier if self._number in known else ():  # an epoch of nothing is not in the ledger
+                self._life.storage.unlink(_ledger_entry(self._life, f"{self._row}.{number}"))
         return sent
 
     def _be_next(self) -> None:
@@ -442,7 +441,7 @@ def _key(name: str) -> str:
 def _manifest(folder: str) -> Mapping[str, object] | None:
     path = f"{folder}/{MANIFEST}"
     try:
-        if os.path.islink(folder) or not storage.size_now(path):
+        if os.path.islink(folder) or not has_manifest(folder):
             return None  # no job's folder; or RACE: reserved for a rename that is to come, or that a crash cut off
         data = storage.read_small(path, limit=-1)
         content = storage.parse_json(data) if data is not None else None

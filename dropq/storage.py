@@ -434,10 +434,10 @@ class Storage:
         try:
             os.rename(source, destination)
         except BaseException as error:
-            # RACE: a lost reply of NFS again, or a signal on the way back: if the reservation is gone, it was our
-            # rename that replaced it, and what lies there is the file itself.
+            # RACE: a lost reply of NFS again, or a signal on the way back: if the reservation is gone, and the source
+            # with it, it was our rename that replaced it, and what lies there is the file itself.
             if not _is_still(destination, reserved):
-                if isinstance(error, OSError) and os.path.lexists(destination):
+                if isinstance(error, OSError) and os.path.lexists(destination) and not os.path.lexists(source):
                     return
                 raise  # the reservation went with its folder
             os.unlink(destination)
@@ -567,14 +567,11 @@ class Storage:
         """
         try:
             return rename_noreplace(source, destination)
-        except FileNotFoundError:
-            if not os.path.lexists(destination):  # RACE: a lost reply of NFS, as in `rename`
-                raise
         except OSError as error:
             self._stop_noreplace(error)
             if os.path.lexists(destination):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination) from None
-            os.rename(source, destination)  # RACE: fails with ENOTEMPTY on any folder that is not empty
+            self.rename(source, destination)  # RACE: fails with ENOTEMPTY on any folder that is not empty
 
     def drain(self, folder: str) -> None:
         """Empty and remove a folder, until nothing comes into it any more."""

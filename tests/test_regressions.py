@@ -1165,14 +1165,35 @@ def test_a_file_that_was_taken_over_although_the_answer_was_lost_is_sent(
 def test_a_queue_that_was_made_although_the_answer_was_lost_is_there(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, noreplace = make().root, storage.rename_noreplace
+    root, rename = make().root, os.rename
+
+    def no_flags(old: str, new: str) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), old)
 
     def lost(old: str, new: str) -> None:
-        noreplace(old, new)
+        rename(old, new)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
 
-    monkeypatch.setattr(storage, "rename_noreplace", lost)
+    monkeypatch.setattr(storage, "rename_noreplace", no_flags)  # as on NFS
+    monkeypatch.setattr(os, "rename", lost)
     assert root.create_queue("z").exists()
+
+
+def test_a_move_that_was_refused_is_not_taken_for_done_where_inodes_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "message").write_bytes(b"a")
+
+    def refused(old: str, new: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), old)
+
+    store = Storage("none")
+    store._noreplace = False
+    monkeypatch.setattr(storage, "_is_still", lambda path, reserved: False)
+    monkeypatch.setattr(os, "rename", refused)
+    with pytest.raises(OSError, match="Read-only"):
+        store.move(str(tmp_path / "message"), str(tmp_path / "kept"))
+    assert (tmp_path / "message").read_bytes() == b"a"
 
 
 def test_an_error_of_the_callers_own_in_a_staged_body_stays_what_it_is(make: Make, tmp_path: Path) -> None:
