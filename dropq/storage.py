@@ -579,7 +579,7 @@ class Storage:
         pause = 0.001
         while True:
             for entry in list(entries(folder)):
-                (self.remove_tree if entry.is_dir(follow_symlinks=False) else self.unlink)(entry.path)
+                self.remove_tree(entry.path)
             try:
                 return os.rmdir(folder)
             except FileNotFoundError:
@@ -591,8 +591,12 @@ class Storage:
                 pause = min(pause * 2, 0.25)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder of ours with all that is in it; that it is gone already is no error."""
-        shutil.rmtree(path, onerror=_unless_gone)
+        """Remove a folder of ours with all that is in it, or what lies in its place; that it is gone is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                shutil.rmtree(path, onerror=_unless_gone)
+            else:  # rmtree would open it: a link leads elsewhere, and a fifo keeps who opens it
+                os.unlink(path)
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder; that it is gone already is no error.

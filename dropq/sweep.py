@@ -7,6 +7,7 @@ single files, and the rename decides. No daemon is needed: consumers sweep now a
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -335,7 +336,7 @@ def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
         claim, _ = names.split_claim(f"{entry.name},0,1~x")
         if claim is None or claim.subscription in known or life.find_claim(claim.owner) is not None:
             continue
-        if _holds_the_only_copy(entry.path) and _age(life, entry.path) <= LEFTOVERS_AGE:
+        if _holds_the_only_copy(entry) and _age(life, entry.path) <= LEFTOVERS_AGE:
             continue  # delivered at most once, without a history: who received it may yet read it
         with _passing_over(life, report, entry.path):
             life.storage.remove_tree(entry.path)
@@ -369,9 +370,11 @@ def _newest(life: Lifecycle, folder: str) -> float:
     return min([_age(life, folder), *(_age(life, entry.path) for entry in storage.entries(folder))])
 
 
-def _holds_the_only_copy(folder: str) -> bool:
+def _holds_the_only_copy(folder: os.DirEntry[str]) -> bool:
     try:
-        return any(entry.stat(follow_symlinks=False).st_nlink == 1 for entry in storage.entries(folder))
+        return folder.is_dir(follow_symlinks=False) and any(
+            entry.stat(follow_symlinks=False).st_nlink == 1 for entry in storage.entries(folder.path)
+        )
     except OSError:
         return False  # RACE: its reader, or another sweep, removed it
 

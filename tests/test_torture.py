@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from torture.account import Account, body, judge, look, name_of
-from torture.table import Row, rendered
+from torture.table import Row, lines_of, merged, table_of
 
 
 @pytest.fixture
@@ -87,9 +87,17 @@ def test_what_is_broken_is_told(root: Path) -> None:
 
 def test_a_table_says_what_was_not_run() -> None:
     rows = [Row("one", cases=1000, kills=2), Row("two", not_run="no spin: apt install spin")]
-    assert rendered(rows).splitlines()[2:] == [
-        "| one | 1,000 | 2 | 0 | 0 | 0 |",
-        "| two | NOT RUN: no spin: apt install spin |  |  |  |  |",
+    assert lines_of("model", rows, "c0ffee") == [
+        "| model | one | 1,000 | 2 | 0 | 0 | 0 | c0ffee |",
+        "| model | two | NOT RUN: no spin: apt install spin |  |  |  |  | c0ffee |",
     ]
     assert [row.good for row in rows] == [True, False]
     assert Account().good
+
+
+def test_a_part_that_is_run_again_has_its_rows_replaced_and_leaves_those_of_others() -> None:
+    old = [*lines_of("crashes", [Row("a"), Row("b")], "1"), *lines_of("storm", [Row("c")], "1")]
+    new = [*lines_of("storm", [Row("c", kills=3)], "2"), *lines_of("faults", [Row("d")], "2")]
+    rows = merged(table_of(old), new, ("crashes", "faults", "storm"))
+    assert rows == [*old[:2], new[1], new[0]]
+    assert merged("No table yet.", new, ("crashes", "faults", "storm")) == [new[1], new[0]]

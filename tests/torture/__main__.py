@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
-from torture.table import NotRun, Options, Row, rendered
+from torture.table import NotRun, Options, Row, lines_of, merged, table_of
 
 #: The parts in the order of the table: each is a module with a function `run(options)` that returns rows.
 PARTS = (
@@ -42,20 +43,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of all that is left to chance")
     parser.add_argument("--short", action="store_true", help="as short as in make test")
     parser.add_argument("--folder", type=Path, help="where to work: a folder on a disk, not on tmpfs")
-    parser.add_argument("--write", action="store_true", help="keep the table in docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="keep the rows in docs/reliability.md")
     asked = parser.parse_args()
     parts = asked.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    commit = _commit()
     logging.disable()  # what goes wrong on purpose is no news
     with tempfile.TemporaryDirectory(prefix="torture-", dir=asked.folder) as folder:
-        rows = [row for part in parts for row in _rows(part, Options(Path(folder), asked.seed, not asked.short))]
+        of_part = {part: _rows(part, Options(Path(folder), asked.seed, not asked.short)) for part in parts}
+    rows = [row for part in parts for row in of_part[part]]
     for row in rows:
         for line in row.wrong:
             print(f"WRONG  {row.test}: {line}")
-    print(table := rendered(rows))
+    print(table_of(lines := [line for part in parts for line in lines_of(part, of_part[part], commit)]))
     if asked.write:
-        _keep(table)
+        _keep(lines)
     broken = [row.test for row in rows if not row.good and not row.not_run]
     missing = [row.test for row in rows if row.not_run]
     verdict = "a promise was broken" if broken else "every promise was kept where it was tried"
@@ -63,7 +66,7 @@ def main() -> int:
     return 1 if broken else 2 if missing else 0
 
 
-def _rows(part: str, options: Options) -> Iterable[Row]:
+def _rows(part: str, options: Options) -> list[Row]:
     """Run a part; one that this machine cannot run has a row that says why."""
     begun = time.monotonic()
     print(f"{part} ...", file=sys.stderr, flush=True)
@@ -79,15 +82,23 @@ def _rows(part: str, options: Options) -> Iterable[Row]:
         traceback.print_exc()
         rows.append(Row(part, wrong=[f"ended by {error!r}"]))
     told = [f"  {row.test}: {line}" for row in rows for line in row.wrong]
-    print(rendered(rows), *told, f"{part}: {time.monotonic() - begun:.0f} s", sep="\n", file=sys.stderr, flush=True)
+    took = f"{part}: {time.monotonic() - begun:.0f} s"
+    print(*lines_of(part, rows, ""), *told, took, sep="\n", file=sys.stderr, flush=True)
     return rows
 
 
-def _keep(table: str) -> None:
-    """Put a table into the paper, in place of the one that is there."""
+def _commit() -> str:
+    """Return what was held against all this, as git calls it."""
+    described = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    told = subprocess.run(described, cwd=PAPER.parent, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"
+
+
+def _keep(lines: list[str]) -> None:
+    """Put lines into the paper's table, in place of those that it has of the same parts."""
     before, _, rest = PAPER.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAPER.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+    table, _, after = rest.partition(END)
+    PAPER.write_text(f"{before}{BEGIN}\n{table_of(merged(table, lines, PARTS))}\n{END}{after}")
 
 
 if __name__ == "__main__":

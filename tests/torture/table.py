@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torture.account import Account
 
-HEADS = ("test", "cases", "kills", "faults", "lost", "doubled")
+HEADS = ("part", "test", "cases", "kills", "faults", "lost", "doubled", "commit")
 
 
 class NotRun(Exception):
@@ -50,11 +50,27 @@ class Row:
             self.wrong.append(f"{where}: {account}")
 
 
-def rendered(rows: list[Row]) -> str:
-    """Return rows as a table in Markdown."""
-    lines = [f"| {' | '.join(HEADS)} |", "|---|" + "---:|" * (len(HEADS) - 1)]
+def lines_of(part: str, rows: list[Row], commit: str) -> list[str]:
+    """Return a part's rows as lines of a table in Markdown."""
+    lines = []
     for row in rows:
-        figures = astuple(row)[1 : len(HEADS)]
+        figures = (row.cases, row.kills, row.faults, row.lost, row.doubled)
         cells = [f"NOT RUN: {row.not_run}", *[""] * (len(figures) - 1)] if row.not_run else [f"{n:,}" for n in figures]
-        lines.append(f"| {row.test} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(f"| {' | '.join([part, row.test, *cells, commit])} |")
+    return lines
+
+
+def table_of(lines: list[str]) -> str:
+    """Return lines under their heads."""
+    return "\n".join([f"| {' | '.join(HEADS)} |", "|---|---|" + "---:|" * (len(HEADS) - 3) + "---|", *lines])
+
+
+def merged(table: str, lines: list[str], parts: tuple[str, ...]) -> list[str]:
+    """Return a table's lines with those of other parts in their place: of a part, all lines are new or none is."""
+    new = {_part(line) for line in lines}
+    kept = [line for line in table.splitlines() if _part(line) in parts and _part(line) not in new]
+    return sorted(kept + lines, key=lambda line: parts.index(_part(line)))
+
+
+def _part(line: str) -> str:
+    return line.removeprefix("| ").partition(" ")[0]
