@@ -88,10 +88,11 @@ def _rows(part: str, options: Options) -> list[Row]:
 
 
 def _commit() -> str:
-    """Return what was held against all this, as git calls it."""
-    described = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    told = subprocess.run(described, cwd=PAPER.parent, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"
+    """Return what was held against all this, as git calls it; what its papers say does not matter."""
+    git = ["git", "-C", str(PAPER.parents[1])]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs"], check=False)
+    return (head.stdout.strip() or "unknown") + ("-changed" if changed.returncode else "")
 
 
 def _keep(lines: list[str]) -> None:
