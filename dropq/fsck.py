@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from dropq.queue import Queue
 from dropq.root import Root
 from dropq.sidecars import references
 from dropq.storage import Storage, telling
-from dropq.strays import Case, look
+from dropq.strays import Case, Seen, look
 
 __all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
 
@@ -128,8 +129,13 @@ def _halves(root: Root, now: int) -> Iterator[Finding]:
         if _HALF_MADE.fullmatch(seen.name):
             yield seen.settled("half-made-queue")
         elif _HALF_DELETED.fullmatch(seen.name):
-            files = sum(len(files) for _, _, files in os.walk(seen.path))
-            yield seen.settled("half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; it holds {files} files")
+            yield seen.settled("half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; it {_content(seen)}")
+
+
+def _content(seen: Seen) -> str:
+    if stat.S_ISDIR(seen.status.st_mode):
+        return f"holds {sum(len(files) for _, _, files in os.walk(seen.path))} files"
+    return "is a symbolic link" if stat.S_ISLNK(seen.status.st_mode) else "is no folder"
 
 
 def _no_queues(root: Root, now: int) -> Iterator[Finding]:

@@ -186,6 +186,7 @@ class Root:
             gone = _moved(layout, away)
             for folder in (gone.target, gone.delayed):
                 store.drain(folder)
+            store.remove_tree(os.path.realpath(away))  # where the queue is a link, what it leads to goes first
             store.remove_tree(away)
         except OSError as error:
             raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
@@ -261,7 +262,7 @@ class Root:
         """Bring back queues whose delete died before it was decided: a send may have returned just before."""
         for entry in list(storage.entries(self.layout.path)):
             found = _UNDECIDED.fullmatch(entry.name)
-            if found is None or self.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT:
+            if found is None or self.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
                 continue
             store = _private_store(entry.path)
             base = f"{entry.path}/{INCOMING}" if os.path.isdir(f"{entry.path}/{INCOMING}") else entry.path

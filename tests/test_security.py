@@ -438,6 +438,30 @@ def test_what_lies_in_place_of_a_dead_claims_body_is_removed_unopened(tmp_path: 
     assert (tmp_path / "fifo").is_fifo()
 
 
+def test_a_link_that_looks_like_a_queue_half_deleted_is_not_followed(tmp_path: Path, elsewhere: Path) -> None:
+    root = make_queue(tmp_path / "root").root
+    link = root.path / ".x.deleting-1-012345"
+    link.symlink_to(elsewhere)
+    root.sweep()
+    assert [(found.kind, found.path) for found in fsck_root(root)] == [("under-way", str(link))]
+    assert "is a symbolic link" in fsck_root(root)[0].detail
+    assert [queue.name for queue in root.queues()] == ["q"]
+
+
+def test_a_queue_that_is_a_link_is_deleted_with_what_it_leads_to_and_nothing_beside_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    away = tmp_path / "other disk"
+    away.mkdir()
+    (away / "kept").write_bytes(b"kept")
+    base(queue).rename(away / "q")
+    base(queue).symlink_to(away / "q")
+    drop(queue, "a", b"a")
+    take(queue).ack()
+    queue.root.delete_queue("q")
+    assert not os.path.lexists(queue.root.path / "q")
+    assert os.listdir(away) == ["kept"]
+
+
 def test_a_job_leads_nowhere_by_links(tmp_path: Path, elsewhere: Path) -> None:
     queue = make_queue(tmp_path / "root")
     manifest = '{"format": 1, "job": "x", "attempts": {"part": ["4.a.B"], "mine": ["4.b.B"]}}'
