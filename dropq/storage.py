@@ -532,12 +532,15 @@ class Storage:
             path: the folder.
             parents: create those above it.
             passing: it will soon be gone, and need not outlive a power cut.
+
+        Raises:
+            NotADirectoryError: something else lies in its place.
         """
         try:
             os.mkdir(path, DIR_MODE if self._dir_mode is None else self._dir_mode)
         except FileExistsError:
-            if not os.path.isdir(path):
-                raise
+            if not os.path.isdir(path):  # an error of its own: it must not pass for a message's name that is taken
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
             return
         except FileNotFoundError:
             if not parents or os.path.dirname(path) == self._base:

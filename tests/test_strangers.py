@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers import Clock, base, make_queue, names_in, take
+from helpers import Clock, base, make_queue, names_in, take, where
 from torture import strangers
 from torture.account import body
 from torture.strangers import Canary, Case, Deed, Stranger, watch
@@ -125,6 +125,21 @@ def test_a_folder_among_the_metadata_does_not_end_a_sweep_of_the_root(tmp_path: 
         clock.advance(hours * 3600)
         root.sweep()
     assert (Path(root.layout.meta) / "x.json").is_dir()
+
+
+def test_a_file_in_place_of_the_reasons_is_told_and_the_message_can_be_settled_when_it_is_gone(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    queue.send(b"a")
+    message = take(queue)
+    folder = base(queue) / ".dropq" / "reasons" / "error"
+    folder.parent.mkdir(exist_ok=True)
+    folder.touch()
+    with pytest.raises(StorageError, match="Not a directory"):
+        message.fail("why")
+    assert names_in(queue, "processing") != []
+    folder.unlink()
+    message.fail("why")
+    assert where(queue)["error"] == [b"a"]
 
 
 @pytest.mark.parametrize("folder", ["target", "processing", "error", ".dropq/delayed", ".dropq/consumers"])
