@@ -67,9 +67,11 @@ class StorageError(DropqError):
     Attributes:
         path: the path that the failed call was about.
         errno: the system's error number, or None.
+        place: the state and the file name to which a message went, where it was settled and that is only not durable.
     """
 
     def __init__(self, message: str, *, path: str = "", errno: int | None = None) -> None:
         super().__init__(message)
         self.path = path
         self.errno = errno
+        self.place: tuple[str, str] | None = None

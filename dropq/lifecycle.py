@@ -238,9 +238,10 @@ class Lifecycle:
         """
         if not self._keeps_history:
             self._leave(held, self.storage.discard, self._private())
+            place = Place("removed", "")
             if synced:
-                self.archived()
-            return Place("removed", "")
+                self.archived(place)
+            return place
         layout, file = self.layout, held.file
         others = None
         if held.claim.number != 1 or "JMS_dropq_" in file:
@@ -253,14 +254,15 @@ class Lifecycle:
             except FileExistsError:  # a file of the same name was archived before: both stay
                 others = others or self._kept_names(self._counted(held))
                 file = next(others)
+        place = Place("processed", file)
         if synced and self.storage.syncs_folders:
-            self.archived()
-        return Place("processed", file)
+            self.archived(place)
+        return place
 
-    def archived(self) -> None:
+    def archived(self, place: Place | None = None) -> None:
         """Make what was archived durable, as far as the queue's durability asks."""
-        layout = self.layout
-        self._settled(*((layout.processed, layout.processing) if self._keeps_history else (layout.processing,)))
+        folders = (self.layout.processed,) if self._keeps_history else ()
+        self._settled(*folders, self.layout.processing, place=place)
 
     def withhold(self, held: Held) -> str:
         """Move a held message to a private place, for at-most-once without a history; return the path."""
@@ -296,8 +298,9 @@ class Lifecycle:
         wait = self._redelivery_delay(name) if delay is None else delay
         name = replace(name, not_before=self.clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
         file = self._leave(held, self._placed, name, held.arrival)
-        self._settled(self._sent_folder(name.not_before), self.layout.processing)
-        return Place("delayed" if name.not_before else "target", file)
+        place = Place("delayed" if name.not_before else "target", file)
+        self._settled(self._sent_folder(name.not_before), self.layout.processing, place=place)
+        return place
 
     def set_aside(
         self,
@@ -315,8 +318,9 @@ class Lifecycle:
                 self._leave(held, self._explained, state, file, reason, fields)
             except FileExistsError:
                 continue  # a foreign file of the same name lies there: both stay
-            self._settled(self.layout.folder(state), self.layout.processing)
-            return Place(state, file)
+            place = Place(state, file)
+            self._settled(self.layout.folder(state), self.layout.processing, place=place)
+            return place
         raise AssertionError("unreachable: the last name tried is unique")
 
     def expire_waiting(self, waiting: Waiting, reason: str = "time_limit") -> bool:
@@ -540,14 +544,16 @@ class Lifecycle:
             raise storage_error(error, "the message is in target/; do not move it again") from error
         return file
 
-    def _settled(self, *folders: str) -> None:
+    def _settled(self, *folders: str, place: Place | None = None) -> None:
         if not self.storage.syncs_folders:
             return
         try:
             self.storage.sync(*folders)
         except OSError as error:
             fate = "the message is settled, but a power cut may undo it and deliver it again"
-            raise storage_error(error, fate) from error
+            refused = storage_error(error, fate)
+            refused.place = place
+            raise refused from error
 
     def _private(self) -> str:
         return self._made(self.layout.private)

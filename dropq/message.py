@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from dropq import names, storage
 from dropq.durations import parse_duration
-from dropq.errors import LeaseLost, NoSuchMessage
+from dropq.errors import LeaseLost, NoSuchMessage, StorageError
 from dropq.lifecycle import Held, Lifecycle, Place
 from dropq.names import Name
 from dropq.storage import storage_error, telling
@@ -377,6 +377,10 @@ class Message:
                 place = move(held)
             except LeaseLost:
                 self._done(None)
+                raise
+            except StorageError as error:
+                if error.place is not None:  # it has left, and only that is not durable
+                    self._done(Place(*error.place))
                 raise
             self._done(place)
 

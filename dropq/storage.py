@@ -497,12 +497,15 @@ class Storage:
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: take it out by a rename to a private name, then unlink it.
 
+        What the rename took out is gone from its queue; a file that cannot be unlinked now is left to a later sweep.
+
         Raises:
             FileNotFoundError: somebody else took it first.
         """
         private = f"{folder}/.gone-{secrets.token_hex(8)}"
         self.rename(path, private)
-        self.unlink(private)  # RACE: over NFS a removal whose reply was lost is sent again and finds nothing
+        with contextlib.suppress(OSError):  # RACE: over NFS one whose reply was lost is sent again and finds nothing
+            self.unlink(private)
 
     def place(self, source: str, destination: str) -> None:
         """Rename a file to a name that is unique by construction, and replace nothing where the kernel helps.

@@ -344,9 +344,11 @@ class Subscription:
                 refused = error
         if refused is not None:
             raise refused
-        for held in held_by(self._life, self.id):  # an interrupt came between a claim and its hand-out
-            with suppress(LeaseLost):
-                self._life.give_back(held, counted=False, delay=0)
+        now = self._life.clock.now_ms()
+        for held in held_by(self._life, self.id):
+            lapsed = 0 < held.claim.deadline <= now  # handed out, and forgotten as its lease ran out
+            with suppress(LeaseLost):  # of others, an interrupt came between the claim and its hand-out
+                self._life.give_back(held, counted=lapsed, delay=None if lapsed else 0)
 
     def __enter__(self) -> Subscription:
         return self

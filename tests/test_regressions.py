@@ -1227,3 +1227,68 @@ def test_a_send_of_many_on_a_disk_that_turns_read_only_says_how_many_were_sent(
     with pytest.raises(StorageError, match="the message was not sent") as caught:
         queue.send_many([b"a", b"b"])
     assert caught.value.__notes__ == ["1 messages of this send_many were sent before the error"]
+
+
+def _refusing(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Let a call of the system be refused the next time it is made."""
+    real = getattr(os, call)
+
+    def refused(*args: object, **kwargs: object) -> None:
+        monkeypatch.setattr(os, call, real)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, call, refused)
+
+
+@pytest.mark.parametrize(
+    ("settle", "state"),
+    [
+        (lambda message: message.ack(), "processed"),
+        (lambda message: message.nack(), "target"),
+        (lambda message: message.reject("no"), "error"),
+    ],
+)
+def test_a_message_that_was_settled_and_not_synced_is_held_no_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch, settle: Callable[[Message], None], state: str
+) -> None:
+    queue = make(durability="full")
+    with queue.subscribe() as subscription:
+        for body in ("a", "b"):
+            queue.send(body)
+        message = subscription.receive()
+        assert message is not None
+        syncs = Storage.sync
+
+        def refused(self: Storage, *folders: str) -> None:
+            if queue.layout.processing in folders:
+                monkeypatch.setattr(Storage, "sync", syncs)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            syncs(self, *folders)
+
+        monkeypatch.setattr(Storage, "sync", refused)
+        with pytest.raises(StorageError, match="the message is settled"):
+            settle(message)
+        assert (message.held, message.state, subscription.held) == (False, state, ())
+        assert os.path.exists(message.path)
+        assert subscription.receive() is not None  # it may hold one
+
+
+def test_an_ack_without_a_history_that_cannot_unlink_is_an_ack(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make(history=False)
+    queue.send("a")
+    message = take(queue)
+    _refusing(monkeypatch, "unlink")
+    message.ack()
+    assert message.state == "removed" and not names_in(queue, "processing")
+    assert [name for name in os.listdir(queue.layout.private) if name.startswith(".gone-")]
+
+
+def test_a_delivery_whose_lease_ran_out_counts_when_its_subscription_closes(tmp_path: Path) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("q", durability="none")
+    queue.send("a")
+    with queue.subscribe(lease_period=0.05) as subscription:
+        assert subscription.receive() is not None
+        time.sleep(0.1)  # and nobody sweeps meanwhile: a consumer does so each second
+        assert subscription.receive() is None and subscription.held == ()
+    (waiting,) = queue.browse()
+    assert waiting.delivery_count == 1 and waiting.redelivered

@@ -39,7 +39,14 @@ UNTRUE = ("LeaseLost", "NoSuchQueue", "NoSuchMessage", "QueueExists", "QueueFull
 #: Verbs that do what they were asked when they return without an error; others do what they can, and say it in a log.
 PROMPT = ("Message.", "Queue.send", "Queue.writer", "Job.commit", "Epoch.commit")
 #: What a fate says of what was to be sent or settled: that nothing was done, or that it was.
-UNDONE = ("not sent", "nothing was sent", "not committed", "is still held", "nothing was changed")
+UNDONE = (
+    "not sent",
+    "nothing was sent",
+    "not committed",
+    "is still held",
+    "nothing was changed",
+    "the message stays in",
+)
 DONE = ("is visible", "is settled", "was sent, its source")
 #: What is said of a job that a sweep brings to its end, and of a send of many that sent some.
 COMMITTED, SOME = "is committed", "of this send_many were sent"

@@ -693,8 +693,6 @@ def killed_daemon(fs: Mounted, row: Row, options: Options) -> None:
         if wrong := _refusal(lambda: writer.__exit__(None, None, None)):
             row.wrong.append(f"{fs.kind.name}, writer on a dead mount: {wrong}")
         fs.again()
-        case.removed |= {"staged0", "staged1"} & behind(fs, case.name).places.keys()
-        case.removed.clear()
         _goes_on(queue, subscription, held, row)
         job.abort()
 
