@@ -346,8 +346,9 @@ def test_a_leftover_that_cannot_be_removed_does_not_end_a_sweep(make: Make, cloc
     Path(queue.layout.held, "a-0123456789-1").write_bytes(b"")
     os.mkdir(f"{queue.layout.held}/a-0123456789-2")
     clock.advance(2 * 86_400)
-    assert queue.sweep().leftovers == 1
-    assert os.listdir(queue.layout.held) == ["a-0123456789-1"]
+    report = queue.sweep()
+    assert (report.leftovers, report.refused) == (2, 2)
+    assert os.listdir(queue.layout.held) == []
 
 
 @pytest.mark.parametrize("folder", ["processing", "delayed", "target"])
