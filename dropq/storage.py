@@ -11,6 +11,7 @@ import ctypes
 import errno
 import io
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -25,6 +26,8 @@ from typing import IO, Any, Protocol, TypeVar
 
 from dropq.errors import StorageError
 from dropq.layout import PRIVATE
+
+log = logging.getLogger("dropq")
 
 #: Permission bits of what is created when the configuration does not say; the umask applies to them.
 FILE_MODE = 0o664
@@ -164,6 +167,12 @@ class ServerClock:
             if after - before <= CLOCK_TOLERANCE:
                 break
         return min(tries)
+
+
+def _unless_done(error: OSError, source: str, destination: str) -> None:
+    """Raise the error of a rename, unless it was done all the same: its answer was lost, or its server went."""
+    if not os.path.lexists(destination) or os.path.lexists(source):
+        raise error
 
 
 def _is_still(path: str, reserved: int) -> bool:
@@ -397,11 +406,10 @@ class Storage:
         """
         try:
             os.rename(source, destination)
-        except FileNotFoundError:
+        except OSError as error:
             # RACE: over NFS a rename whose reply was lost is sent again and finds nothing. The destination was
             # never anybody else's, so if it is there, this rename made it.
-            if not os.path.lexists(destination):
-                raise
+            _unless_done(error, source, destination)
 
     def move(self, source: str, destination: str) -> None:
         """Rename a file to a name that somebody else may have taken.
@@ -410,20 +418,24 @@ class Storage:
             FileExistsError: the destination exists; nothing was changed.
             FileNotFoundError: the source is gone.
         """
-        if self._noreplace:
-            try:
-                return rename_noreplace(source, destination)
-            except OSError as error:
-                self._stop_noreplace(error)
+        if self._noreplace and self._without_replacing(source, destination):
+            return
         if self._replaces:
             return self._move_by_reservation(source, destination)
         self._rename_to_free(source, destination)
 
-    def _stop_noreplace(self, error: OSError) -> None:
-        """Do without the kernel's help where it has no such call, as NFS and most FUSE file systems; else raise."""
-        if error.errno not in _NO_FLAGS:
-            raise error
-        self._noreplace = False
+    def _without_replacing(self, source: str, destination: str) -> bool:
+        """Rename a file and replace nothing; False where the kernel has no such call, as on NFS and most FUSE ones."""
+        try:
+            rename_noreplace(source, destination)
+        except (FileExistsError, FileNotFoundError):
+            raise
+        except OSError as error:
+            if error.errno in _NO_FLAGS:
+                self._noreplace = False
+                return False
+            _unless_done(error, source, destination)
+        return True
 
     def _move_by_reservation(self, source: str, destination: str) -> None:
         # RACE: O_EXCL decides who has the name; the empty file without permissions is renamed over. A crash
@@ -457,9 +469,11 @@ class Storage:
         try:
             os.rename(source, destination)
         except OSError as error:
-            if not self._is_taken(error, destination) or not os.path.lexists(destination):
+            if isinstance(error, FileNotFoundError):
                 raise
-            raise taken from error
+            if self._is_taken(error, destination) and os.path.lexists(source) and os.path.lexists(destination):
+                raise taken from error
+            _unless_done(error, source, destination)
 
     def _is_taken(self, error: OSError, destination: str) -> bool:
         """Tell whether a rename over a file was refused because this file system never replaces one."""
@@ -497,15 +511,17 @@ class Storage:
     def discard(self, path: str, folder: str) -> None:
         """Remove a message for good: take it out by a rename to a private name, then unlink it.
 
-        What the rename took out is gone from its queue; a file that cannot be unlinked now is left to a later sweep.
+        What the rename took out is gone from its queue; what cannot be removed now, a sweep does.
 
         Raises:
             FileNotFoundError: somebody else took it first.
         """
         private = f"{folder}/.gone-{secrets.token_hex(8)}"
         self.rename(path, private)
-        with contextlib.suppress(OSError):  # RACE: over NFS one whose reply was lost is sent again and finds nothing
-            self.unlink(private)
+        try:
+            self.unlink(private)  # RACE: over NFS a removal whose reply was lost is sent again and finds nothing
+        except OSError as error:
+            log.warning("%s is nobody's any more, and stays until a sweep clears it: %s", private, error)
 
     def place(self, source: str, destination: str) -> None:
         """Rename a file to a name that is unique by construction, and replace nothing where the kernel helps.
@@ -514,12 +530,8 @@ class Storage:
             FileExistsError: the name is taken all the same, by a copy that somebody made; nothing was changed.
             FileNotFoundError: the source is gone.
         """
-        if self._noreplace:
-            try:
-                return rename_noreplace(source, destination)
-            except OSError as error:
-                self._stop_noreplace(error)
-        self.rename(source, destination)
+        if not (self._noreplace and self._without_replacing(source, destination)):
+            self.rename(source, destination)
 
     def unlink(self, path: str) -> None:
         """Remove a file of ours; that it is gone already is no error."""
@@ -571,13 +583,11 @@ class Storage:
         Raises:
             FileExistsError: the destination exists; nothing was changed.
         """
-        try:
-            return rename_noreplace(source, destination)
-        except OSError as error:
-            self._stop_noreplace(error)
-            if os.path.lexists(destination):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination) from None
-            self.rename(source, destination)  # RACE: fails with ENOTEMPTY on any folder that is not empty
+        if self._noreplace and self._without_replacing(source, destination):
+            return
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+        self.rename(source, destination)  # RACE: fails with ENOTEMPTY on any folder that is not empty
 
     def drain(self, folder: str) -> None:
         """Empty and remove a folder, until nothing comes into it any more."""

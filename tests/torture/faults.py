@@ -34,6 +34,8 @@ ERRORS: Mapping[str, tuple[int, ...]] = {
     "unlink": _CHANGED,
     "rmdir": _CHANGED,
 }
+#: What a rename may be answered with that was done: by a soft mount, or as a FUSE process ends.
+LATE = (errno.EIO, errno.ESTALE)
 #: Errors that say what is not true when a call was refused for no reason of dropq's own.
 UNTRUE = ("LeaseLost", "NoSuchQueue", "NoSuchMessage", "QueueExists", "QueueFull", "InvalidName")
 #: Verbs that do what they were asked when they return without an error; others do what they can, and say it in a log.
@@ -70,6 +72,7 @@ class Failing:
     at: int = 0
     error: int = errno.EIO
     lasts: bool = False
+    late: bool = False  #: whether a rename is done before it is refused, as where only its answer is lost
     calls: list[str] = field(default_factory=list)
     refused: str = ""
 
@@ -79,6 +82,8 @@ class Failing:
             self.refused = call.name
         again = self.lasts and len(self.calls) > self.at > 0 and self._is_alike(call)
         if len(self.calls) == self.at or again:
+            if self.late and call.name == "rename":
+                call.do()
             path = next((part for part in call.arguments if isinstance(part, str)), None)
             raise OSError(self.error, os.strerror(self.error), path)
         return None if call.name == "fsync" else call.do()
@@ -121,10 +126,11 @@ def refuse(cases: Cases, verb: Verb, chance: random.Random, share: float = 1.0) 
     for number in sorted(chance.sample(numbers, min(len(numbers), max(1, round(share * len(numbers)))))):
         name = calls[number - 1]
         failing = Failing(number, chance.choice(ERRORS.get(name, _ANY)), lasts=chance.random() < 0.5)
+        failing.late = failing.error in LATE and chance.random() < 0.5
         said = cases.perform(verb, failing, calls=failing.told)
         assert said is not None
         cases.row.faults += 1
-        kind = errno.errorcode[failing.error] + (" from then on" if failing.lasts else "")
+        kind = errno.errorcode[failing.error] + " from then on" * failing.lasts + ", too late" * failing.late
         where = f"{verb}: {kind} at call {number} of {len(calls)}, {name}"
         cases.row.wrong += [f"{where}: {line}" for line in untrue(verb, said, cases, after, raised)]
         cases.judge(where, after, chooses=verb.name in CHOOSING)
