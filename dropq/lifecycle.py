@@ -28,6 +28,8 @@ log = logging.getLogger("dropq")
 
 #: The largest count that a name can hold.
 LARGEST = 2**31 - 1
+#: What became of a message whose last sync was refused.
+SETTLED = "the message is settled, but a power cut may undo it and deliver it again"
 
 T = TypeVar("T")
 Rest = TypeVarTuple("Rest")
@@ -259,10 +261,10 @@ class Lifecycle:
             self.archived(place)
         return place
 
-    def archived(self, place: Place | None = None) -> None:
-        """Make what was archived durable, as far as the queue's durability asks."""
+    def archived(self, place: Place | None = None, fate: str = SETTLED) -> None:
+        """Make what was archived durable, as far as the queue's durability asks; else `fate` is told."""
         folders = (self.layout.processed,) if self._keeps_history else ()
-        self._settled(*folders, self.layout.processing, place=place)
+        self._settled(*folders, self.layout.processing, place=place, fate=fate)
 
     def withhold(self, held: Held) -> str:
         """Move a held message to a private place, for at-most-once without a history; return the path."""
@@ -544,13 +546,12 @@ class Lifecycle:
             raise storage_error(error, "the message is in target/; do not move it again") from error
         return file
 
-    def _settled(self, *folders: str, place: Place | None = None) -> None:
+    def _settled(self, *folders: str, place: Place | None = None, fate: str = SETTLED) -> None:
         if not self.storage.syncs_folders:
             return
         try:
             self.storage.sync(*folders)
         except OSError as error:
-            fate = "the message is settled, but a power cut may undo it and deliver it again"
             refused = storage_error(error, fate)
             refused.place = place
             raise refused from error

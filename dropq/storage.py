@@ -58,6 +58,8 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+#: Without O_NONBLOCK a fifo that lies under a name of ours would keep who opens it.
+_TOUCH = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 #: What one answers that never replaces a file, of a name that is taken: HDFS, and others that are stores beneath.
@@ -139,7 +141,7 @@ class ServerClock:
     def _measure(self) -> float:
         """Return by how many seconds the server's time is ahead of that since boot."""
         try:
-            fd = os.open(self._probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            fd = os.open(self._probe, _TOUCH, FILE_MODE)
         except OSError:
             return time.time() - _since_boot()  # not ours to write, or no root yet: our own clock it is
         try:
@@ -370,7 +372,7 @@ class Storage:
             raise
 
     def _take_over(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, _READ)
         try:
             mode = stat.S_IMODE(os.fstat(fd).st_mode)
             kept = mode & ~stat.S_IWOTH if mode & stat.S_IWOTH else None

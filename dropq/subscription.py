@@ -296,7 +296,8 @@ class Subscription:
         life = self._life
         try:
             if life.config.history:
-                place = life.archive(held)
+                place = life.archive(held, synced=False)
+                life.archived(place, "the message was not delivered, and lies in processed/: requeue it from there")
                 return Message(self._queue, life, *place, delivery=held.claim.number)
             path = life.withhold(held)
         except LeaseLost:

@@ -7,10 +7,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -436,6 +438,18 @@ def test_what_lies_in_place_of_a_dead_claims_body_is_removed_unopened(tmp_path: 
     in_child(lambda: queue.sweep())
     assert not os.path.lexists(place)
     assert (tmp_path / "fifo").is_fifo()
+
+
+def test_a_fifo_in_place_of_the_clock_keeps_nobody(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    clock = queue.root.path / ".dropq" / "clock"
+    clock.unlink(missing_ok=True)
+    os.mkfifo(clock)
+    signal.alarm(20)  # whose default is to end the process
+    try:
+        assert abs(Root(queue.root.path).clock.now_ms() / 1000 - time.time()) < 10
+    finally:
+        signal.alarm(0)
 
 
 def test_a_link_that_looks_like_a_queue_half_deleted_is_not_followed(tmp_path: Path, elsewhere: Path) -> None:

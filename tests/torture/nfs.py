@@ -90,7 +90,7 @@ def inside(disk: Path, version: str) -> list[dict[str, Any]]:
 
 def contention(clients: Clients) -> Row:
     """Let consumers and sweeps of both clients race for what producers of both send, and kill some of them."""
-    row = Row(f"NFS {clients.version}, two clients race", cases=MESSAGES, kills=KILLS)
+    row = Row(f"NFS {clients.version}, two clients race", cases=MESSAGES)
     _, _, folder = clients.make()
     notes = Path("/run/notes")
     for name in ("holding", "violations", "acked"):
@@ -105,7 +105,8 @@ def contention(clients: Clients) -> Row:
         for kill in range(KILLS):
             _come_to(MESSAGES * (kill + 1) // (KILLS + 2), processed, notes)
             os.kill(consumers[0], signal.SIGKILL)
-            os.waitpid(consumers.pop(0), 0)
+            _, status = os.waitpid(consumers.pop(0), 0)
+            row.kills += os.WIFSIGNALED(status)
             consumers.append(_child(consume, roots[kill % 2], folder.name, notes, lease))
         _come_to(MESSAGES, processed, notes)
     (notes / "stop").touch()
