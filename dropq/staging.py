@@ -37,10 +37,10 @@ LEDGER_AGE = 7 * 86_400_000
 ROW_AGE = 30 * 86_400_000
 #: Bytes that a job id may have once it is encoded.
 JOB_ID_LIMIT = 100
-#: What one of a row of jobs is named by.
 #: What is told of an attempt that fails.
 UNSENT = "nothing of this attempt was sent"
 
+#: What one of a row of jobs is named by.
 _ROW = re.compile(r"([^.]+)\.([0-9]{1,19})")
 
 
