@@ -245,7 +245,7 @@ KINDS: Mapping[str, Kind] = {
         "folders",
         "error",
         "this user cannot take part: a message is listed, claimed and settled in these folders",
-        "give the user, or a group of the user's, rwx on all folders of the queue",
+        "give the user, or a group of the user's, rwx on all folders of the queue, those in .dropq too",
     ),
     "part": Kind(
         "folders",

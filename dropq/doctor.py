@@ -79,6 +79,9 @@ else:
 sys.stdin.read()
 """
 
+#: What a user may not do who may not write in a folder.
+_NOT_MADE = "may not make a file in it"
+
 #: Names as dropq itself gives them: the longest of a claim, one that ends in a dot, one with an asterisk.
 _CLAIM = "host%2Done-0123456789-0123abcd,1700000000000,1~4.1700000000000000-0123456789.T.0...t%7E.JMSXDeliveryCountI=1&"
 OWN_NAMES = (f"{_CLAIM}{'a':b<20}S=".ljust(255, "c"), "4.own+id.T.....tmp.", "4.a*b.T")
@@ -179,8 +182,10 @@ def _closed(root: Root, places: Mapping[int, _Place], parts: Set[str]) -> Iterat
 
 
 def _or_above(path: str) -> str:
-    """Return a path, or the folder above it where it is not there to be seen."""
-    return path if storage.exists(path) else os.path.dirname(path)
+    """Return a path, or the nearest folder above it that is there to be seen."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 @dataclass
@@ -663,11 +668,14 @@ def _queue_folders(name: str, life: Lifecycle, place: _Place, parts: set[str]) -
     layout, store = life.layout, life.storage
     every = [layout.folder(state) for state in (*FOLDERS, "delayed")] + [layout.private]
     folders = [folder for folder in every if storage.exists(folder)]
+    kept = [folder for folder in _kept_in(layout) if folder not in folders]
+    listed = [*folders, *(folder for folder in kept if folder != layout.base)]
     hidden = f"{PRIVATE}-{DOCTOR_PREFIX}{secrets.token_hex(6)}"
     try:
-        access = _Access({folder: refused for folder in folders if (refused := _unlisted(folder, hidden))})
+        access = _Access({folder: refused for folder in listed if (refused := _unlisted(folder, hidden))})
         if not place.stopped:
             access.unwritten = {folder: said for folder in folders if (said := _unwritten(store, folder, hidden))}
+            access.unwritten |= {folder: _NOT_MADE for folder in kept if not os.access(folder, os.W_OK | os.X_OK)}
             yield from _part(name, life, access, parts)
             yield from _way(life, folders, access, hidden)
     except OSError as error:
@@ -678,6 +686,15 @@ def _queue_folders(name: str, life: Lifecycle, place: _Place, parts: set[str]) -
         for folder in folders:
             with _left(folder):
                 store.unlink(f"{folder}/{hidden}")
+
+
+def _kept_in(layout: QueueLayout) -> list[str]:
+    """Return where consumers write what is private: folders that are there, or above those that are made when needed.
+
+    Nothing is tried in them: a file there would be taken for a sign of life, or for a body.
+    """
+    reasons = (f"{layout.reasons}/{state}" for state in ("error", "expired"))
+    return list(dict.fromkeys(map(_or_above, (layout.consumers, layout.held, *reasons, layout.delayed))))
 
 
 def _part(name: str, life: Lifecycle, access: _Access, parts: set[str]) -> Iterator[Diagnosis]:
@@ -697,7 +714,8 @@ def _part(name: str, life: Lifecycle, access: _Access, parts: set[str]) -> Itera
         yield Diagnosis("part", layout.base, text)
     delayed = _or_above(layout.delayed)
     if "send" in own and not os.access(delayed, os.W_OK | os.X_OK):
-        yield Diagnosis("closed-delayed", delayed, f"{_user()} may not write in {delayed}")
+        missing = "" if delayed == layout.delayed else f"{layout.delayed} is missing: "
+        yield Diagnosis("closed-delayed", delayed, f"{missing}{_user()} may not write in {delayed}")
 
 
 def _way(life: Lifecycle, folders: Sequence[str], access: _Access, hidden: str) -> Iterator[Diagnosis]:
@@ -763,7 +781,7 @@ def _unwritten(store: Storage, folder: str, hidden: str) -> str:
     Raises:
         OSError: there is no room, or the file system is read-only.
     """
-    done = "may not make a file in it"
+    done = _NOT_MADE
     try:
         os.close(store.create(f"{folder}/{hidden}"))
         done = "may not remove a file from it"

@@ -155,12 +155,14 @@ def folders(case: Case) -> Iterator[Finding]:
             yield Finding("unreadable-folder", path, KINDS["unreadable-folder"].says)
         elif not os.access(path, os.W_OK):
             unwritable.append(name)
+    for path in filter(os.path.isdir, case.layout.private_folders):
+        if not os.access(path, os.R_OK | os.X_OK):
+            yield Finding("unreadable-folder", path, KINDS["unreadable-folder"].says)
+        elif not os.access(path, os.W_OK):
+            unwritable.append(os.path.relpath(path, case.layout.base))
     if unwritable:
         detail = f"{KINDS['unwritable-folder'].says}: {', '.join(unwritable)}"
         yield Finding("unwritable-folder", case.layout.base, detail)
-    for path in case.layout.private_folders:
-        if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
-            yield Finding("unreadable-folder", path, KINDS["unreadable-folder"].says)
 
 
 def linked_folders(private: Iterable[str]) -> Iterator[Finding]:

@@ -570,6 +570,38 @@ def test_another_user_is_told_what_is_closed_to_it() -> None:
 
 
 @pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("mode", [0o555, 0o300])
+@pytest.mark.parametrize("folder", ["consumers", "held", "reasons", "reasons/error"])
+def test_a_private_folder_that_consumers_write_in_and_this_user_may_not_is_told(
+    queue: Queue, folder: str, mode: int
+) -> None:
+    closed = Path(queue.layout.private) / folder
+    closed.mkdir(parents=True)
+    closed.chmod(mode)
+    try:
+        found = unprivileged(lambda: doctor(reopened(queue).root))
+    finally:
+        closed.chmod(0o755)
+    (told,) = (one for one in found if one.check == "folders")
+    assert (told.kind, told.path) == ("closed-folder", str(closed))
+    assert everything(closed) == {}
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_private_folder_that_is_missing_is_told_where_this_user_may_not_make_it_alone(queue: Queue) -> None:
+    Path(queue.layout.private).rmdir()
+    for mode, kinds_told in ((0o755, ["folders"]), (0o555, ["closed-folder"])):
+        base(queue).chmod(mode)
+        try:
+            found = unprivileged(lambda: doctor(reopened(queue).root))
+        finally:
+            base(queue).chmod(0o755)
+        told = [one for one in found if one.check == "folders"]
+        assert kinds(told) == kinds_told
+        assert {one.path for one in told} == {str(base(queue))}
+
+
+@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("said", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize(
     ("verb", "where"),
@@ -655,6 +687,21 @@ def test_who_may_send_is_told_where_a_delay_is_refused(queue: Queue) -> None:
     (part, delayed) = (one for one in found if one.check == "folders")
     assert part.kind == "part" and "may send in q, not look or receive" in part.found
     assert (delayed.kind, delayed.path) == ("closed-delayed", str(base(queue) / ".dropq"))
+
+
+@pytest.mark.usefixtures("plain")
+def test_who_may_send_is_told_that_delayed_is_missing_rather_than_forbidden(queue: Queue) -> None:
+    Path(queue.layout.private).rmdir()
+    closed = [base(queue), *(base(queue) / name for name in ("processing", "processed", "expired", "error"))]
+    for folder in closed:
+        folder.chmod(0o555)
+    try:
+        found = unprivileged(lambda: doctor(reopened(queue).root))
+    finally:
+        for folder in closed:
+            folder.chmod(0o755)
+    (delayed,) = (one for one in found if one.kind == "closed-delayed")
+    assert delayed.path == str(base(queue)) and delayed.found.startswith(f"{queue.layout.delayed} is missing: ")
 
 
 @pytest.mark.usefixtures("plain")

@@ -403,6 +403,17 @@ def test_folders_that_this_user_may_list_and_not_change_are_told_in_one_and_want
     assert found.detail == f"this user may look, but not change: {', '.join(FOLDERS)}"
 
 
+def test_a_private_folder_that_this_user_may_not_change_is_told_too(queue: Queue) -> None:
+    folder = Path(queue.layout.consumers)
+    folder.mkdir()
+    folder.chmod(0o555)
+    try:
+        (found,) = unprivileged(lambda: examined(queue))
+    finally:
+        folder.chmod(0o755)
+    assert (found.kind, found.detail) == ("unwritable-folder", "this user may look, but not change: .dropq/consumers")
+
+
 def test_a_folder_that_everybody_may_write_is_told_unless_its_sticky_bit_keeps_theirs_from_each_other(
     queue: Queue,
 ) -> None:
