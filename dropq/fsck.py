@@ -1,18 +1,21 @@
 """Find what does not belong into a root or a queue, and set it aside where asked; nothing is ever deleted.
 
 Checks only read; `_repaired` is the one function that changes something, and it does no more than make a missing
-folder or rename what is no message into `.dropq/set-aside/`, where it keeps its path. It works on queues that are too
-damaged to be opened.
+folder, as its queue's own is, or rename what is no message into `.dropq/set-aside/`, where it keeps its path. It works
+on queues that are too damaged to be opened.
 """
 
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import re
 import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from dropq import storage, strays
@@ -168,15 +171,43 @@ def _repaired(finding: Finding, base: str, store: Storage) -> Finding:
     try:
         match KINDS[finding.kind].repair:
             case "make":
-                store.make_folder(finding.path)
-                done = "made"
+                store.make_folder_like(finding.path, base)
+                done = f"made, {_made(finding.path, base)}"
             case "set aside":
                 done = f"set aside: {_set_aside(finding, base, store)}"
             case _:
                 return finding
     except OSError as error:
-        return replace(finding, detail=f"{finding.detail}; not repaired: {error.strerror or error}")
+        refused = f"not repaired: {error.strerror or error}{_who_may(finding, error)}"
+        return replace(finding, detail=f"{finding.detail}; {refused}")
     return replace(finding, detail=f"{finding.detail}; {done}", repaired=True)
+
+
+def _made(path: str, model: str) -> str:
+    """Say of which mode and whose a new folder is, and where it is not whose it should be."""
+    status, like = os.stat(path), os.stat(model)
+    said = f"mode {stat.S_IMODE(status.st_mode):04o}, of {_owners(status)}"
+    if (status.st_uid, status.st_gid) == (like.st_uid, like.st_gid):
+        return said
+    return f"{said}, not of {_owners(like)} as {model}: root may `chown` it"
+
+
+def _who_may(finding: Finding, error: OSError) -> str:
+    """Say who may make a folder that this user may not."""
+    above = os.path.dirname(finding.path)
+    if KINDS[finding.kind].repair != "make" or not isinstance(error, PermissionError) or not os.path.isdir(above):
+        return ""
+    return f"; {_owners(os.stat(above)).partition(':')[0]} may, who owns {above}"
+
+
+def _owners(status: os.stat_result) -> str:
+    """Return the owner and the group of a file, `mail:mail`; as numbers where they have no name here."""
+    user, group = str(status.st_uid), str(status.st_gid)
+    with suppress(KeyError):
+        user = pwd.getpwuid(status.st_uid).pw_name
+    with suppress(KeyError):
+        group = grp.getgrgid(status.st_gid).gr_name
+    return f"{user}:{group}"
 
 
 def _set_aside(finding: Finding, base: str, store: Storage) -> str:

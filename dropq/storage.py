@@ -575,6 +575,30 @@ class Storage:
         if not passing:
             self.sync(os.path.dirname(path))
 
+    def make_folder_like(self, path: str, model: str) -> None:
+        """Create a folder with the owner, group and mode of another; what cannot be given stays as it was made.
+
+        A mode that was asked for goes before the other's, of which everybody's permission to write is not taken over.
+        """
+        self.make_folder(path)
+        like = os.stat(model)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                return  # RACE: somebody else made it; it is theirs
+            for owner in ((-1, like.st_gid), (like.st_uid, -1)):  # a group may be given where an owner may not
+                with contextlib.suppress(OSError):
+                    os.fchown(fd, *owner)
+            mode = like.st_mode & 0o2775
+            if os.fstat(fd).st_gid != like.st_gid:
+                mode = mode & 0o705 | (mode & 0o005) << 3  # its group is as good as any other
+            with contextlib.suppress(OSError):
+                os.fchmod(fd, mode if self._dir_mode is None else self._dir_mode)  # last: chown clears set-id bits
+            if self.syncs_folders:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
     def rename_folder(self, source: str, destination: str) -> None:
         """Rename a folder to a name that is unique by construction."""
         self.rename(source, destination)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pwd
 import secrets
 import socket
 import stat
@@ -453,6 +454,50 @@ def test_repair_makes_a_queue_whole_that_cannot_be_opened(queue: Queue) -> None:
     with reopened(queue).subscribe() as subscription:
         message = subscription.receive()
         assert message is not None and message.body == b"1"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize(("own", "made"), [(0o755, 0o755), (0o2770, 0o2770), (0o1777, 0o775)])
+def test_repair_makes_a_folder_of_the_mode_and_owner_of_the_queues_own(queue: Queue, own: int, made: int) -> None:
+    path = no_folder(queue)
+    os.chown(base(queue), 60001, 60002)
+    base(queue).chmod(own)
+    [finding] = [one for one in fsck(queue, repair=True) if one.kind == "missing-folder"]
+    assert finding.repaired and finding.detail.endswith(f"; made, mode {made:04o}, of 60001:60002")
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (60001, 60002, made)
+
+
+def test_repair_gives_a_folder_the_configured_mode_before_that_of_the_queues_own(queue: Queue) -> None:
+    write(base(queue) / "queue.toml", b'dir_mode = "2750"\n')
+    path = no_folder(queue)
+    base(queue).chmod(0o711)
+    [finding] = fsck(reopened(queue), repair=True)
+    assert finding.repaired and "mode 2750" in finding.detail
+    assert stat.S_IMODE(path.stat().st_mode) == 0o2750
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize(("own", "made"), [(0o777, 0o755), (0o773, 0o711)])
+def test_a_folder_that_could_not_be_given_its_owner_is_told_as_whose_it_is(queue: Queue, own: int, made: int) -> None:
+    path = no_folder(queue)
+    os.chown(base(queue), 60001, 60002)
+    base(queue).chmod(own)
+    found = unprivileged(lambda: fsck(queue, repair=True))
+    [finding] = [one for one in found if one.kind == "missing-folder"]
+    assert finding.repaired and stat.S_IMODE(path.stat().st_mode) == made
+    assert finding.detail.endswith(f"of root:root, not of 60001:60002 as {base(queue)}: root may `chown` it")
+
+
+def test_who_may_not_make_a_missing_folder_is_told_who_may(queue: Queue) -> None:
+    no_folder(queue)
+    base(queue).chmod(0o555)
+    try:
+        [finding] = [one for one in unprivileged(lambda: fsck(queue, repair=True)) if one.open]
+    finally:
+        base(queue).chmod(0o755)
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    assert finding.detail.endswith(f"; not repaired: Permission denied; {me} may, who owns {base(queue)}")
 
 
 def test_repair_gives_a_second_stray_of_the_same_name_a_place_of_its_own(queue: Queue) -> None:
