@@ -20,7 +20,11 @@ KINDS: Mapping[str, Kind] = {
     "configuration": Kind("error", "the configuration cannot be used: what it says is to be mended by hand"),
     "missing-folder": Kind("error", "a folder of the queue is missing", "make"),
     "not-a-folder": Kind("error", "something else lies where a folder of the queue should be"),
-    "linked-folder": Kind("error", "a private folder is a symbolic link, which is not followed: remove it by hand"),
+    "linked-folder": Kind(
+        "error",
+        "a private folder is a symbolic link, which is not followed: look where it leads, as delayed messages may lie "
+        "there, then remove it by hand",
+    ),
     "unreadable-folder": Kind(
         "error", "this user may not list a folder of the queue: what lies in it was not looked at"
     ),

@@ -102,8 +102,9 @@ def refuse_links(folders: Iterable[str]) -> None:
     for path in folders:
         if os.path.islink(path):
             raise StorageError(
-                f"{path} is a symbolic link, and dropq follows none to private files: remove it, a folder is made when "
-                "it is needed; nothing was touched",
+                f"{path} is a symbolic link, and dropq follows none to private files: look where it leads, as delayed "
+                "messages, reasons or metadata may lie there, then remove it: a folder is made when it is needed; "
+                "nothing was touched",
                 path=path,
                 errno=errno.ELOOP,
             )
