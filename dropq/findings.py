@@ -49,7 +49,12 @@ KINDS: Mapping[str, Kind] = {
     "dead-holder": Kind("warning", "the consumer that holds the message is dead; a sweep returns it"),
     "several-links": Kind("warning", "one file lies under several names, and is delivered once for each"),
     "undated-delay": Kind("info", "a delayed message does not say until when; a sweep delivers it at once"),
-    "missing-sidecar": Kind("warning", "metadata that the name refers to is missing; it is delivered without"),
+    "missing-sidecar": Kind(
+        "warning", "metadata that the name refers to is missing: put it back from a copy, else it is delivered without"
+    ),
+    "missing-old-sidecar": Kind(
+        "info", "metadata that the name refers to is missing; the message is over and done with"
+    ),
     "unreadable-sidecar": Kind("warning", "this user may not read metadata that names refer to"),
     "damaged-sidecar": Kind("warning", "metadata that names refer to cannot be read; it may be mended by hand"),
     "unreferenced-sidecar": Kind("info", "no name refers to this metadata any more"),

@@ -282,6 +282,8 @@ def sidecar(case: Case, seen: Seen) -> Finding | None:
     if read_table(path) is not None:
         return None
     kind = unread_sidecar(path)
+    if kind == "missing-sidecar" and seen.state in ("processed", "expired"):
+        kind = "missing-old-sidecar"
     return seen.found(kind, f"{KINDS[kind].says}: {path}")
 
 

@@ -170,6 +170,11 @@ def missing_sidecar(queue: Queue) -> Path:
     return message
 
 
+def missing_old_sidecar(queue: Queue) -> Path:
+    message = missing_sidecar(queue)
+    return message.rename(base(queue) / "processed" / message.name)
+
+
 def damaged_sidecar(queue: Queue) -> Path:
     message, sidecar = long_sidecar(queue)
     sidecar.write_bytes(b'{"format": 1, ')
@@ -280,6 +285,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("several-links", linked, False),
     ("undated-delay", lambda queue: write(base(queue) / ".dropq" / "delayed" / "4.x.B"), False),
     ("missing-sidecar", missing_sidecar, False),
+    ("missing-old-sidecar", missing_old_sidecar, False),
     ("damaged-sidecar", damaged_sidecar, False),
     ("unreferenced-sidecar", unreferenced_sidecar, True),
     ("abandoned-send", lambda queue: write(base(queue) / "working" / "half.csv", b"1,2,"), True),
@@ -340,6 +346,18 @@ def test_a_job_whose_manifest_has_only_its_name_reserved_was_not_committed(queue
     assert fsck(queue) == []
     write(job(queue) / staging.MANIFEST, mode=0)
     queue.root.delete_queue("q")  # nothing was sent, so nothing is lost
+
+
+@pytest.mark.parametrize(
+    ("state", "open_one"),
+    [("target", True), ("processing", True), ("error", True), ("processed", False), ("expired", False)],
+)
+def test_missing_metadata_wants_attention_only_where_the_message_may_yet_be_delivered(
+    queue: Queue, state: str, open_one: bool
+) -> None:
+    message = missing_sidecar(queue)
+    message.rename(base(queue) / state / message.name)
+    assert any(finding.open for finding in fsck(queue)) is open_one
 
 
 def test_a_level_and_one_sentence_belong_to_every_kind() -> None:
