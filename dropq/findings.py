@@ -19,7 +19,10 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "configuration": Kind("error", "the configuration cannot be used: what it says is to be mended by hand"),
     "missing-folder": Kind("error", "a folder of the queue is missing", "make"),
-    "not-a-folder": Kind("error", "something else lies where a folder of the queue should be"),
+    "not-a-folder": Kind(
+        "error",
+        "something else lies where a folder of the queue should be: move it away, then `dropq fsck QUEUE --repair`",
+    ),
     "linked-folder": Kind(
         "error",
         "a private folder is a symbolic link, which is not followed: look where it leads, as delayed messages may lie "
@@ -41,14 +44,21 @@ KINDS: Mapping[str, Kind] = {
     "undecodable-name": Kind("info", "the name is no UTF-8; the message is delivered, and its name comes back"),
     "long-name": Kind("info", "the name is over the budget of a name; the next claim shortens it"),
     "claim-prefix": Kind("info", "the name begins as a claim's does, outside processing/; the next claim drops that"),
-    "foreign-claim": Kind("info", "a script or a DropboxMQ client holds the message; nothing frees it by itself"),
-    "old-foreign-claim": Kind("warning", "a script's claim is over a day old: `sweep --foreign-older-than` frees it"),
-    "unknown-holder": Kind(
-        "warning", "a claim without lease has no known holder: `sweep --unleased-older-than` frees it"
+    "foreign-claim": Kind(
+        "info",
+        "a script or a DropboxMQ client holds the message, and nothing frees it by itself: if it is dead, "
+        "`dropq sweep QUEUE --foreign-older-than 2h` does",
     ),
-    "dead-holder": Kind("warning", "the consumer that holds the message is dead; a sweep returns it"),
+    "old-foreign-claim": Kind(
+        "warning", "a script's claim is over a day old: `dropq sweep QUEUE --foreign-older-than 2h` frees it"
+    ),
+    "unknown-holder": Kind(
+        "warning",
+        "a claim without lease has no known holder: `dropq sweep QUEUE --unleased-older-than 2h` frees it",
+    ),
+    "dead-holder": Kind("warning", "the consumer that holds the message is dead: `dropq sweep QUEUE` returns it"),
     "several-links": Kind("warning", "one file lies under several names, and is delivered once for each"),
-    "undated-delay": Kind("info", "a delayed message does not say until when; a sweep delivers it at once"),
+    "undated-delay": Kind("info", "a delayed message does not say until when: `dropq sweep QUEUE` delivers it"),
     "missing-sidecar": Kind(
         "warning", "metadata that the name refers to is missing: put it back from a copy, else it is delivered without"
     ),
@@ -57,15 +67,21 @@ KINDS: Mapping[str, Kind] = {
     ),
     "unreadable-sidecar": Kind("warning", "this user may not read metadata that names refer to"),
     "damaged-sidecar": Kind("warning", "metadata that names refer to cannot be read; it may be mended by hand"),
-    "unreferenced-sidecar": Kind("info", "no name refers to this metadata any more"),
+    "unreferenced-sidecar": Kind(
+        "info", "no name refers to this metadata any more: `dropq sweep` clears it, run twice, over an hour apart"
+    ),
     "abandoned-send": Kind("warning", "this has lain in working/ for over a day and was never sent", "set aside"),
-    "abandoned-job": Kind("warning", "a job was idle for over a day: `sweep --jobs-older-than` drops it"),
-    "unfinished-job": Kind("warning", "a job was committed, or dropped, and not cleared away; a sweep finishes it"),
-    "orphan-reason": Kind("info", "a reason is about no file that is there; a sweep clears it after a day"),
+    "abandoned-job": Kind(
+        "warning", "a job was idle for over a day: `dropq sweep QUEUE --jobs-older-than 1d` drops it"
+    ),
+    "unfinished-job": Kind(
+        "warning", "a job was committed, or dropped, and not cleared away: `dropq sweep QUEUE` finishes it"
+    ),
+    "orphan-reason": Kind("info", "a reason is about no file that is there: `dropq sweep QUEUE` clears it after a day"),
     "damaged-reason": Kind("warning", "a reason cannot be read; the message is as good without", "set aside"),
-    "leftover": Kind("info", "a consumer that died left this; a sweep clears it after a day"),
+    "leftover": Kind("info", "a consumer that died left this: `dropq sweep QUEUE` clears it after a day"),
     "temporary": Kind("warning", "writing a small file of dropq's own did not come to its end", "set aside"),
-    "world-writable": Kind("warning", "everybody on this host may change it"),
+    "world-writable": Kind("warning", "everybody on this host may change it: `chmod o-w` it"),
     "half-made-queue": Kind("warning", "making a queue did not come to its end", "set aside"),
     "half-deleted-queue": Kind("warning", "a queue was deleted and is not wholly gone", "set aside"),
     "not-a-queue": Kind("info", "a folder that is no queue"),

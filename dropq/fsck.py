@@ -56,7 +56,9 @@ def fsck(queue: Queue, *, repair: bool = False) -> list[Finding]:
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
     with telling(UNFINISHED):
         found += strays.examine(Case(layout, config, queue.root.layout.meta, queue.root.clock.now_ms()))
-    return [_repaired(finding, layout.base, store) for finding in found] if repair else found
+    if not repair:
+        return [_repairable(finding, "dropq fsck QUEUE --repair") for finding in found]
+    return [_repaired(finding, layout.base, store) for finding in found]
 
 
 def fsck_root(root: Root, *, repair: bool = False) -> list[Finding]:
@@ -70,7 +72,9 @@ def fsck_root(root: Root, *, repair: bool = False) -> list[Finding]:
     with telling(UNFINISHED):
         found = list(strays.temporaries_in((layout.path, layout.private, layout.meta), now))
         found += [*_halves(root, now), *_no_queues(root, now), *_sidecars(root, now)]
-    return [_repaired(finding, layout.path, Storage()) for finding in found] if repair else found
+    if not repair:
+        return [_repairable(finding, "dropq fsck --repair") for finding in found]
+    return [_repaired(finding, layout.path, Storage()) for finding in found]
 
 
 def queues(root: Root) -> list[Queue]:
@@ -164,6 +168,12 @@ def _sidecars(root: Root, now: int) -> Iterator[Finding]:
 
 
 # -- repair ------------------------------------------------------------------------------------------------------
+
+
+def _repairable(finding: Finding, command: str) -> Finding:
+    """Return a finding with the command that repairs it, where one does."""
+    does = {"make": "makes it", "set aside": "sets it aside"}.get(KINDS[finding.kind].repair)
+    return finding if does is None else replace(finding, detail=f"{finding.detail}; `{command}` {does}")
 
 
 def _repaired(finding: Finding, base: str, store: Storage) -> Finding:

@@ -322,6 +322,7 @@ def test_each_kind_is_found_and_repaired_as_far_as_its_kind_says(
 
     found = [finding for finding in examined(queue) if finding.kind == kind]
     assert str(path) in [finding.path for finding in found]
+    assert all(("--repair` " in finding.detail) is bool(KINDS[kind].repair) for finding in found)
     assert not any(finding.open for finding in examined(queue) if finding.kind != kind)
     assert contents(Path(queue.root.path)).items() == before.items()
 
@@ -364,6 +365,39 @@ def test_a_level_and_one_sentence_belong_to_every_kind() -> None:
     for kind in KINDS.values():
         assert kind.level in ("error", "warning", "info") and kind.repair in ("", "make", "set aside")
         assert kind.says and not kind.says.endswith(".")
+
+
+#: What a sweep brings in order, and by which options.
+SWEPT: dict[str, dict[str, str]] = {
+    "foreign-claim": {"foreign_older_than": "2h"},
+    "old-foreign-claim": {"foreign_older_than": "2h"},
+    "unknown-holder": {"unleased_older_than": "2h"},
+    "dead-holder": {},
+    "undated-delay": {},
+    "unreferenced-sidecar": {},
+    "abandoned-job": {"jobs_older_than": "1d"},
+    "unfinished-job": {},
+    "orphan-reason": {},
+    "leftover": {},
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), SWEPT.items())
+def test_what_a_sweep_brings_in_order_names_the_command_that_does(
+    queue: Queue, clock: Clock, kind: str, options: dict[str, str]
+) -> None:
+    of_root = kind == "unreferenced-sidecar"
+    words = [f" --{option.replace('_', '-')} {value}" for option, value in options.items()]
+    assert f"`dropq sweep{'' if of_root else ' QUEUE'}{''.join(words)}`" in KINDS[kind].says
+    *_, (plant, old) = ((plant, old) for planted, plant, old in PLANTED if planted == kind)
+    plant(queue)
+    clock.advance(2 * DAY if old else 0)
+    assert kind in kinds(examined(queue))
+    for _ in range(2):  # metadata goes when it was missed twice
+        clock.advance(2 * DAY)
+        again = reopened(queue)
+        (again.root if of_root else again).sweep(**options)
+    assert kind not in kinds(examined(queue))
 
 
 def test_folders_on_two_file_systems_are_found(queue: Queue, clock: Clock) -> None:
