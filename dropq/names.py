@@ -614,6 +614,15 @@ def check_queue_name(name: str) -> None:
         raise InvalidName(f"{name!r} cannot name a queue: the name is taken by the layout of a root")
 
 
+def can_name_queue(name: str) -> bool:
+    """Tell whether a folder of a root has a name that a queue can have."""
+    try:
+        check_queue_name(name)
+    except InvalidName:
+        return False
+    return True
+
+
 def check_property_name(name: str) -> None:
     """Refuse what a sender may not call a property, with ValueError."""
     if not name.replace("$", "_").isidentifier():

@@ -150,6 +150,8 @@ def references(root: str) -> Iterator[str]:
     """
     tops = [root]
     for entry in entries(root):
+        if not names.can_name_queue(entry.name):
+            continue
         for layout in (QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)):
             if os.path.isdir(layout.target):
                 tops += [path for path in (layout.home, *layout.folders.values()) if os.path.islink(path)]

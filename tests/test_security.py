@@ -24,7 +24,7 @@ from test_cli import on_terminal
 from torture.strangers import VERBS
 
 import dropq
-from dropq import Queue, Root, StorageError, doctor, work
+from dropq import Queue, Root, StorageError, doctor, sidecars, work
 from dropq.cli import main as cli
 from dropq.command import Command
 from dropq.fsck import fsck_root
@@ -450,6 +450,18 @@ def test_a_fifo_in_place_of_the_clock_keeps_nobody(tmp_path: Path) -> None:
         assert abs(Root(queue.root.path).clock.now_ms() / 1000 - time.time()) < 10
     finally:
         signal.alarm(0)
+
+
+def test_a_link_that_no_queue_can_be_is_not_followed_to_look_for_metadata(tmp_path: Path, elsewhere: Path) -> None:
+    root = make_queue(tmp_path / "root").root
+    (elsewhere / "target").mkdir()
+    token = "0123456789abcdef"
+    (elsewhere / "target" / f"4.x.B.JMS_dropq_metaS={token}").touch()
+    (root.path / "q\x1b").symlink_to(elsewhere)
+    assert token not in sidecars.references(root.layout.path)
+    (root.path / "q2").symlink_to(elsewhere)
+    assert token in sidecars.references(root.layout.path)
+    shutil.rmtree(elsewhere / "target")
 
 
 def test_a_link_that_looks_like_a_queue_half_deleted_is_not_followed(tmp_path: Path, elsewhere: Path) -> None:

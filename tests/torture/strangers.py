@@ -306,7 +306,7 @@ _private = st.sampled_from([
 _of_root = st.sampled_from([
     ".dropq", ".dropq/meta", ".dropq/clock", f".dropq/meta/{TOKEN}.json", ".dropq/meta/old.json",
     ".dropq/meta/.unreferenced", "global-read-lock", ".x.deleting-1-012345", ".x.creating-0123456789ab",
-    ".x.deleted-1-012345", "x", "x\x1b[31m",
+    ".x.deleted-1-012345", "x\x1b[31m",
 ])  # fmt: skip
 _states = st.sampled_from(STATES)
 _links = st.sampled_from(AWAY)
@@ -331,6 +331,7 @@ in_root = st.one_of(
         lambda what, place, away: Deed(what, os.fsencode(place), os.fsencode(away)),
         st.sampled_from(["link", "fifo", "folder", "file"]), _of_root, _links,
     ),
+    st.builds(lambda what: Deed(what, b"x"), st.sampled_from(["fifo", "folder", "file"])),  # a queue may be a link
     st.builds(lambda place, paper: Deed("file", os.fsencode(place), paper), _of_root, papers),
 )  # fmt: skip
 #: What else stands for a file of the configuration; it is seldom, as little is done with a queue that is refused.
