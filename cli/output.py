@@ -238,15 +238,15 @@ def note(text: str) -> None:
         print(visible(text), file=sys.stderr, flush=True)
 
 
-def complain(error: BaseException) -> None:
+def complain(error: Exception) -> None:
     """Say what went wrong, and what became of the messages where the error tells."""
     try:
         flush()  # what was done stands before what was not
     except OSError:
         discard()  # what cannot be written now is not tried again when Python ends
-    text = str(error)
-    if isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.strerror} at {os.fsdecode(error.filename)}"
+    from dropq.storage import told
+
+    text = told(error)
     for more in getattr(error, "__notes__", ()):
         text += f"; {more}"
     note(f"error: {text or type(error).__name__}")

@@ -45,7 +45,8 @@ def runs(life: Lifecycle) -> frozenset[str]:
         try:
             found |= _runs(entry.path) if entry.is_dir(follow_symlinks=False) else set()
         except OSError as error:
-            log.warning("the stream %s cannot be read (%s): what its leases lose comes back as new", entry.path, error)
+            why = storage.told(error)
+            log.warning("the stream %s cannot be read (%s): what its leases lose comes back as new", entry.path, why)
     return frozenset(found)
 
 

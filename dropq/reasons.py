@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from dropq.storage import Storage, exists, inode, parse_json, read_small
+from dropq.storage import Storage, exists, inode, parse_json, read_small, told
 
 log = logging.getLogger("dropq")
 
@@ -57,7 +57,7 @@ class Reasons:
         try:
             self._storage.unlink(path if exists(path) else self.path(state, name, None))
         except OSError as error:
-            log.warning("%s explains nothing any more, and stays until a sweep clears it: %s", path, error)
+            log.warning("%s explains nothing any more, and stays until a sweep clears it: %s", path, told(error))
 
 
 def explains(folder: str, reason: Mapping[str, object]) -> bool:

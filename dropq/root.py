@@ -271,7 +271,8 @@ class Root:
                     store.make_folder(f"{base}/{folder}")
                 store.move_folder(entry.path, f"{self.layout.path}/{found['name']}")
             except OSError as error:
-                log.warning("%s: a delete was cut short, and it cannot be undone: %s", entry.path, error)
+                why = storage.told(error)
+                log.warning("%s: a delete was cut short, and it cannot be undone: %s", entry.path, why)
             else:
                 log.warning("queue %s: its delete was cut short, and is undone", found["name"])
 

@@ -317,7 +317,7 @@ def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
                 report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
         except (OSError, DropqError) as error:
             report.refused += 1
-            log.warning("job %s: %s; the next sweep tries again", entry.path, error)
+            log.warning("job %s: %s; the next sweep tries again", entry.path, storage.told(error))
     for entry in list(storage.entries(life.layout.ledger)):
         age = ROW_AGE if _ROW.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE
         if life.clock.now_ms() - _changed(entry.path) > age:

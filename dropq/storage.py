@@ -77,11 +77,18 @@ class Clock(Protocol):
         """Return the time in milliseconds since 1970 UTC."""
 
 
+def told(error: Exception) -> str:
+    """Return what an error says: of a refused call what refused and where, of a rename from where and to where."""
+    if not isinstance(error, OSError):
+        return str(error)
+    paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
+    return f"{error.strerror or error}{' at ' if paths else ''}{' -> '.join(paths)}"
+
+
 def storage_error(error: OSError, fate: str) -> StorageError:
     """Return the StorageError for a refused call: what refused, where, and what became of the message."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
-    where = f" at {path}" if path else ""
-    return StorageError(f"{error.strerror or error}{where}; {fate}", path=path, errno=error.errno)
+    return StorageError(f"{told(error)}; {fate}", path=path, errno=error.errno)
 
 
 @contextlib.contextmanager
@@ -524,7 +531,7 @@ class Storage:
         try:
             self.unlink(private)  # RACE: over NFS a removal whose reply was lost is sent again and finds nothing
         except OSError as error:
-            log.warning("%s is nobody's any more, and stays until a sweep clears it: %s", private, error)
+            log.warning("%s is nobody's any more, and stays until a sweep clears it: %s", private, told(error))
 
     def place(self, source: str, destination: str) -> None:
         """Rename a file to a name that is unique by construction, and replace nothing where the kernel helps.

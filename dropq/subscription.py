@@ -211,7 +211,7 @@ class Subscription:
             self._sweep.run()
         except (OSError, DropqError) as error:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
-            log.warning("queue %s was not swept: %s", self._queue.name, error)
+            log.warning("queue %s was not swept: %s", self._queue.name, storage.told(error))
 
     def _take(self, refreshed: bool) -> Message | None:
         """Claim the next message of the view; one that cannot be claimed is an error only when there is no other."""

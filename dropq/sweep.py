@@ -217,7 +217,7 @@ def _passing_over(life: Lifecycle, report: SweepReport, what: str) -> Iterator[N
         raise
     except (OSError, DropqError) as error:
         report.refused += 1
-        log.warning("sweep of %s: %s: %s", life.layout.home, what, error)
+        log.warning("sweep of %s: %s: %s", life.layout.home, what, storage.told(error))
 
 
 # -- time: delays and expiry -----------------------------------------------------------------------------------
