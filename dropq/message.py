@@ -271,7 +271,7 @@ class Message:
             where = f"queue {self._queue.name}, {self._state}/"
             raise NoSuchMessage(f"message {self.id} is not in {where} any more") from error
         except OSError as error:
-            raise storage_error(error, "the message stays where it is, unread") from error
+            raise storage_error(error, "its body was not read") from error
 
     def _renewed_path(self) -> str:
         """RACE: a renewed lease renames the file, by this process or another. Its claim's owner finds it."""

@@ -16,7 +16,8 @@ import pytest
 from children import in_child, unprivileged
 from helpers import base, drop, make_queue, names_in, take, where
 
-from dropq import ConfigError, InvalidName, NoSuchQueue, Queue, Root, StorageError, storage
+from dropq import ConfigError, InvalidName, NoSuchQueue, Queue, Root, StorageError, storage, work
+from dropq.command import Command
 from dropq.layout import FOLDERS
 
 #: What may be done to a queue that cannot be opened.
@@ -168,13 +169,28 @@ def test_a_file_that_may_not_be_read_is_a_message_whose_body_says_so(tmp_path: P
             return str(raised.value), locked.state
 
     error, state = unprivileged(consume)
-    assert "Permission denied" in error and "stays where it is" in error
+    assert "Permission denied" in error and "its body was not read" in error
     assert state == "error"
     assert names_in(queue, "processed") == ["open.csv"]
     [failed] = queue.browse("error")
     assert failed.reason is not None and "Permission denied" in str(failed.reason["detail"])
     assert failed.name == "locked.csv"
     assert queue.requeue()[0].ok
+
+
+def test_a_worker_fails_a_body_that_may_not_be_read_as_often_as_the_queue_says(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root", redelivery_attempts=1)
+    drop(queue, "locked.csv", b"secret")
+    (base(queue) / "target" / "locked.csv").chmod(0)
+
+    def consume() -> int:
+        with reopened(queue) as again, Command(["true"]) as handler:
+            return work(again, handler, until_empty=True, poll=True).failed
+
+    assert unprivileged(consume) == 2
+    [failed] = queue.browse("error")
+    detail = str((failed.reason or {})["detail"])
+    assert "Permission denied" in detail and "stays where it is" not in detail
 
 
 @pytest.mark.parametrize("folder", ["target", "processing"])
