@@ -64,6 +64,12 @@ def test_the_spark_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert sorted(message.text for message in queue.browse()) == [str(number) for number in range(10)]
 
 
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_no_example_puts_a_path_into_the_text_of_a_program(paper: Path) -> None:
+    for text in re.findall(r"\bsh -\w*c ('[^']*'|\"[^\"]*\")", paper.read_text()):
+        assert "{}" not in text, f"{paper.name}: a name can hold a command, which {text} would run"
+
+
 def test_the_picture_is_the_one_that_its_script_draws() -> None:
     drawn = subprocess.run([sys.executable, TOP / "docs/draw_lifecycle.py"], capture_output=True, text=True, check=True)
     assert drawn.stdout == (TOP / "docs/lifecycle.svg").read_text()
