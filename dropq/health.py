@@ -15,18 +15,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dropq import consumers, names, storage
+from dropq import consumers, fsck, names, storage
 from dropq.durations import format_duration, parse_duration
-from dropq.errors import ConfigError, DropqError, InvalidName, NoSuchQueue
-from dropq.fsck import queues
-from dropq.layout import JOB_PREFIX, QueueLayout, ignoring
+from dropq.errors import ConfigError, DropqError, InvalidName, NoSuchQueue, StorageError
+from dropq.layout import JOB_PREFIX, ignoring
 from dropq.lifecycle import Held, Lifecycle
 from dropq.message import Duration
+from dropq.opening import refuse_closed
 from dropq.queue import Queue
 from dropq.root import Root
 from dropq.staging import DROP_PREFIX, MANIFEST
 
-__all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root"]
+__all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", "queues"]
 
 #: How many messages may lie in error/ where nobody says: a few bad ones can wait for the morning, while a consumer that
 #: fails whatever it gets is soon past it.
@@ -63,7 +63,8 @@ class Health:
         reasons: why it is not well; none where it is.
         notes: what does no harm, but explains much: that it is paused.
         counts: how many messages lie in each state; empty for a queue that cannot be read.
-        oldest_age: seconds that the oldest waiting message has waited; None where none waits.
+        oldest_age: seconds that the oldest message has waited, one that is held without a running lease included; None
+            where there is none.
         error: what kept it from being read.
     """
 
@@ -91,7 +92,8 @@ def health(
 
     Args:
         queue: the queue.
-        max_age: how long a message may wait, from when it was sent or requeued; in delayed/, from when it was due.
+        max_age: how long a message may wait, from when it was sent or requeued; in delayed/, from when it was due. What
+            is held without a running lease waits, too: nothing tells that its holder works on it.
         max_count: how many messages may wait in target/.
         max_error: how many messages may lie in error/.
 
@@ -103,7 +105,7 @@ def health(
     """
     age = None if max_age is None else parse_duration(max_age)
     try:
-        look = _Look(queue, _opened(queue))
+        look = _Look(queue, queue.life)
         return Health(
             queue.name,
             tuple(look.reasons(age, max_count, max_error)),
@@ -133,7 +135,7 @@ def health_root(
     Raises:
         OSError: the root cannot be listed.
     """
-    for queue in _queues(root):
+    for queue in queues(root):
         try:
             yield health(queue, max_age=max_age, max_count=max_count, max_error=max_error)
         except NoSuchQueue as error:
@@ -144,16 +146,17 @@ def health_root(
 # -- what there is -----------------------------------------------------------------------------------------------
 
 
-def _queues(root: Root) -> list[Queue]:
-    found = {queue.name: queue for queue in queues(root)}
+def queues(root: Root) -> list[Queue]:
+    """Return what is, or may be, a queue, by name: also those too damaged to be opened, or closed to this user."""
+    found = {queue.name: queue for queue in fsck.queues(root)}
     for entry in storage.entries(root.layout.path):
         if entry.name not in found and entry.name not in _NO_QUEUES and not entry.name.startswith("."):
             try:
                 queue = Queue(root, entry.name)
-                _refuse_closed(queue)
+                refuse_closed(root.layout.path, queue.name)
             except InvalidName:
                 continue
-            except OSError:
+            except StorageError:
                 found[queue.name] = queue
     return [queue for _, queue in sorted(found.items())]
 
@@ -162,32 +165,33 @@ def _home(queue: Queue) -> str:
     return f"{queue.root.layout.path}/{queue.name}"
 
 
-def _opened(queue: Queue) -> Lifecycle:
-    try:
-        return queue.life
-    except NoSuchQueue:
-        _refuse_closed(queue)  # whoever may not look into a folder sees no queue there
-        raise
-
-
-def _refuse_closed(queue: Queue) -> None:
-    for layout in (QueueLayout.flat(_home(queue)), QueueLayout.incoming(_home(queue))):
-        storage.exists(f"{layout.base}/.")
-
-
 def _unusable(queue: Queue, error: DropqError | OSError) -> Health:
     """Tell of a queue that cannot be looked at: what the error says, and what to do about it."""
     text, name = "; ".join(str(error).splitlines()), shlex.quote(queue.name)
-    kind, way_out = "storage", f"`dropq fsck {name}` looks closer"
+    kind, way_out = "storage", "" if "`dropq " in text else f"`dropq fsck {name}` looks closer"
     if isinstance(error, ConfigError):
         kind, way_out = "configuration", "mend it, then run `dropq config check`"
     elif isinstance(error, NoSuchQueue):
         text, way_out = "target/ and processing/ are missing", f"`dropq fsck {name} --repair` makes them"
-    elif isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.strerror} at {os.fsdecode(error.filename)}"
-    if getattr(error, "errno", None) == errno.EACCES:
-        way_out = f"`ls -ld {shlex.quote(_home(queue))}` shows who may look"
-    return Health(queue.name, (Reason(kind, f"it cannot be looked at: {text}; {way_out}"),), error=error)
+    elif isinstance(error, OSError):
+        text = storage.told(error)
+    if isinstance(error, StorageError | OSError) and error.errno == errno.EACCES:
+        way_out = f"`ls -ld {shlex.quote(_closed(queue, error))}` shows who may look"
+    told = "; ".join(filter(None, (text, way_out)))
+    return Health(queue.name, (Reason(kind, f"it cannot be looked at: {told}"),), error=error)
+
+
+def _closed(queue: Queue, error: StorageError | OSError) -> str:
+    """Return the folder that keeps this user from looking."""
+    home = _home(queue)
+    path = error.path if isinstance(error, StorageError) else os.fsdecode(error.filename or home)
+    while path.startswith(f"{home}/"):
+        try:
+            os.stat(path)
+            return path
+        except OSError:
+            path = os.path.dirname(path)
+    return home
 
 
 # -- one look ------------------------------------------------------------------------------------------------------
@@ -220,20 +224,38 @@ class _Look:
     def _files(self, state: str) -> list[str]:
         return list(self._messages(state))
 
-    @cached_property
+    @property
     def oldest_age(self) -> float | None:
-        """Seconds that the oldest message has waited, in delayed/ those after it was due; None where none waits."""
-        since = [*map(self._since, self._waiting), *(due for due in map(self._due, self._delayed) if due < self._now)]
+        """Seconds that the oldest message has waited, held or not; None where there is none."""
+        return max((age for age in (self._waiting_age, self._held_age) if age is not None), default=None)
+
+    @cached_property
+    def _waiting_age(self) -> float | None:
+        """Seconds that the oldest message has waited to be taken, in delayed/ those after it was due."""
+        due = (due for due in map(self._due, self._delayed) if due < self._now)
+        return self._age([*map(self._since, self._waiting), *due])
+
+    @cached_property
+    def _held_age(self) -> float | None:
+        """Seconds since the oldest was sent, or requeued, of those that are held without a running lease."""
+        return self._age([self._since(file, "processing") for file in self._held if not self._is_leased(file)])
+
+    def _is_leased(self, file: str) -> bool:
+        claim, _ = names.split_claim(file)
+        return claim is not None and claim.deadline > self._now
+
+    def _age(self, since: list[int]) -> float | None:
         return max(self._now - min(since), 0) / 1000 if since else None
 
     def _since(self, file: str, state: str = "target") -> int:
         """Return since when a file counts as waiting, as the protocol has it, in ms."""
-        told = _TOLD(file)
-        if told and "JMS_dropq_since" in file:
-            told = _REQUEUED(file)
+        _, bare = names.split_claim(file)
+        told = _TOLD(bare)
+        if told and "JMS_dropq_since" in bare:
+            told = _REQUEUED(bare)
         if told:
             return int(told[1])
-        name = self._life.sidecars.parse(names.split_claim(file)[1])
+        name = self._life.sidecars.parse(bare)
         return name.since or name.timestamp or self._changed(f"{self._life.layout.folder(state)}/{file}")
 
     def _due(self, file: str) -> int:
@@ -250,10 +272,14 @@ class _Look:
 
     def reasons(self, max_age: float | None, max_count: int | None, max_error: int | None) -> Iterator[Reason]:
         """Yield why the queue is not well."""
-        age, waiting, failed = self.oldest_age, self.counts["target"], self.counts["error"]
+        waiting, failed = self.counts["target"], self.counts["error"]
+        age = self.oldest_age
         if age is not None and max_age is not None and age > max_age:
-            text = f"a message has waited for {_told(age)}, over the limit of {format_duration(max_age)}"
-            yield Reason("old-message", f"{text}; {self._way_on()}", age, max_age)
+            text, way_out = f"a message has waited for {_told(age)}", self._way_on()
+            if age != self._waiting_age:
+                text, way_out = f"a message from {_told(age)} ago is held without a lease", self._holders()
+            text = f"{text}, over the limit of {format_duration(max_age)}"
+            yield Reason("old-message", f"{text}; {way_out}", age, max_age)
         if max_count is not None and waiting > max_count:
             text = f"target/ has {_many(waiting, 'message')}, over the limit of {max_count}"
             yield Reason("many-waiting", f"{text}; {self._way_on()}", waiting, max_count)
@@ -283,7 +309,10 @@ class _Look:
             return self._pause
         if not self._held:
             return f"nothing is in work: start a consumer, then see `dropq ls {self._name}`"
-        return f"{len(self._held)} in work: `dropq browse {self._name} --state processing` says by whom"
+        return f"{len(self._held)} in work: {self._holders()}"
+
+    def _holders(self) -> str:
+        return f"`dropq browse {self._name} --state processing` says by whom"
 
     def _unswept(self) -> Iterator[Reason]:
         """Yield what a sweep would have brought in order, had there been one."""

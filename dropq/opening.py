@@ -28,6 +28,20 @@ def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
     return None
 
 
+def refuse_closed(root: str, name: str) -> None:
+    """Tell what this user may not look into, where one sees no queue, from what is none.
+
+    Raises:
+        StorageError: there may be a queue, and he may not look.
+    """
+    for layout in (QueueLayout.flat(f"{root}/{name}"), QueueLayout.incoming(f"{root}/{name}")):
+        try:
+            storage.exists(f"{layout.base}/.")
+        except OSError as error:
+            error.filename = layout.base
+            raise storage_error(error, f"queue {name} cannot be opened") from error
+
+
 def open_queue(root: Root, name: str) -> Lifecycle:
     """Open a queue of a root.
 
@@ -39,6 +53,7 @@ def open_queue(root: Root, name: str) -> Lifecycle:
     # That target/ alone is missing is told below.
     layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
     if layout is None:
+        refuse_closed(root.layout.path, name)
         near = difflib.get_close_matches(name, [queue.name for queue in root.queues()], n=1)
         hint = f"is it {near[0]!r}? " if near else ""
         raise NoSuchQueue(

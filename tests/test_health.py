@@ -15,7 +15,7 @@ import pytest
 from children import in_child, unprivileged
 from helpers import Clock, base, drop, make_queue, names_in, reopened, take
 
-from dropq import NoSuchQueue, Queue, Root, names
+from dropq import Message, NoSuchQueue, Queue, Root, names
 from dropq.cli import look
 from dropq.cli import main as cli
 from dropq.health import MAX_ERROR, Health, health, health_root
@@ -208,6 +208,53 @@ def test_a_message_of_a_clock_that_is_ahead_is_not_older_than_none(queue: Queue,
     assert health(queue, max_age=0).oldest_age == 0
 
 
+def held_without_a_lease(queue: Queue) -> Message:
+    return take(queue)
+
+
+def held_by_a_script(queue: Queue) -> None:
+    (file,) = names_in(queue, "target")
+    os.rename(base(queue) / "target" / file, base(queue) / "processing" / f"me~{file}")
+
+
+def held_by_nobody_known(queue: Queue) -> None:
+    (file,) = names_in(queue, "target")
+    os.rename(base(queue) / "target" / file, base(queue) / "processing" / f"someone-aaaaaaaaaa-1,0,1~{file}")
+
+
+def held_by_hand_under_a_name_of_its_own(queue: Queue) -> None:
+    (file,) = names_in(queue, "target")
+    os.rename(base(queue) / "target" / file, base(queue) / "processing" / "report.csv")
+
+
+@pytest.mark.parametrize(
+    "how", [held_without_a_lease, held_by_a_script, held_by_nobody_known, held_by_hand_under_a_name_of_its_own]
+)
+def test_what_is_held_without_a_lease_waits_too(queue: Queue, clock: Clock, how: Callable[[Queue], object]) -> None:
+    queue.send(b"x")
+    held = how(queue)  # kept: who is closed gives back what it holds
+    clock.advance(2 * HOUR)
+    found = health(queue, max_age="1h")
+    (reason,) = found.reasons
+    assert (reason.kind, reason.limit) == ("old-message", HOUR)
+    assert reason.figure == found.oldest_age == pytest.approx(2 * HOUR, abs=5)
+    assert "held without a lease" in reason.message and "dropq browse q --state processing" in reason.message
+    queue.send(b"y")
+    assert kinds(health(queue, max_age="1h")) == ["old-message"]
+    del held
+
+
+def test_a_lease_that_is_renewed_is_work_under_way(queue: Queue, clock: Clock) -> None:
+    queue.send(b"x")
+    message = queue.subscribe(lease_period="1h").receive()
+    assert message is not None
+    clock.advance(HOUR / 2)
+    message.extend("2h")
+    clock.advance(HOUR)
+    found = health(queue, max_age="1h")
+    assert found.healthy and found.oldest_age is None
+
+
 def test_more_messages_than_allowed_are_told(queue: Queue) -> None:
     queue.send_many([b"x"] * 3)
     (base(queue) / "target" / ".upload").touch()
@@ -357,7 +404,8 @@ def test_a_queue_that_lost_its_folders_is_not_passed_over(queue: Queue, folders:
         (base(queue) / folder).rmdir()
     (found,) = health_root(reopened(queue).root)
     assert kinds(found) == ["storage"]
-    assert "`dropq fsck q --repair` makes" in found.reasons[0].message
+    (reason,) = found.reasons
+    assert "`dropq fsck q --repair` makes" in reason.message and reason.message.count("`") == 2
     assert run()[0] == 66
 
 
@@ -383,7 +431,8 @@ def test_a_queue_that_is_closed_to_the_monitor_is_not_well(queue: Queue, folder:
         (base(queue) / folder).chmod(0o755)
     assert len(closed) == 2
     for told, errno, message in closed:
-        assert (told, errno) == (["storage"], 13) and "ls -ld" in message
+        assert (told, errno) == (["storage"], 13)
+        assert f"`ls -ld {base(queue) / folder}` shows who may look" in message
 
 
 def test_what_is_no_queue_is_passed_over(queue: Queue) -> None:
