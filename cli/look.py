@@ -46,13 +46,14 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
         order = ("target", "delayed", "processing", "error", "expired", "processed", "working")
         records.append({"queue": queue.name, **{key: counts[key] for key in order}, "paused": queue.paused})
 
-    code = shell.each(shell.queues(queues), look)
+    names = shell.queues(queues)
+    code = shell.each(names, look)
     columns = tuple(records[0]) if records else ()
     if sys.stdout.isatty() and not shell.json and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
         records.append({"queue": "total", **sums})
     shell.show(records, columns)
-    if not records and not queues:
+    if not names:
         shell.tell_no_queues()
     return code
 
@@ -95,7 +96,7 @@ def health(
         if shell.strange:
             raise NoSuchQueue(f"{shell.root.path} has no queues{shell.strange}")
         shell.tell_no_queues()
-    return codes[0] if len(codes) == 1 else NEGATIVE if any(codes) else OK
+    return output.verdict(codes)
 
 
 def _health_record(health: Health) -> Record:

@@ -147,7 +147,7 @@ def _set_up() -> None:
 
 def _usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
-    text = error.format_message()
+    text = error.format_message().replace(": Value error, ", ": ")  # what the parser of options says of a choice
     if context is None or text.startswith("Usage:"):
         output.note(text if context else f"error: {text}")
     else:

@@ -79,6 +79,11 @@ def exit_code(error: BaseException) -> int:
     return BUG
 
 
+def verdict(codes: Sequence[int]) -> int:
+    """Return what a command exits with that did several things: 1 when some failed; of a single thing its own code."""
+    return codes[0] if len(codes) == 1 else NEGATIVE if any(codes) else OK
+
+
 # -- escaping --------------------------------------------------------------------------------------------------
 
 

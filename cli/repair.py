@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import output
 from .options import All, DryRun, Filter, Ids, Json, QueueName, QueueNames, State, Yes, duration, state
 from .output import NEGATIVE, OK, Record, unescape
-from .shell import Shell, UsageError
+from .shell import Shell, UsageError, going_on
+
+if TYPE_CHECKING:
+    from dropq import Outcome
+
+
+def _many(count: int, which: str = "") -> str:
+    return "1 message" if count == 1 else f"{which}{count} messages"
 
 
 def requeue(
@@ -38,7 +45,7 @@ def requeue(
     goal = shell.queue(to) if to is not None else None
     total = len(wanted) if wanted is not None else found.counts()[state]
     if wanted is None and not dry_run:
-        shell.confirm(f"Requeue all {total} messages in {state}/ of {found.name}?", yes=yes)
+        shell.confirm(f"Requeue {_many(total, 'all ')} in {state}/ of {found.name}?", yes=yes)
     outcomes = admin.requeue(
         found, ids=wanted, state=state, filter=filter, to=goal, keep_expiration=keep_expiration, dry_run=dry_run
     )
@@ -67,7 +74,7 @@ def move(
         raise UsageError(f"{goal.name} is where they are: name another queue to move them to")
     total = len(wanted) if wanted is not None else found.counts()[state]
     if wanted is None and not dry_run:
-        shell.confirm(f"Move all {total} messages in {state}/ of {found.name} to {goal.name}?", yes=yes)
+        shell.confirm(f"Move {_many(total, 'all ')} in {state}/ of {found.name} to {goal.name}?", yes=yes)
     outcomes = admin.move(found, goal, ids=wanted, state=state, filter=filter, dry_run=dry_run)
     return shell.report(outcomes, "would_move" if dry_run else "moved", total)
 
@@ -94,7 +101,8 @@ def purge(
     found = shell.queue(queue)
     total = len(wanted) if wanted is not None else found.counts()[state]
     if not dry_run:
-        which = f"{total} messages" if older_than is None else f"those of {total} messages that are old enough"
+        count = _many(total)
+        which = count if older_than is None else f"what is old enough of {count}"
         shell.confirm(f"Remove {which} from {state}/ of {found.name} for good?", yes=yes)
     outcomes = admin.purge(found, ids=wanted, state=state, filter=filter, older_than=older_than, dry_run=dry_run)
     return shell.report(outcomes, "would_remove" if dry_run else "removed", total)
@@ -121,15 +129,19 @@ def prune(
     if state != "processed" and keep_age is None and keep_count is None:
         raise UsageError(f"give --keep-age or --keep-count: queues have no limits of their own for {state}/")
     shell = Shell(ctx, json)
-    found = [shell.queue(name) for name in shell.queues(queues)]
+    names = shell.queues(queues)
     if not dry_run:
-        shell.confirm(f"Prune {state}/ of {', '.join(queue.name for queue in found)}?", yes=yes)
-    outcomes = (
-        outcome
-        for queue in found
-        for outcome in admin.prune(queue, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
-    )
-    return shell.report(outcomes, "would_remove" if dry_run else "removed")
+        shell.confirm(f"Prune {state}/ of {', '.join(names)}?", yes=yes)
+    codes: list[int] = []
+
+    def outcomes() -> Iterator[Outcome]:
+        for name in names:
+            with going_on(codes):
+                queue = shell.queue(name)
+                yield from admin.prune(queue, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
+
+    shell.report(outcomes(), "would_remove" if dry_run else "removed")
+    return output.verdict(codes)
 
 
 Root = Annotated[bool, typer.Option("--all", help="The whole root, queues to come included.")]
@@ -186,20 +198,31 @@ def sweep(
     sweeps all. Exits with 1 when something could not be brought in order, which stderr tells of; the next sweep tries
     again.
     """
+    from dropq.sweep import SweepReport
+
     shell = Shell(ctx, json)
-    swept = shell.queue(queue) if queue is not None else shell.root
-    report = swept.sweep(
-        foreign_older_than=foreign_older_than,
-        unleased_older_than=unleased_older_than,
-        jobs_older_than=jobs_older_than,
-    )
+    ages = {
+        "foreign_older_than": foreign_older_than,
+        "unleased_older_than": unleased_older_than,
+        "jobs_older_than": jobs_older_than,
+    }
+    reports: list[SweepReport] = []
+    names = shell.queues(None if queue is None else [queue])
+    code = shell.each(names, lambda name: reports.append(shell.queue(name).sweep(**ages)))
+    if code and not reports:
+        return code
+    if queue is None and not code:
+        reports.append(shell.root.tidy())
+    report = SweepReport()
+    for one in reports:
+        report.add(one)
     counts = report.counts()
     if shell.json:
         shell.line({"queue": queue and unescape(queue), **counts, "next_due": report.next_due}, ())
     else:
         shell.show([{"step": step, "count": count} for step, count in counts.items() if count], ("step", "count"))
     output.note(f"swept={report.total}" + (f" refused={report.refused}" if report.refused else ""))
-    return 1 if report.refused else 0
+    return code or (NEGATIVE if report.refused else OK)
 
 
 def fsck(
@@ -222,13 +245,15 @@ def fsck(
     if repair:
         shell.confirm(f"Repair {', '.join(queues) if queues else 'the whole root'}?", yes=yes)
     open_ones = 0
+    codes: list[int] = []
 
     def records() -> Iterator[Record]:
         nonlocal open_ones
         names = [unescape(name) for name in queues] if queues else [queue.name for queue in checks.queues(shell.root)]
         found = [] if queues else checks.fsck_root(shell.root, repair=repair)
         for name in shell.progress(names, "checking", len(names)):
-            found += shell.root.queue(name).fsck(repair)
+            with going_on(codes):
+                found += shell.root.queue(name).fsck(repair)
         for finding in found:
             open_ones += finding.open
             yield {
@@ -240,5 +265,7 @@ def fsck(
             }
 
     shell.show(records(), ("level", "kind", "path", "detail", "repaired"))
-    output.note(f"open={open_ones}" if open_ones else "nothing wants attention")
-    return NEGATIVE if open_ones else OK
+    code = output.verdict(codes)
+    if open_ones or not code:
+        output.note(f"open={open_ones}" if open_ones else "nothing wants attention")
+    return code or (NEGATIVE if open_ones else OK)

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -85,8 +85,13 @@ class Shell:
         return queue
 
     def tell_no_queues(self) -> None:
-        """Say that a root has no queues, and whether it looks like a root at all."""
-        output.note(f"{self.root.path} has no queues{self.strange}")
+        """Say that a root has no queues, or none that can be used, and whether it looks like a root at all."""
+        from dropq.health import queues
+
+        if queues(self.root):
+            output.note(f"{self.root.path} has no queue that can be used: `dropq health` says why")
+        else:
+            output.note(f"{self.root.path} has no queues{self.strange}")
 
     @property
     def strange(self) -> str:
@@ -166,16 +171,11 @@ class Shell:
 
         That of a single item that failed is the error's own; of several, 1 says that it was partial.
         """
-        codes = []
+        codes: list[int] = []
         for item in items:
-            try:
+            with going_on(codes):
                 act(item)
-                codes.append(OK)
-            except (DropqError, OSError) as error:
-                output.complain(error)
-                codes.append(output.exit_code(error))
-        failed = [code for code in codes if code]
-        return OK if not failed else failed[0] if len(codes) == 1 else NEGATIVE
+        return output.verdict(codes)
 
     def report(self, outcomes: Iterable[Outcome], done: str, total: int | None = None) -> int:
         """Print what became of each message and, on stderr, the sum; return the exit code.
@@ -185,19 +185,19 @@ class Shell:
             done: the verb's participle, for the sum: `moved=12 failed=0`.
             total: how many are expected.
         """
-        count = {True: 0, False: 0}
+        codes: list[int] = []
 
         def records() -> Iterator[Record]:
             for outcome in self.progress(outcomes, done, total):
-                count[outcome.ok] += 1
-                yield asdict(outcome)
+                codes.append(OK if outcome.ok else output.exit_code(outcome.error) if outcome.error else NEGATIVE)
+                yield {key: getattr(outcome, key) for key in ("id", "name", "ok", "detail", "target")}
 
         try:
             with whoever_reads():
                 self.show(records(), ("id", "ok", "detail"))
         finally:  # also when it is interrupted: so much is done
-            output.note(f"{done}={count[True]} failed={count[False]}")
-        return NEGATIVE if count[False] else OK
+            output.note(f"{done}={codes.count(OK)} failed={len(codes) - codes.count(OK)}")
+        return output.verdict(codes)
 
 
 def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
@@ -215,6 +215,18 @@ def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
             fields = os.fsdecode(raw).rstrip("\r\n").split("\t")
             if fields[0]:
                 yield unescape(fields[min(column, len(fields) - 1)])
+
+
+@contextmanager
+def going_on(codes: list[int]) -> Iterator[None]:
+    """Go on with the next thing when one fails: say so, and add its exit code."""
+    try:
+        yield
+    except (DropqError, OSError) as error:
+        output.complain(error)
+        codes.append(output.exit_code(error))
+    else:
+        codes.append(OK)
 
 
 @contextmanager

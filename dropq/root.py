@@ -253,10 +253,18 @@ class Root:
                 errors.append(error)
         if errors:
             raise errors[0]
+        report.add(self.tidy())
+        return report
+
+    def tidy(self) -> SweepReport:
+        """Do what a sweep does beside the queues: undo deletes that were cut short, collect metadata files.
+
+        Raises:
+            StorageError: the file system refuses; the next sweep goes on.
+        """
         with telling("the queues are swept; the next sweep goes on with what is the root's"):
             self._undo_cut_short_deletes()
-            report.sidecars += collect(self.layout.path, self.layout.meta, Storage(), self.clock)
-        return report
+            return SweepReport(sidecars=collect(self.layout.path, self.layout.meta, Storage(), self.clock))
 
     def _undo_cut_short_deletes(self) -> None:
         """Bring back queues whose delete died before it was decided: a send may have returned just before."""

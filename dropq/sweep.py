@@ -61,9 +61,10 @@ class SweepReport:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "next_due"}
 
     def add(self, other: SweepReport) -> None:
-        """Add another queue's counts."""
+        """Add another queue's counts; what is due next is the sooner of the two."""
         for name, value in other.counts().items():
             setattr(self, name, getattr(self, name) + value)
+        self.next_due = min((due for due in (self.next_due, other.next_due) if due is not None), default=None)
 
 
 class QuickSweep:
@@ -164,7 +165,8 @@ def _return_old_claims(
                 continue
             report.foreign += 1
             if held.claim.owner:
-                log.warning("%s: taken from DropboxMQ client %s: its batch is broken", held.file, held.claim.owner)
+                who = f"{held.claim.owner}, a script or a DropboxMQ client"
+                log.warning("%s: taken from %s, whose batch, if it has one, is broken", held.file, who)
 
 
 def held_by(life: Lifecycle, subscription: str) -> list[Held]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import unprivileged
 from helpers import until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -323,6 +324,11 @@ def test_what_cannot_be_done_is_said_with_its_exit_code(run: Run, argv: list[str
     assert done.out == ""
     assert says in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_choice_that_is_none_is_told_in_plain_words(run: Run) -> None:
+    err = run("browse", "q", "--state", "bogus").err
+    assert "'--state': 'bogus' is not one of" in err and "Value error" not in err
 
 
 def test_a_root_of_a_newer_format_is_refused_with_both_numbers(run: Run, root: Root) -> None:
@@ -813,6 +819,125 @@ def test_prune_keeps_the_newest(run: Run, root: Root, q: Queue) -> None:
     assert run("prune", "--yes").err == "removed=0 failed=0\n"
 
 
+def test_what_is_asked_speaks_of_one_message_as_of_one(run: Run, q: Queue) -> None:
+    failed(q, b"1")
+    assert "Remove 1 message from error/ of q" in run("purge", "q", "--state", "error", "--all").err
+    assert "old enough of 1 message from" in run("purge", "q", "--state", "error", "--older-than", "1h").err
+    assert "Requeue 1 message in" in run("requeue", "q", "--all").err
+    failed(q, b"2")
+    assert "Requeue all 2 messages in" in run("requeue", "q", "--all").err
+
+
+@pytest.mark.parametrize("verb", [("requeue", "q"), ("move", "q", "other"), ("purge", "q", "--state", "error")])
+def test_a_single_message_that_is_not_there_has_the_code_of_its_error(
+    run: Run, root: Root, q: Queue, verb: tuple[str, ...]
+) -> None:
+    root.create_queue("other", durability="none")
+    ids = failed(q, b"1", b"2")
+    yes, state = ("--yes",) * (verb[0] != "requeue"), ("--state", "error") if verb[0] != "purge" else ()
+    done = run(*verb, *state, "gone", *yes, "--json")
+    assert done.code == run("show", "q", "gone").code == 66
+    (record,) = done.records
+    assert list(record) == ["id", "name", "ok", "detail", "target"] and not record["ok"]
+    assert run(*verb, *state, "gone", ids[0], *yes).code == 1
+    assert run(*verb, *state, ids[1], *yes).code == 0
+
+
+@pytest.fixture
+def broken(root: Root) -> str:
+    """Name a queue, before q in the alphabet, that cannot be opened."""
+    Path(root.create_queue("broken", durability="none").layout.folder("error")).rmdir()
+    return "broken"
+
+
+def test_prune_goes_on_past_a_broken_queue(run: Run, q: Queue, broken: str) -> None:
+    failed(q, b"1", b"2")
+    prune = ("prune", "--state", "error", "--keep-count", "1", "--yes")
+    done = run(*prune)
+    assert done.code == 1 and len(done.rows) == 1
+    assert done.err.count("lacks its folder") == 1 and done.err.endswith("removed=1 failed=0\n")
+    assert run(*prune, broken).code == run("ls", broken).code == 66
+    assert run(*prune, "q").code == 0
+
+
+def test_sweep_goes_on_past_a_broken_queue_and_says_so_once(run: Run, q: Queue, broken: str) -> None:
+    q.send(b"1")
+    assert run("receive", "q", "--lease", "1ms").code == 0
+    time.sleep(0.01)
+    done = run("sweep")
+    assert (done.code, done.rows) == (1, [["lapsed", "1"]])
+    assert done.err.count("lacks its folder") == 1 and done.err.endswith("swept=1\n")
+    assert run("sweep", broken).code == 66
+
+
+def test_fsck_goes_on_past_a_queue_that_is_not_there(run: Run, q: Queue, broken: str) -> None:
+    done = run("fsck", broken, "nosuch", "q")
+    assert (done.code, [row[1] for row in done.rows]) == (1, ["missing-folder"])
+    assert done.err.count("nosuch") == 2 and done.err.endswith("open=1\n")
+    assert (run("fsck", "nosuch").code, run("fsck", "q", "nosuch").code) == (66, 1)
+
+
+def missing(folder: Path) -> None:
+    (folder / "error").rmdir()
+
+
+def misconfigured(folder: Path) -> None:
+    (folder / "queue.toml").write_text("no toml")
+
+
+def linked(folder: Path) -> None:
+    os.rename(folder / ".dropq", folder.parent / ".elsewhere")
+    (folder / ".dropq").symlink_to("../.elsewhere")
+
+
+def partly_closed(folder: Path) -> None:
+    (folder / "processing").chmod(0)
+
+
+def closed(folder: Path) -> None:
+    folder.chmod(0)
+
+
+@pytest.mark.parametrize("how", [missing, misconfigured, linked, partly_closed, closed])
+def test_a_root_whose_queue_cannot_be_read_has_one(run: Run, q: Queue, how: Callable[[Path], None]) -> None:
+    folder = Path(q.layout.home)
+    (folder / ".dropq").mkdir(exist_ok=True)
+    how(folder)
+    try:
+        done = unprivileged(lambda: run("ls"))
+        named = unprivileged(lambda: run("ls", "q"))
+    finally:
+        folder.chmod(0o755)
+    assert done.out == "" and "has no queues" not in done.err
+    assert named.code and named.err.startswith("error: ") and "dropq create" not in named.err
+    assert done.err == named.err or "`dropq health` says why" in done.err
+
+
+def test_what_is_refused_names_what_is_closed(run: Run, q: Queue) -> None:
+    failed(q, b"x")
+    Path(q.layout.target).chmod(0)
+    try:
+        done = unprivileged(lambda: run("send", "q", input="y"))
+    finally:
+        Path(q.layout.target).chmod(0o755)
+    assert done.code == 77
+    assert re.match(rf"error: Permission denied at {q.layout.working}/\S+ -> {q.layout.target}/\S+; ", done.err)
+    Path(q.layout.processing).chmod(0)
+    try:
+        done = unprivileged(lambda: run("receive", "q"))
+    finally:
+        Path(q.layout.processing).chmod(0o755)
+    assert done.err == f"warning: queue q was not swept: Permission denied at {q.layout.processing}\n"
+
+
+def test_what_a_script_held_is_not_taken_for_a_clients(run: Run, q: Queue) -> None:
+    q.send(b"x")
+    (file,) = Path(q.layout.target).iterdir()
+    os.rename(file, f"{q.layout.processing}/me~{file.name}")
+    done = run("sweep", "q", "--foreign-older-than", "0s")
+    assert "taken from me, a script or a DropboxMQ client" in done.err
+
+
 def test_a_paused_queue_looks_empty_and_a_paused_root_is_told_of(run: Run, q: Queue) -> None:
     q.send(b"x")
     assert run("pause", "q").code == run("pause", "--all").code == 0
@@ -960,7 +1085,7 @@ def test_on_a_terminal_it_asks(root: Root, q: Queue) -> None:
     failed(q, b"x")
     argv = ("--root", str(root.path), "requeue", "q", "--all")
     code, shown = on_terminal(*argv, typed=b"n\n")
-    assert code == 1 and "Requeue all 1 messages in error/ of q?" in shown and "nothing was done" in shown
+    assert code == 1 and "Requeue 1 message in error/ of q?" in shown and "nothing was done" in shown
     assert q.counts()["error"] == 1
     code, shown = on_terminal(*argv, typed=b"y\n")
     assert code == 0 and "requeued=1 failed=0" in shown
