@@ -140,8 +140,7 @@ def prune(
                 queue = shell.queue(name)
                 yield from admin.prune(queue, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
 
-    shell.report(outcomes(), "would_remove" if dry_run else "removed")
-    return output.verdict(codes)
+    return shell.report(outcomes(), "would_remove" if dry_run else "removed") or output.verdict(codes)
 
 
 Root = Annotated[bool, typer.Option("--all", help="The whole root, queues to come included.")]

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from io import BufferedReader
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -185,19 +185,19 @@ class Shell:
             done: the verb's participle, for the sum: `moved=12 failed=0`.
             total: how many are expected.
         """
-        codes: list[int] = []
+        count = {True: 0, False: 0}
 
         def records() -> Iterator[Record]:
             for outcome in self.progress(outcomes, done, total):
-                codes.append(OK if outcome.ok else output.exit_code(outcome.error) if outcome.error else NEGATIVE)
-                yield {key: getattr(outcome, key) for key in ("id", "name", "ok", "detail", "target")}
+                count[outcome.ok] += 1
+                yield asdict(outcome)
 
         try:
             with whoever_reads():
                 self.show(records(), ("id", "ok", "detail"))
         finally:  # also when it is interrupted: so much is done
-            output.note(f"{done}={codes.count(OK)} failed={len(codes) - codes.count(OK)}")
-        return output.verdict(codes)
+            output.note(f"{done}={count[True]} failed={count[False]}")
+        return NEGATIVE if count[False] else OK
 
 
 def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:

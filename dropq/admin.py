@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dropq import storage
-from dropq.errors import DropqError, NoSuchMessage
+from dropq.errors import DropqError
 from dropq.filters import check_chooses
 from dropq.message import Message
 from dropq.storage import telling
@@ -25,17 +25,13 @@ REQUEUED = ("error", "expired", "processed", "processing")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one message: `detail` says it in words, `target` is its file name where it went.
-
-    `error` is what kept it from being done; None where it is done, or somebody else was first.
-    """
+    """What became of one message: `detail` says it in words, `target` is its file name where it went."""
 
     id: str
     name: str
     ok: bool
     detail: str
     target: str | None = None
-    error: DropqError | None = None
 
 
 def select(
@@ -175,7 +171,7 @@ def _each(
         try:
             placed = act(message)
         except DropqError as error:
-            yield Outcome(message.id, message.file, False, str(error), error=error)
+            yield Outcome(message.id, message.file, False, str(error))
             continue
         if placed is None:
             yield Outcome(message.id, message.file, False, f"somebody else took it out of {state}/ first")
@@ -183,8 +179,7 @@ def _each(
             yield Outcome(message.id, message.file, True, done, placed or None)
     for missing in wanted or ():
         if missing not in found:
-            absent = NoSuchMessage(f"no such message in {state}/ of queue {queue.name}")
-            yield Outcome(missing, missing, False, str(absent), error=absent)
+            yield Outcome(missing, missing, False, f"no such message in {state}/ of queue {queue.name}")
 
 
 def _is_older(message: Message, now: int, seconds: float) -> bool:
