@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cluster import JAVA_OPTIONS
 from helpers import until
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSourceStreamReader,
@@ -58,6 +60,8 @@ DECISIVE, SMALL = 0.4, 0.06
 PAUSES = 12
 #: Seconds in which a stream that is triggered by time reads all that waits.
 PATIENCE = 300.0
+#: What Spark says of a checkpoint in which the first offset is in part.
+UNUSABLE = "STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"
 
 CONF: dict[str, str | int | float | bool] = {
     "spark.driver.memory": "1g",
@@ -434,8 +438,19 @@ class Driver:
         return {"root": str(self._folder / "root"), "queue": queue}
 
     def _follow(self, run: Run, writer: DataStreamWriter, is_done: Callable[[Run], bool]) -> None:
-        """Run a query to its end, with its checkpoint."""
-        writer = writer.option("checkpointLocation", str(self._folder / "checkpoints" / run.name))
+        """Run a query to its end, with its checkpoint.
+
+        Where one was killed as it wrote its first offset, Spark refuses the checkpoint for good, and it has to go.
+        """
+        checkpoint = self._folder / "checkpoints" / run.name
+        try:
+            self._run_query(run, writer.option("checkpointLocation", str(checkpoint)), is_done)
+        except StreamingQueryException as error:
+            if UNUSABLE in str(error):
+                shutil.rmtree(checkpoint)
+            raise
+
+    def _run_query(self, run: Run, writer: DataStreamWriter, is_done: Callable[[Run], bool]) -> None:
         if run.available_now:
             writer.trigger(availableNow=True).start().awaitTermination()
             return
