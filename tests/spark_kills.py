@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,9 @@ class Line(NamedTuple):
         last = words[-1]
         number = int(last) if last.isdecimal() else 0
         return cls(float(at), int(pid), queue, " ".join(words[:-1] if last.isdecimal() else words), number)
+
+
+_OF_ONE_FILE = re.compile(r" (staged|renamed) [0-9]+$", re.MULTILINE)
 
 
 class Tail:
@@ -944,9 +948,10 @@ class Torture:
         yield f"{self.kinds.total()} kills in {self._started} sessions and {self._jobs.total()} jobs, of {killed}"
 
 
-def newest(log: Path, lines: int = 40) -> str:
-    """Return the end of a log."""
-    return "".join(log.read_text().splitlines(keepends=True)[-lines:]) if log.exists() else ""
+def newest(log: Path, lines: int = 80) -> str:
+    """Return the end of a log, without the single files that were staged and renamed."""
+    told = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return "".join([line for line in told if not _OF_ONE_FILE.search(line)][-lines:])
 
 
 class Lane:
