@@ -283,6 +283,7 @@ class Storage:
         self._owns = file_mode is not None or group is not None
         self._noreplace = True
         self._replaces = True
+        self._tried_to_replace = False
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -430,6 +431,9 @@ class Storage:
         """
         if self._noreplace and self._without_replacing(source, destination):
             return
+        if not self._tried_to_replace:
+            self._tried_to_replace = True
+            self._replaces = self._replaces and self._can_replace(destination)
         if self._replaces:
             return self._move_by_reservation(source, destination)
         self._rename_to_free(source, destination)
@@ -491,12 +495,32 @@ class Storage:
             self._replaces = False
         return not self._replaces and error.errno in _TAKEN
 
+    def _can_replace(self, destination: str) -> bool:
+        """Try with files of our own whether a rename replaces a file, before the first name is reserved by one.
+
+        Where it does not, a crash would leave the reservation, and where there are no modes that is an empty message.
+        """
+        ours = f"{self._own_folder(destination)}/.gone-{secrets.token_hex(8)}"
+        try:
+            for path in (ours, f"{ours}-taken"):
+                os.close(os.open(path, _CREATE, self._create_mode))
+            os.rename(ours, f"{ours}-taken")
+        except OSError as error:
+            return not self._never_replaces(error, destination)
+        finally:
+            for path in (ours, f"{ours}-taken"):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        return True
+
+    def _own_folder(self, destination: str) -> str:
+        return os.path.dirname(destination) if self._base is None else f"{self._base}/{PRIVATE}"
+
     def _never_replaces(self, error: OSError, destination: str) -> bool:
         """Find out with files of our own: HDFS says EIO of a name that is taken, as a disk that fails does of any."""
         if error.errno not in _TAKEN:
             return False
-        folder = os.path.dirname(destination) if self._base is None else f"{self._base}/{PRIVATE}"
-        ours = f"{folder}/.gone-{secrets.token_hex(8)}"
+        ours = f"{self._own_folder(destination)}/.gone-{secrets.token_hex(8)}"
         taken, free = f"{ours}-taken", f"{ours}-free"
         try:
             for path in (ours, taken):

@@ -212,6 +212,8 @@ def test_a_mover_that_comes_between_a_reservation_and_its_rename_finds_the_name_
             return self.rename_file if name == "rename" else getattr(os, name)
 
         def rename_file(self, source: str, destination: str) -> None:
+            if "/.gone-" in source:  # what is tried first
+                return os.rename(source, destination)
             monkeypatch.setattr(storage, "os", os)
             with pytest.raises(FileExistsError):
                 store.move(second, goal)

@@ -983,25 +983,6 @@ def test_at_most_once_settles_before_it_delivers(make: Make, history: bool) -> N
     )
 
 
-def test_what_is_settled_before_it_is_delivered_and_not_durable_is_told_as_not_delivered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = make_queue(tmp_path / "root", semantics="at-most-once", durability="full")
-    queue.send(b"a")
-    synced = Storage.sync
-
-    def refused(self: Storage, *folders: str) -> None:
-        if queue.layout.processed in folders:
-            raise OSError(errno.EIO, "Input/output error", folders[0])
-        synced(self, *folders)
-
-    monkeypatch.setattr(Storage, "sync", refused)
-    with pytest.raises(StorageError, match="was not delivered, and lies in processed/"):
-        queue.receive()
-    assert where(queue) == {"processed": [b"a"]}
-    assert queue.subscribe().held == ()
-
-
 def test_what_a_shell_command_received_at_most_once_without_a_history_can_be_read_for_a_day(
     make: Make, clock: Clock
 ) -> None:
