@@ -87,6 +87,9 @@ def test_what_is_broken_is_told(root: Path) -> None:
 
 def test_a_table_says_what_was_not_run() -> None:
     rows = [Row("one", cases=1000, kills=2), Row("two", not_run="no spin: apt install spin")]
+    assert lines_of("model", [Row("three", wrong=["so"])], "1") == [
+        "| model | three: **broken** | 0 | 0 | 0 | 0 | 0 | 1 |"
+    ]
     assert lines_of("model", rows, "c0ffee") == [
         "| model | one | 1,000 | 2 | 0 | 0 | 0 | c0ffee |",
         "| model | two | NOT RUN: no spin: apt install spin |  |  |  |  | c0ffee |",

@@ -56,7 +56,8 @@ def lines_of(part: str, rows: list[Row], commit: str) -> list[str]:
     for row in rows:
         figures = (row.cases, row.kills, row.faults, row.lost, row.doubled)
         cells = [f"NOT RUN: {row.not_run}", *[""] * (len(figures) - 1)] if row.not_run else [f"{n:,}" for n in figures]
-        lines.append(f"| {' | '.join([part, row.test, *cells, commit])} |")
+        test = f"{row.test}: **broken**" if row.wrong else row.test
+        lines.append(f"| {' | '.join([part, test, *cells, commit])} |")
     return lines
 
 
