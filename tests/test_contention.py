@@ -181,7 +181,7 @@ def test_a_forked_child_does_not_keep_a_killed_consumer_alive(tmp_path: Path, st
         assert queue.sweep().total == 0
         parent.kill()
         parent.wait(10)
-        assert queue.sweep().dead == 1
+        until(lambda: queue.sweep().dead == 1, "the child to let go of what it inherited")
         assert where(queue) == {"target": [b"a"]}
     finally:
         os.kill(child, signal.SIGKILL)
