@@ -27,6 +27,7 @@ from dropq.storage import (
     read_small,
     storage_error,
     telling,
+    told,
 )
 
 log = logging.getLogger("dropq")
@@ -110,7 +111,7 @@ class Sidecars:
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_FILE:
                 raise storage_error(error, "what it holds stays there, and nothing was moved") from error
-            log.warning("sidecar %s of message %s is damaged (%s): delivered without it", path, name.id, error)
+            log.warning("sidecar %s of message %s is damaged (%s): delivered without it", path, name.id, told(error))
             return name
         if not isinstance(content, dict):
             log.warning("sidecar %s of message %s is missing: delivered without it", path, name.id)
