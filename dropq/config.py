@@ -74,7 +74,6 @@ NOT_BUILT = frozenset(
         "recovery_point",
         "selector",
         "self_destruct",
-        "target_queue_depth",
         "underlying_topic",
     }
 )

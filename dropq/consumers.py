@@ -91,6 +91,12 @@ class Presence:
         with suppress(FileNotFoundError):  # the queue is gone: the next look at it tells
             self._begin()
 
+    def place(self) -> tuple[int, int]:
+        """Return which one it is, from 0, among how many subscriptions that have a sign of life."""
+        own = os.path.basename(self._path)
+        seen = sorted({own, *known(self._folder)})
+        return seen.index(own), len(seen)
+
     def end(self) -> None:
         """Take the sign of life down; call it when nothing is held any more."""
         if self._lock.is_locked:

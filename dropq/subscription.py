@@ -25,7 +25,7 @@ from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message
-from dropq.ready import MAX_AGE, Ready
+from dropq.ready import DEPTH, MAX_AGE, Ready
 from dropq.storage import storage_error, telling
 from dropq.sweep import QuickSweep, held_by
 
@@ -37,6 +37,10 @@ log = logging.getLogger("dropq")
 #: Seconds between two looks at an empty queue: the first pause, and the longest, to which it doubles.
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
+#: Seconds for which consumers share what waits, after one was in another's way.
+SHARING = 1.0
+#: After so many messages of a view that others took first, a new one is made.
+LOSSES = 8
 
 _ALPHABET = string.digits + string.ascii_lowercase
 
@@ -76,7 +80,10 @@ class Subscription:
         self._matches = matches
         self._read_locks = read_locks
         self._snapshot = False
-        self._ready = Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore))
+        depth = life.config.target_queue_depth or DEPTH
+        self._ready = Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore), depth=depth)
+        self._shares_until = 0.0
+        self._lost = 0
         self._timed = lease is not None or life.config.expiration is not None
         self._at_most_once = life.config.semantics == "at-most-once"
         self._sweep = QuickSweep(life)
@@ -216,16 +223,21 @@ class Subscription:
     def _take(self, refreshed: bool) -> Message | None:
         """Claim the next message of the view; one that cannot be claimed is an error only when there is no other."""
         ready = self._ready
+        refreshed = refreshed or self._snapshot
         while True:
             waiting = next(ready.view, None)
-            if waiting is None:
-                if refreshed or self._snapshot:
+            if waiting is not None:
+                if (message := self._claim(waiting)) is not None:
+                    return message
+            elif not refreshed and ready.worn:
+                refreshed = True  # before others' turns are taken: what they took themselves is not reached for
+                self._refresh()
+            elif not ready.go_on():
+                if refreshed:
                     self._tell_refused()
                     return None
                 refreshed = True
                 self._refresh()
-            elif (message := self._claim(waiting)) is not None:
-                return message
 
     def _paused(self) -> bool:
         with telling("no message was touched"):
@@ -238,17 +250,33 @@ class Subscription:
 
     def _refresh(self) -> None:
         self._refused.clear()  # what still waits is met again
+        self._lost = 0
         if self._paused():
             self._ready.clear()
             return
         try:
             if self._presence is not None:
                 self._presence.keep()  # before the listing: what is claimed from it is claimed by the living
-            self._ready.refresh()
+            self._ready.refresh(*self._place())
         except FileNotFoundError as error:
             raise NoSuchQueue(f"queue {self._queue.name} is not there any more: {self._life.layout.home}") from error
         except OSError as error:
             raise storage_error(error, "no message was touched") from error
+
+    def _place(self) -> tuple[int, int]:
+        """Return which one it is, and of how many consumers that share what waits: one, while nobody is in its way."""
+        if self._presence is None or time.monotonic() >= self._shares_until:
+            return 0, 1
+        return self._presence.place()
+
+    def _share(self) -> None:
+        """Take turns with the other consumers for a while: one of them was first."""
+        now = time.monotonic()
+        begins = now >= self._shares_until
+        self._shares_until = now + SHARING
+        self._lost += 1
+        if (begins or (self._lost >= LOSSES and self._ready.worn)) and not self._snapshot:
+            self._refresh()
 
     def _claim(self, waiting: Waiting) -> Message | None:
         life = self._life
@@ -267,6 +295,7 @@ class Subscription:
             self._refused.append(error)  # the others may be as good as before
             return None
         if held is None:
+            self._share()
             return None
         return self._settled_first(held) if self._at_most_once else self._hand_out(held)
 

@@ -71,7 +71,6 @@ VALID_BUT_NOT_BUILT: dict[str, object] = {
     "recovery_point": "2024-11-05T10:00:00Z",
     "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],
     "self_destruct": True,
-    "target_queue_depth": 1000,
     "underlying_topic": "prices.eu",
 }
 

@@ -1,0 +1,191 @@
+"""The view of target/: ordered, bounded, shared out among consumers that get into each other's way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers import drop, make_queue
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dropq import Queue, Subscription, names, ready
+from dropq.layout import ignoring
+from dropq.lifecycle import Held, Lifecycle, Waiting
+from dropq.ready import Ready
+
+FILES = st.builds(
+    lambda priority, time, rest: f"{priority}.{1763770000000000 + time:016d}-{time:010d}{rest}",
+    st.sampled_from([-1, 0, 4, 9]),
+    st.integers(0, 60),
+    st.sampled_from([".B", ".T", ".B.JMS_dropq_delivery_countI1", " by hand"]),
+)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    """A queue whose consumers look as seldom as they do in earnest."""
+    with make_queue(tmp_path / "root") as queue:
+        yield queue
+
+
+def view(queue: Queue, depth: int | None = None) -> Ready:
+    life = queue.life
+    return Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore), depth=depth)
+
+
+def offered(view: Ready) -> list[str]:
+    """All that a view offers, from its first piece to its last."""
+    pieces = [[waiting.file for waiting in view.view]]
+    while view.go_on():
+        pieces.append([waiting.file for waiting in view.view])
+    return list(itertools.chain.from_iterable(pieces))
+
+
+def put(queue: Queue, files: set[str]) -> None:
+    for path in Path(queue.layout.target).iterdir():
+        path.unlink()
+    for file in files:
+        Path(queue.layout.target, file).touch()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.sets(FILES, max_size=60), depth=st.integers(1, 30), chunk=st.integers(1, 20))
+def test_a_bounded_view_offers_the_first_of_all_in_order(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, files: set[str], depth: int, chunk: int
+) -> None:
+    put(queue, files)
+    everything = [waiting.file for waiting in view(queue).waiting()]
+    assert sorted(everything) == sorted(files)
+    bounded = view(queue, depth)
+    with monkeypatch.context() as patch:
+        patch.setattr(ready, "CHUNK", chunk)
+        for _ in range(2):  # the second listing knows names of the first
+            bounded.refresh()
+            assert offered(bounded) == everything[:depth]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.sets(FILES, max_size=60), consumers=st.integers(2, 5))
+def test_each_consumer_is_offered_all_by_priority_and_each_message_is_the_first_turn_of_one(
+    queue: Queue, files: set[str], consumers: int
+) -> None:
+    put(queue, files)
+    firsts: list[str] = []
+    for rank in range(consumers):
+        shared = view(queue)
+        shared.refresh(rank, consumers)
+        everything = offered(shared)
+        assert set(everything) == files
+        priorities = [queue.life.sidecars.parse(file).priority for file in everything]
+        assert priorities == sorted(priorities, reverse=True)
+        firsts += [file for file in files if ready._turn(file, rank, consumers) == 0]
+    assert sorted(firsts) == sorted(files)
+
+
+def test_now_and_then_a_consumer_takes_the_oldest_of_the_others(queue: Queue) -> None:
+    sent = [f"4.{one.id}.B" for one in queue.send_many([b"a"] * 500)]
+    shared = view(queue)
+    shared.refresh(0, 2)
+    own = [file for file in sent if ready._turn(file, 0, 2) == 0]
+    others = [file for file in sent if file not in own]
+    begin = [waiting.file for waiting in shared.view]
+    assert begin[: ready.OLDEST_EACH + 1] == [*own[: ready.OLDEST_EACH], others[0]]
+    assert [file for file in begin if file in others] == others[: len(own) // ready.OLDEST_EACH]
+
+
+def test_what_a_script_sent_is_offered_in_its_place_among_many_plain_ones(queue: Queue) -> None:
+    drop(queue, "by-hand", b"a")
+    queue.send_many([b"b"] * 50)
+    drop(queue, "9.urgent.B", b"c")
+    bounded = view(queue, 10)
+    bounded.refresh()
+    first, *others = offered(bounded)
+    assert first == "9.urgent.B"
+    assert "by-hand" in others[:2]  # the kernel's clock, and ours, may tell the same millisecond
+
+
+# -- several consumers ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each message that anybody reached for, whether he got it."""
+    found: list[bool] = []
+    claim = Lifecycle.claim
+
+    def counted(self: Lifecycle, waiting: Waiting, owner: str, deadline: int, *, again: bool = False) -> Held | None:
+        held = claim(self, waiting, owner, deadline, again=again)
+        found.append(held is not None)
+        return held
+
+    monkeypatch.setattr(Lifecycle, "claim", counted)
+    return found
+
+
+def drained(subscriptions: list[Subscription], take: Callable[[Subscription], bool]) -> None:
+    """Let subscriptions take in turn, until none finds anything."""
+    while sum(take(subscription) for subscription in subscriptions):
+        pass
+
+
+def acknowledge(subscription: Subscription) -> bool:
+    message = subscription.receive()
+    if message is None:
+        return False
+    message.ack()
+    return True
+
+
+def test_consumers_that_take_at_once_seldom_reach_for_the_same_message(queue: Queue, claims: list[bool]) -> None:
+    queue.send_many([b"a"] * 4000)
+    subscriptions = [queue.subscribe() for _ in range(4)]
+    drained(subscriptions, acknowledge)
+    assert claims.count(True) == queue.counts()["processed"] == 4000
+    assert claims.count(False) < 0.1 * 4000
+
+
+def test_consumers_take_all_that_one_of_them_leaves_which_is_busy(queue: Queue, claims: list[bool]) -> None:
+    queue.send_many([b"a"] * 1000)
+    busy, *others = [queue.subscribe() for _ in range(4)]
+    held = busy.receive()
+    assert held is not None
+    drained(others, acknowledge)
+    assert queue.counts()["processed"] == 999
+    assert claims.count(False) < 0.1 * 1000
+    held.ack()
+
+
+def test_a_consumer_that_nobody_gets_in_the_way_of_keeps_to_the_order(queue: Queue) -> None:
+    sent = [one.id for one in queue.send_many([b"a"] * 100)]
+    with queue.subscribe(), queue.subscribe() as subscription:
+        received = []
+        while (message := subscription.receive()) is not None:
+            received.append(message.id)
+            message.ack()
+    assert received == sent
+
+
+def test_an_urgent_message_goes_first_also_when_it_is_another_consumers_turn(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "MAX_AGE", 0.0)
+    monkeypatch.setattr(ready, "LISTING_SHARE", 0)
+    queue.send_many([b"a"] * 100)
+    with queue.subscribe() as idle, queue.subscribe() as busy:
+        busy._shares_until = idle._shares_until = float("inf")
+        for priority in range(5, 15):
+            queue.send(b"urgent", priority=priority)
+            message = busy.receive()
+            assert message is not None and message.priority == priority
+            message.ack()
+
+
+def test_the_messages_of_one_priority_are_the_turn_of_all_consumers_alike() -> None:
+    files = [names.plain_name(f"{1763770000000000 + n:016d}-{n * 7919:010d}", 4, "B") for n in range(4000)]
+    for consumers in (2, 3, 4, 8):
+        for rank in range(consumers):
+            share = sum(1 for file in files if ready._turn(file, rank, consumers) == 0)
+            assert share == pytest.approx(len(files) / consumers, rel=0.15)
