@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby, islice
 from operator import itemgetter
@@ -46,8 +47,9 @@ _Keyed = tuple[tuple[int, str, str], str | Waiting]
 #: The end of a plain name has a fixed length.
 _PLAIN_END = len(".0000000000000000-0000000000.B")
 #: A name with a generated id, whatever follows.
-_GENERATED = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT]\.", re.ASCII).match
-
+_GENERATED = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT](?:\.|\Z)", re.ASCII).match
+#: What such a name begins with: its priority, and its time as far as about a day.
+_BEGIN = re.compile(r"(0|-?[1-9]\d{0,8})\.(\d{5})", re.ASCII).match
 _key = itemgetter(0)
 
 
@@ -73,7 +75,9 @@ class Ready:
         self._ignored = ignored
         self._depth = depth
         self._arrivals: dict[tuple[str, int], int] = {}
-        self._plain: frozenset[str] = frozenset()
+        self._kept: frozenset[str] = frozenset()
+        #: Whether names have been met that begin as ours do, and are others': each is looked at as it comes.
+        self._looks_closely = False
         self._pieces: Iterator[Iterator[Waiting]] = iter(())
         self._listed_at = self._worn_at = 0.0
         #: What is left of the present piece of the view; each message is offered once a view.
@@ -127,42 +131,35 @@ class Ready:
 
     def _listed(self) -> Iterator[_Group]:
         """List the folder; return what waits by priority, the highest first, each in order."""
-        plain, generated = _First(self._depth), _First(self._depth)
+        first = _First(self._depth)
         others: list[_Keyed] = []
         seen: dict[tuple[str, int], int] = {}
-        ignored, is_message_file, is_plain, known = (
-            self._ignored,
-            storage.is_message_file,
-            names.is_plain,
-            self._plain,
-        )
         with storage.listing(self._folder) as entries:
             while chunk := list(islice(entries, CHUNK)):
-                keep = plain.names.append
-                for entry in chunk:
-                    name = entry.name
-                    if name in known:  # looked at before: a name of this form is one file's for ever
-                        keep(name)
-                    elif is_plain(name):
-                        if not plain.is_before(name) and not ignored(name) and is_message_file(entry):
-                            keep(name)
-                    elif ignored(name) or not is_message_file(entry):
-                        continue
-                    elif _GENERATED(name):
-                        generated.names.append(name)
-                    elif (other := self._other(entry, seen)) is not None:
-                        others.append(other)
-                plain.cut()
-                generated.cut()
+                files = storage.message_files(chunk)
+                ours = [*filter(self._is_ours, files)] if self._looks_closely else files
+                odd = first.add(ours)
+                if ours is not files:
+                    odd = set(files).difference(ours)
+                for entry in chunk if odd else ():
+                    if entry.name in odd and not self._ignored(entry.name):
+                        others += self._other(entry, seen)
                 if self._depth and len(others) > 2 * self._depth:
                     others = sorted(others, key=_key)[: self._depth]
+        kept = list(first.names())
+        if not self._looks_closely and not all(file in self._kept or self._is_ours(file) for file in kept):
+            self._looks_closely = True
+            return self._listed()
         self._arrivals = seen if len(seen) <= ARRIVALS_LIMIT else {}
-        self._plain = frozenset(plain.names)
-        files = plain.names + generated.names
-        groups: Iterator[_Group] = _merged(files, others) if others else _by_priority(files)
+        self._kept = frozenset(kept)
+        groups: Iterator[_Group] = _merged(kept, others) if others else _by_priority(kept)
         return groups if self._depth is None else _limited(groups, self._depth)
 
-    def _other(self, entry: os.DirEntry[str], seen: dict[tuple[str, int], int]) -> _Keyed | None:
+    def _is_ours(self, file: str) -> bool:
+        return _GENERATED(file) is not None and not self._ignored(file)
+
+    def _other(self, entry: os.DirEntry[str], seen: dict[tuple[str, int], int]) -> Iterator[_Keyed]:
+        """Yield the key of a file whose name is not of our making, and maybe does not tell its time."""
         file, arrival = entry.name, 0
         name = self._sidecars.parse(names.split_claim(file)[1])
         if not name.generated:
@@ -170,35 +167,67 @@ class Ready:
             try:
                 arrival = self._arrivals.get(key) or storage.changed_ms(f"{self._folder}/{file}")
             except FileNotFoundError:
-                return None  # RACE: somebody claimed it since the listing
+                return  # RACE: somebody claimed it since the listing
             seen[key] = arrival
-        return names.order(name, arrival), Waiting(file, arrival)
+        yield names.order(name, arrival), Waiting(file, arrival)
 
 
 class _First:
-    """The first so many of the names that come by: sorted and cut whenever there are twice as many.
+    """The first so many of the names that come by, as far as they tell their time, which the odd ones do not.
+
+    Names are kept together by their priority and by about a day of their time, and all that comes behind is dropped
+    by such bundles: a name that is dropped was looked at for less than it takes to list it.
 
     Args:
         depth: how many; None for all.
     """
 
     def __init__(self, depth: int | None) -> None:
-        self.names: list[str] = []
         self._depth = depth
-        self._last, self._start = "", "no priority"
+        self._bundles: dict[tuple[int, str], list[str]] = {}
+        self._count = 0
+        self._end: tuple[tuple[int, str], str] | None = None
 
-    def is_before(self, name: str) -> bool:
-        """Tell whether all that is to be kept comes before a name."""
-        return name > self._last and name.startswith(self._start)
+    def add(self, files: list[str]) -> set[str]:
+        """Keep names; return those that are odd."""
+        files.sort()
+        odd: set[str] = set()
+        at = 0
+        while at < len(files):
+            found = _BEGIN(files[at])
+            if found is None:
+                odd.add(files[at])
+                at += 1
+                continue
+            end = bisect_left(files, f"{found[0][:-1]}{chr(ord(found[0][-1]) + 1)}", at)
+            self._keep((-int(found[1]), found[2]), files[at:end])
+            at = end
+        if self._depth is not None and self._count > 2 * self._depth:
+            self._cut(self._depth)
+        return odd
 
-    def cut(self) -> None:
-        """Keep the first ones, when there are too many."""
-        if self._depth is None or len(self.names) <= 2 * self._depth:
-            return
-        in_order: Iterator[str] = chain.from_iterable(_by_priority(self.names))
-        self.names = list(islice(in_order, self._depth))
-        self._last = self.names[-1]
-        self._start = self._last[: self._last.index(".") + 1]
+    def names(self) -> Iterator[str]:
+        """Yield the first names in order."""
+        self._cut(self._count if self._depth is None else self._depth)
+        return chain.from_iterable(self._bundles.values())
+
+    def _keep(self, bundle: tuple[int, str], files: list[str]) -> None:
+        if self._end is not None and bundle >= self._end[0]:
+            files = files[: bisect_left(files, self._end[1])] if bundle == self._end[0] else []
+        if files:
+            self._bundles.setdefault(bundle, []).extend(files)
+            self._count += len(files)
+
+    def _cut(self, left: int) -> None:
+        bundles, self._bundles, self._count = self._bundles, {}, 0
+        for bundle in sorted(bundles):
+            if not left:
+                break
+            files = self._bundles[bundle] = sorted(bundles[bundle])[:left]
+            left -= len(files)
+            self._count += len(files)
+            if not left:
+                self._end = bundle, files[-1]
 
 
 def matching(filter: str, sidecars: Sidecars, state: str = "target") -> Callable[[Waiting], bool]:
@@ -220,13 +249,14 @@ def matching(filter: str, sidecars: Sidecars, state: str = "target") -> Callable
     return matches
 
 
-def _by_priority(files: Sequence[str]) -> Iterator[list[str]]:
-    """Sort names of one priority as plain strings, which is three times as fast as by a key; the highest first."""
-    alike: dict[str, list[str]] = {}
-    for name in files:
-        alike.setdefault(name[: name.index(".")], []).append(name)
-    for priority in sorted(alike, key=int, reverse=True):
-        yield sorted(alike[priority])
+def _by_priority(files: list[str]) -> Iterator[_Group]:
+    """Part names that are in order where the priority changes."""
+    at = 0
+    while at < len(files):
+        start = files[at][: files[at].index(".") + 1]
+        end = bisect_right(files, 0, at, key=lambda file: 0 if file.startswith(start) else 1)
+        yield files[at:end]
+        at = end
 
 
 def _merged(files: Sequence[str], others: list[_Keyed]) -> Iterator[_Group]:

@@ -753,6 +753,14 @@ def names_in(folder: str) -> frozenset[str]:
         return frozenset()
 
 
+def message_files(entries: Sequence[os.DirEntry[str]]) -> list[str]:
+    """Return the names of those entries that are regular files."""
+    try:
+        return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    except OSError:
+        return [entry.name for entry in entries if is_message_file(entry)]
+
+
 def is_message_file(entry: os.DirEntry[str]) -> bool:
     """Tell whether an entry is a regular file, by what the listing says where it says it."""
     try:

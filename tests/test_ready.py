@@ -20,8 +20,8 @@ FILES = st.builds(
     lambda priority, time, rest: f"{priority}.{1763770000000000 + time:016d}-{time:010d}{rest}",
     st.sampled_from([-1, 0, 4, 9]),
     st.integers(0, 60),
-    st.sampled_from([".B", ".T", ".B.JMS_dropq_delivery_countI1", " by hand"]),
-)
+    st.sampled_from([".B", ".T", ".B.JMS_dropq_delivery_countI1"]),
+) | st.sampled_from(["by hand", "9.urgent.B", "4.by hand", "0.2024.report.csv", "-1.x.B.JMS_dropq_delivery_countI1"])
 
 
 @pytest.fixture
@@ -105,6 +105,24 @@ def test_what_a_script_sent_is_offered_in_its_place_among_many_plain_ones(queue:
     first, *others = offered(bounded)
     assert first == "9.urgent.B"
     assert "by-hand" in others[:2]  # the kernel's clock, and ours, may tell the same millisecond
+
+
+def test_names_that_begin_like_ours_and_are_ignored_take_no_room_in_the_view(queue: Queue) -> None:
+    for number in range(20):
+        Path(queue.layout.target, f"4.{1763770000000000 + number}-0000000000.B.tmp").touch()
+    sent = [f"4.{one.id}.B" for one in queue.send_many([b"a"] * 30)]
+    bounded = view(queue, 10)
+    for _ in range(2):
+        bounded.refresh()
+        assert offered(bounded) == sent[:10]
+
+
+def test_a_file_whose_name_begins_like_ours_is_offered(queue: Queue) -> None:
+    drop(queue, "4.1763770000000000 by hand", b"a")
+    sent = [f"4.{one.id}.B" for one in queue.send_many([b"a"] * 3)]
+    bounded = view(queue, 4)
+    bounded.refresh()
+    assert sorted(offered(bounded)) == sorted([*sent, "4.1763770000000000 by hand"])
 
 
 # -- several consumers ----------------------------------------------------------------------------------------------
