@@ -67,7 +67,8 @@ class Held:
         self.file = file
         self.arrival = arrival
         self.as_seen = False
-        self.filename = f"{claim.owner},{claim.deadline},{claim.number}~{file}" if claim.ours else claim.prefix + file
+        owner, deadline, number, ours = claim
+        self.filename = f"{owner},{deadline},{number}~{file}" if ours else claim.prefix + file
         self.path = f"{folder}/{self.filename}"
 
     def follow(self, renewed: Held) -> None:
@@ -99,10 +100,10 @@ class Lifecycle:
 
     # -- sending: working -> target | delayed --------------------------------------------------------------
 
-    def stage(self, file: str, data: bytes | memoryview) -> None:
-        """Write a body into working/ under the name that it will be sent by."""
+    def stage(self, file: str, data: bytes | memoryview, *, synced: bool = True) -> None:
+        """Write a body into working/ under the name that it will be sent by; `synced` as for `write_new`."""
         try:
-            self.storage.write_new(f"{self.layout.working}/{file}", data)
+            self.storage.write_new(f"{self.layout.working}/{file}", data, synced=synced)
         except OSError as error:
             raise self.not_sent(error) from error
 
@@ -116,7 +117,7 @@ class Lifecycle:
         """
         staged = f"{self.layout.working}/{file}"
         try:
-            self.storage.rename(staged, f"{self.sent_to(not_before)}/{file}")
+            self.storage.rename(staged, f"{self.sent_to(not_before) if not_before else self.layout.target}/{file}")
         except OSError as error:
             with suppress(OSError):  # what cannot be taken away now, fsck finds
                 if back_to is None:

@@ -572,7 +572,7 @@ class IdSource:
         with self._lock:
             now = self._now_ms() * 1000
             self._last = now if now > self._last else self._last + 1
-            return "%016d-%010d" % (self._last, self._random.getrandbits(64) % 10**10)  # noqa: UP031 - half the time
+            return "%016d-%010d" % (self._last, self._random.getrandbits(33))  # noqa: UP031 - half the time
 
     def take(self, count: int) -> list[str]:
         """Make so many ids at once, in order."""
@@ -580,7 +580,7 @@ class IdSource:
         with self._lock:
             first = max(self._now_ms() * 1000, self._last + 1)
             self._last = first + count - 1
-        return ["%016d-%010d" % (number, bits(64) % 10**10) for number in range(first, first + count)]  # noqa: UP031
+        return ["%016d-%010d" % (number, bits(33)) for number in range(first, first + count)]  # noqa: UP031
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()  # the parent's may have been held by a thread that is not here

@@ -101,9 +101,9 @@ class Producer:
             NoSuchQueue, StorageError, ValueError: what was sent until then stays sent; the error says how many.
         """
         sent: list[Sent] = []
-        batch: list[Mapping[str, Any]] = []
+        batch: list[bytes | str | Mapping[str, Any]] = []
         for message in messages:
-            batch.append(message if isinstance(message, Mapping) else {"body": message})
+            batch.append(message)
             if len(batch) == BATCH:
                 self._send_batch(batch, sent)
                 batch = []
@@ -111,16 +111,12 @@ class Producer:
             self._send_batch(batch, sent)
         return sent
 
-    def _send_batch(self, batch: list[Mapping[str, Any]], sent: list[Sent]) -> None:
+    def _send_batch(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         life = self.life
         staged: dict[str, tuple[str, int]] = {}
         delayed: set[bool] = set()
         try:
-            for fields in batch:
-                file, message_id, not_before = self.address(**fields)
-                body = fields["body"]
-                life.stage(file, body.encode() if isinstance(body, str) else body)
-                staged[file] = message_id, not_before
+            self._stage_batch(batch, staged)
             for file, (message_id, not_before) in list(staged.items()):
                 life.send(file, not_before=not_before)
                 del staged[file]
@@ -135,6 +131,19 @@ class Producer:
         finally:
             for not_before in delayed:
                 life.sent(not_before=not_before)
+
+    def _stage_batch(self, batch: list[bytes | str | Mapping[str, Any]], staged: dict[str, tuple[str, int]]) -> None:
+        life = self.life
+        with life.telling("the message was not sent"), life.storage.together(life.layout.working, len(batch)) as each:
+            for message in batch:
+                if isinstance(message, Mapping):
+                    body = message["body"]
+                    file, message_id, not_before = self.address(**message)
+                else:
+                    body = message
+                    file, message_id, not_before = self._plain_address(body, 4, None)
+                life.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
+                staged[file] = message_id, not_before
 
     def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
         """Send a file's content as a message.

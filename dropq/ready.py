@@ -111,7 +111,7 @@ class Ready:
         if consumers > 1:
             self._pieces = (piece for group in groups for piece in _shared_out(group, rank, consumers))
         else:
-            self._pieces = iter((map(_offered, chain.from_iterable(groups)),))
+            self._pieces = iter((chain.from_iterable(map(_offered, groups)),))
         self.view = next(self._pieces, iter(()))
         now = time.monotonic()
         self._worn_at = now + (now - started)
@@ -127,7 +127,7 @@ class Ready:
 
     def waiting(self) -> Iterator[Waiting]:
         """List the folder; return what waits in order: priority descending, then time and sequence, then name."""
-        return map(_offered, chain.from_iterable(self._listed()))
+        return chain.from_iterable(map(_offered, self._listed()))
 
     def _listed(self) -> Iterator[_Group]:
         """List the folder; return what waits by priority, the highest first, each in order."""
@@ -287,11 +287,11 @@ def _shared_out(group: _Group, rank: int, consumers: int) -> Iterator[Iterator[W
         turns.setdefault(turn, []).append(item)
         if turn:
             others.append(item)
-    oldest = map(_offered, others)
+    oldest = _offered(others)
 
     def begun(own: list[str | Waiting]) -> Iterator[Waiting]:
-        for number, item in enumerate(own, 1):
-            yield _offered(item)
+        for number, waiting in enumerate(_offered(own), 1):
+            yield waiting
             if number % OLDEST_EACH == 0:
                 yield from islice(oldest, 1)
 
@@ -308,7 +308,12 @@ def _turn(file: str, rank: int, consumers: int) -> int:
     return turn
 
 
-def _offered(item: str | Waiting) -> Waiting:
-    if isinstance(item, Waiting):
-        return item
-    return Waiting(item, 0, len(item) == item.index(".") + _PLAIN_END)
+def _offered(group: _Group) -> Iterator[Waiting]:
+    """Yield names of one priority as what may be claimed."""
+    plain = 0
+    for item in group:
+        if isinstance(item, Waiting):
+            yield item
+        else:
+            plain = plain or item.index(".") + _PLAIN_END
+            yield Waiting(item, 0, len(item) == plain)

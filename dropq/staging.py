@@ -72,7 +72,7 @@ class Attempt:
     def write_all(self, files: Sequence[str], bodies: Iterable[bytes | memoryview]) -> None:
         """Stage many messages; when one cannot be written, the attempt has failed, and is to be discarded."""
         with telling(UNSENT):
-            self.life.storage.write_all(self.folder, zip(files, bodies, strict=True))
+            self.life.storage.write_all(self.folder, files, bodies)
         self.files += files
 
     @contextmanager

@@ -142,6 +142,13 @@ class RecordingOs:
             real(source, destination)
             self.calls.append(("rename", f"{source} {destination}"))
 
+        whole = storage.sync_whole
+
+        def sync_whole(fd: int, path: str) -> None:
+            whole(fd, path)
+            self.calls.append(("syncfs", path))
+
+        monkeypatch.setattr(storage, "sync_whole", sync_whole)
         monkeypatch.setattr(storage, "os", self)
         monkeypatch.setattr(storage, "rename_noreplace", rename_noreplace)
         return self

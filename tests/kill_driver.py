@@ -13,7 +13,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -205,8 +205,8 @@ def staging(log: Log) -> Iterator[None]:
             yield file
             step()
 
-    def logged_write_all(storage: Storage, folder: str, files: Iterable[Any]) -> None:
-        write_all(storage, folder, stepped(files))
+    def logged_write_all(storage: Storage, folder: str, files: Sequence[str], bodies: Iterable[Any]) -> None:
+        write_all(storage, folder, files, stepped(bodies))
 
     log(f"task begins {partition}")
     with replaced(Storage, write_all=logged_write_all):

@@ -37,6 +37,7 @@ from dropq import (
     storage,
 )
 from dropq.lifecycle import Held, Lifecycle
+from dropq.mounts import Mount
 from dropq.sidecars import collect
 from dropq.storage import Storage
 
@@ -1148,6 +1149,59 @@ def test_send_many_syncs_folders_once_a_batch(tmp_path: Path, monkeypatch: pytes
     assert calls == [*["fsync working/*"] * 5, *["rename working/* target/*"] * 5, "fsync target", "fsync working"]
 
 
+@pytest.mark.parametrize("durability", ["none", "file", "full"])
+def test_what_is_sent_by_the_hundred_is_synced_as_a_whole_before_the_first_of_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    monkeypatch.setattr(storage, "_can_sync_whole", lambda device, path: True)
+    queue = make_queue(tmp_path, durability=durability)
+    seen = RecordingOs().record(monkeypatch)
+    queue.send_many([b"x"] * 100)
+    sends = ["rename working/* target/*"] * 100
+    calls = {"none": sends, "file": ["syncfs working", *sends]}
+    calls["full"] = [*calls["file"], "fsync target", "fsync working"]
+    assert seen.briefly((*CALLS, "syncfs"), base(queue)) == calls[durability]
+
+
+def test_where_a_file_system_cannot_be_synced_as_a_whole_each_message_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_can_sync_whole", lambda device, path: False)
+    queue = make_queue(tmp_path, durability="file")
+    seen = RecordingOs().record(monkeypatch)
+    queue.send_many([b"x"] * 100)
+    assert seen.briefly(CALLS, base(queue)) == ["fsync working/*"] * 100 + ["rename working/* target/*"] * 100
+
+
+def test_nothing_is_sent_of_what_could_not_be_synced_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(fd: int, path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(storage, "_can_sync_whole", lambda device, path: True)
+    monkeypatch.setattr(storage, "sync_whole", refused)
+    queue = make_queue(tmp_path, durability="full")
+    with pytest.raises(StorageError, match="the message was not sent"):
+        queue.send_many([b"x"] * 100)
+    assert where(queue) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "release", "can"),
+    [
+        ("ext4", "5.8.0", True),
+        ("xfs", "6.1.0-13-amd64", True),
+        ("ext4", "5.4.0", False),
+        ("fuse.sshfs", "6.1.0", False),
+    ],
+)
+def test_which_file_systems_are_synced_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, kind: str, release: str, can: bool
+) -> None:
+    monkeypatch.setattr(storage, "mount_of", lambda path: Mount(kind))
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", release, "", "")))
+    assert storage._can_sync_whole.__wrapped__(1, "/anywhere") is can
+
+
 def test_a_sidecar_is_durable_before_the_name_that_refers_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1501,10 +1555,10 @@ def test_a_send_many_cut_short_says_how_many_were_sent_and_leaves_no_halves(
     calls = iter(range(1, 100))
     write_new, rename = Storage.write_new, Storage.rename
 
-    def failing_write(self: Storage, path: str, data: bytes | memoryview) -> None:
+    def failing_write(self: Storage, path: str, data: bytes | memoryview, *, synced: bool = True) -> None:
         if next(calls) == fails_at:
             raise OSError(errno.ENOSPC, "No space left on device", path)
-        write_new(self, path, data)
+        write_new(self, path, data, synced=synced)
 
     def failing_rename(self: Storage, source: str, destination: str) -> None:
         if next(calls) == fails_at:

@@ -129,3 +129,6 @@ def come_between(between: Between, *, noreplace: bool = True) -> None:
         between(Call("rename", (source, destination), lambda: real(source, destination)))
 
     storage.rename_noreplace = rename_noreplace
+    whole = storage.sync_whole
+    storage.sync_whole = lambda fd, path: between(Call("fsync", (path,), lambda: whole(fd, path)))
+    storage.SYNCED_TOGETHER = 2

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from helpers import until
 
-from dropq import Message, Queue, Root
+from dropq import Message, Queue, Root, storage
 from dropq.message import ack_all
 from dropq.staging import Job
 from torture.account import Found, Place, body, judge, look, name_of
@@ -163,6 +163,7 @@ def work(disk: Path, durability: str, what: str, last: str, seed: int) -> None:
 def send(root: Root, rng: random.Random, *, last: str = "") -> None:
     """Send by every way there is; for ever, or until a few times by the last one."""
     queue, forgetting = root.queue(KEEPING), root.queue(FORGETTING)
+    storage.SYNCED_TOGETHER = 5  # of what is sent at once, some is synced one by one
     calls: dict[str, Callable[[list[str]], object]] = {
         "plain": lambda names: [queue.send(_body(name)) for name in names],
         "many": lambda names: queue.send_many([_body(name) for name in names]),
