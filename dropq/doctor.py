@@ -564,14 +564,15 @@ def events(bench: Bench) -> Iterator[Diagnosis]:
         return
     here, there = bench.folders("events-here", "events-there")
     file = bench.file(f"{here}/file")
-    with Watch(there) as watch:
-        bench.store.rename(file, f"{there}/file")
-        if not watch.events:
-            yield bench.found("no-events", "the folder cannot be watched")
-        elif watch.wait(PATIENCE):
-            yield bench.found("events", "a file that comes gives an event")
-        else:
-            yield bench.found("no-events", f"a file came, and no event within {PATIENCE:.0f} s")
+    watch = Watch(there)
+    if not watch.observe():
+        yield bench.found("no-events", "the folder cannot be watched")
+        return
+    bench.store.rename(file, f"{there}/file")
+    if watch.wait(PATIENCE):
+        yield bench.found("events", "a file that comes gives an event")
+    else:
+        yield bench.found("no-events", f"a file came, and no event within {PATIENCE:.0f} s")
 
 
 def clock(bench: Bench) -> Iterator[Diagnosis]:

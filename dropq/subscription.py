@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 import string
 import threading
@@ -28,15 +29,13 @@ from dropq.message import Duration, Message
 from dropq.ready import DEPTH, MAX_AGE, Ready
 from dropq.storage import storage_error, telling
 from dropq.sweep import QuickSweep, held_by
+from dropq.watch import RESCAN, Watch
 
 if TYPE_CHECKING:
     from dropq.queue import Queue
 
 log = logging.getLogger("dropq")
 
-#: Seconds between two looks at an empty queue: the first pause, and the longest, to which it doubles.
-FIRST_PAUSE = 0.002
-LONGEST_PAUSE = 0.05
 #: Seconds for which consumers share what waits, after one was in another's way.
 SHARING = 1.0
 #: After so many messages of a view that others took first, a new one is made.
@@ -94,6 +93,10 @@ class Subscription:
         self._refused: list[StorageError] = []
         self._forks = FORKS.count
         self._closed = threading.Event()
+        self._turn = threading.RLock()
+        self._watch: Watch | None = None
+        self._waits = False
+        self._news = object()  # another one whenever there may be something to look for
         self._presence: Presence | None = None
         _OF_THIS_PROCESS[self.id] = self
         if detached:
@@ -116,22 +119,47 @@ class Subscription:
         Returns:
             The message, or None when there was none in that time.
         """
+        news = self._news
         message = self._next()
         if message is not None or timeout == 0:
             return message
-        until = None if timeout is None else time.monotonic() + parse_duration(timeout)
-        pause = FIRST_PAUSE
-        while until is None or time.monotonic() < until:
-            left = pause if until is None else min(pause, until - time.monotonic())
-            self._closed.wait(max(left, 0))
+        until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
+        # Threads wait in turns: what ended one's wait may be for the next one, too, who looks when its turn comes.
+        if self._turn.acquire(timeout=max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0)):
+            self._waits = True
+            try:
+                return self._wait(news, until)
+            finally:
+                self._waits = False
+                self._turn.release()
+        return None
+
+    def _wait(self, news: object, until: float) -> Message | None:
+        """Look for a message whenever there may be one; at first only if something came since the news were these."""
+        with self._lock:
+            if self._closed.is_set():
+                return None
+            watch = self._watch = self._watch or Watch(self._life.layout.target)
+        watch.begin()
+        while (left := until - time.monotonic()) > 0:
+            if news is self._news:
+                watch.wait(min(left, self.next_look))
+                self._news = object()
+            news = self._news
             with self._lock:
                 if self._closed.is_set():
-                    break  # another thread closed it: that is no error of who waits
+                    return None  # another thread closed it: that is no error of who waits
                 message = self._next()
             if message is not None:
                 return message
-            pause = min(pause * 2, LONGEST_PAUSE)
         return None
+
+    def _wake(self) -> None:
+        """Let the thread that waits look again."""
+        self._news = object()
+        # RACE: who is about to wait says so first, and then sees the news.
+        if self._waits and (watch := self._watch) is not None:
+            watch.wake()
 
     def receive_many(self, n: int, timeout: Duration | None = 0) -> list[Message]:
         """Claim up to n messages; wait for the first, take of the rest what is there.
@@ -168,9 +196,9 @@ class Subscription:
         return self._forks != FORKS.count
 
     @property
-    def next_due(self) -> float | None:
-        """Seconds until a delay or a lease that was seen in the queue ends; None when none was."""
-        return self._sweep.next_due
+    def next_look(self) -> float:
+        """Seconds after which to look again without news: then a delay or a lease may have ended."""
+        return max(min(self._sweep.again - time.monotonic(), RESCAN), 0.001)
 
     def snapshot(self) -> None:
         """Offer from now on only what waits at this moment."""
@@ -319,6 +347,7 @@ class Subscription:
     def forget(self, owner: str) -> None:
         """Stop counting a claim that was settled."""
         self._held.pop(owner, None)
+        self._wake()  # another thread may wait for room
 
     def _settled_first(self, held: Held) -> Message | None:
         """Archive, then deliver: whoever dies now, the message is not delivered twice."""
@@ -353,6 +382,8 @@ class Subscription:
         with self._lock:
             self._closed.set()  # under the lock: nothing is handed out after this
             self._attend_at = 0.0
+        self._wake()
+        self._watch = None  # it goes with the thread that waits
         if self._presence is None:
             return
         try:

@@ -186,7 +186,7 @@ def work(
         until_empty: end when nothing waits in target/ and nothing runs here; delayed messages, and what others hold,
             are not waited for. A paused queue is empty.
         lease: after which a claim runs out unless it is renewed; None takes the queue's, which may have none.
-        poll: look for messages ten times a second instead of waiting for events.
+        poll: look for messages twenty times a second instead of waiting for events.
         stop: asks the worker to end; a `threading.Event` asks once, and is seen within a second.
 
     Raises:
@@ -201,7 +201,7 @@ def work(
         if _python_takes_interrupts():
             stack.enter_context(stop_on_signals(asked, signal.SIGINT))
         subscription = stack.enter_context(queue.subscribe(max_backlog=concurrency, lease_period=lease))
-        watch = stack.enter_context(Watch(queue.layout.target, poll=poll))
+        watch = Watch(queue.layout.target, poll=poll)
         stack.enter_context(asked.waking(watch.wake))
         return _Worker(subscription, handler, watch, asked, concurrency=concurrency, until_empty=until_empty).run()
 
@@ -273,6 +273,8 @@ class _Worker:
             taken += 1
             self._count_busy(1)
             self._given.put(message)
+        if taken:
+            self._watch.begin()
         return self._stop.times > 1 or (idle and not taken and (self._stopping or self._until_empty))
 
     def _next(self) -> Message | None:
@@ -294,8 +296,8 @@ class _Worker:
         return message
 
     def _pause(self) -> float:
-        due = self._subscription.next_due
-        return RESCAN if due is None else max(min(due, RESCAN), 0.005)
+        looks = self._busy < self._concurrency and not self._stopping
+        return self._subscription.next_look if looks else RESCAN  # or a hand that becomes free wakes us
 
     def _give_back(self) -> None:
         """End what runs, where that can be done, and give it back."""

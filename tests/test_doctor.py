@@ -272,7 +272,7 @@ def stale(looks: int) -> Plant:
 
 
 def unwatchable(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.watch._observer", lambda folder, wake: None)
+    monkeypatch.setattr("dropq.watch._events", lambda folder, wake: None)
 
 
 def without_events(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
