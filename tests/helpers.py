@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dropq import Message, Queue, Root, ready, storage
+
+#: Where the kernel says how many events it keeps for who does not read them.
+MOST_EVENTS = Path("/proc/sys/fs/inotify/max_queued_events")
 
 #: The folders of a queue in which a message can be, below the folder that holds its target/.
 FOLDERS = {
@@ -101,6 +107,24 @@ def until(condition: Callable[[], object], what: str, *, timeout: float = 15.0) 
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout} s for: {what}"
         time.sleep(0.005)
+
+
+def overflow(folder: Path) -> None:
+    """Let more files come into a folder than the kernel keeps events of, and leave again."""
+    if not MOST_EVENTS.exists() or int(MOST_EVENTS.read_text()) > 100_000:
+        pytest.skip("this kernel keeps too many events to lose any")
+    inside, outside = folder / ".comes-and-goes", folder.parent / ".comes-and-goes"
+    outside.touch()
+    for _ in range(int(MOST_EVENTS.read_text()) + 1):
+        os.rename(outside, inside)
+        os.rename(inside, outside)
+    outside.unlink()
+
+
+def open_files() -> int:
+    """How many files this process has open."""
+    gc.collect()
+    return len(os.listdir("/dev/fd"))
 
 
 def always_fresh(monkeypatch: Any) -> None:

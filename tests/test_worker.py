@@ -319,7 +319,7 @@ def test_until_empty_waits_for_what_runs_here_as_it_may_come_back(
             raise Retry
 
     monkeypatch.setattr(Subscription, "receive", counting)
-    monkeypatch.setattr(dropq.worker, "RESCAN", 0.02)
+    monkeypatch.setattr(Subscription, "next_look", 0.02)
     assert counted(work(queue, handler, concurrency=2, until_empty=True)) == {"retried": 1, "acked": 1}
 
 
@@ -355,7 +355,7 @@ def test_a_queue_that_is_deleted_ends_its_worker(tmp_path: Path) -> None:
 
 
 def test_a_message_that_comes_wakes_the_worker_by_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropq.worker, "RESCAN", 60.0)
+    monkeypatch.setattr(Subscription, "next_look", 60.0)
     queue = make_queue(tmp_path)
     with Working(queue, lambda message: None):
         for body in (b"a", b"b", b"c"):
@@ -364,8 +364,8 @@ def test_a_message_that_comes_wakes_the_worker_by_an_event(tmp_path: Path, monke
 
 
 def test_a_polling_worker_needs_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropq.worker, "RESCAN", 60.0)
-    monkeypatch.setattr(watch, "_observer", None)
+    monkeypatch.setattr(Subscription, "next_look", 60.0)
+    monkeypatch.setattr(watch, "_events", None)
     queue = make_queue(tmp_path)
     with Working(queue, lambda message: None, poll=True):
         for body in (b"a", b"b"):
@@ -375,11 +375,11 @@ def test_a_polling_worker_needs_no_events(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_no_event_told_of_is_found_by_the_rescan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent:
-        def stop(self) -> None: ...
+        fd = None
 
-        def join(self) -> None: ...
+        def renew(self) -> None: ...
 
-    monkeypatch.setattr(watch, "_observer", lambda folder, wake: Silent())
+    monkeypatch.setattr(watch, "_events", lambda folder, wake: Silent())
     queue = make_queue(tmp_path)
     with Working(queue, lambda message: None):
         for body in (b"a", b"b"):
