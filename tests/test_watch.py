@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 
@@ -231,6 +232,7 @@ def test_a_folder_that_is_not_there_gives_no_events(tmp_path: Path, monkeypatch:
 
 
 def test_other_systems_have_the_events_of_watchdogs_observer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module("watchdog.observers")  # which looks at the platform, too
     monkeypatch.setattr(sys, "platform", "another")
     watching = observing(folder)
     arrive(folder, "a")
