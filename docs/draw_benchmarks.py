@@ -1,11 +1,15 @@
-"""Draw docs/benchmarks/spark.svg and spark.md from spark.json, which `make bench-spark ARGS=--write` measures.
+"""Draw what is in docs/benchmarks: spark.* from spark.json, queues* from queues.json.
 
-python docs/draw_benchmarks.py
+`make bench-spark ARGS=--write` and `make bench ARGS=--write` measure these. python docs/draw_benchmarks.py draws; the
+pictures of queues need matplotlib, which the extra `bench` has, and tell by a mark which figures they were drawn from.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +19,31 @@ WIDTH, LEFT, BAR, GAP, TOP = 860, 330, 18, 14, 56
 SCALE = 330
 COLOURS = {"tmpfs": "#3b6ea5", "disk": "#c17d3a"}
 
+Row = dict[str, Any]
 
-def main() -> None:
-    """Write all of it anew."""
+
+def main() -> int:
+    """Write all of it anew; 1 where pictures could not be drawn."""
     for name, text in drawn().items():
         (HERE / name).write_text(text)
+    try:
+        draw_queues()
+    except ModuleNotFoundError as error:
+        print(f"the pictures of queues were not drawn: {error}: pip install '.[bench]'", file=sys.stderr)
+        return 1
+    return 0
 
 
 def drawn() -> dict[str, str]:
-    """Return the content of each file that is made from the figures."""
+    """Return the content of each file that is made from the figures by this program alone."""
     measured = json.loads((HERE / "spark.json").read_text())
-    return {"spark.svg": plot(measured), "spark.md": table(measured)}
+    texts = {"spark.svg": plot(measured), "spark.md": table(measured)}
+    if queues := queues_measured():
+        texts["queues.md"] = queue_tables(queues)
+    return texts
+
+
+# -- Spark -----------------------------------------------------------------------------------------------------------
 
 
 def ratio(row: dict[str, Any]) -> float:
@@ -90,5 +108,236 @@ def table(measured: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+#: What the parts are, for who reads their tables; of a part with more than one table, by the table.
+TITLES = {
+    "one": "One and one",
+    "four": "Four and four",
+    "drained": "Four that take",
+    "batch": "One by one, and by the thousand",
+    "depth": "Many that wait",
+}
+TOLD = {
+    "one": "One process sends all, then takes all.",
+    "four": "Four processes send while four others take.",
+    "drained": "Four processes take what was sent before: none of them ever waits.",
+    "batch": "All synced; the ratios are to dropq's one by one.",
+    "depth": "A new process takes the first message, then 20,000 more, or as many as there are.",
+}
+#: A table's columns: the key in a row, its title, how it is written.
+TABLE = (
+    ("what", "queue", "{}"),
+    ("waiting", "waiting", "{:,}"),
+    ("per_s", "messages/s", "{:,}"),
+    ("ratio", "ratio", "{:.2f}"),
+    ("range", "lowest, highest", "{0[0]:.2f}, {0[1]:.2f}"),
+    ("sending", "sending", "{:.2f}"),
+    ("taking", "taking", "{:.2f}"),
+    ("like", "same syncs", "{:.2f}"),
+    ("wasted", "too late", "{:.3f}"),
+    ("start_s", "start, s", "{:.2f}"),
+    ("first_s", "first message, s", "{:.3f}"),
+    ("each_us", "each, µs", "{:.1f}"),
+    ("peak_mb", "memory, MB", "{:.0f}"),
+    ("lost", "lost", "{:,}"),
+    ("doubled", "doubled", "{:,}"),
+    ("note", "", "{}"),
+)
+#: What is behind a figure, for a line that crosses it.
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+#: The colours of queues, by how their names begin.
+FAMILIES = {"raw loop": "#8a8a8a", "dropq": "#3b6ea5", "": "#c17d3a"}
+
+
+def queues_measured() -> Row | None:
+    """Return what `make bench` measured; None where that is not kept."""
+    path = HERE / "queues.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def queue_tables(measured: Row) -> str:
+    """Return all figures of queues as tables."""
+    lines = [
+        "# Queues: the figures",
+        "",
+        f"{measured['machine']}. Bodies of 1 KiB; medians, and ratios to the raw loop within a round: more is",
+        "faster. *Same syncs* is the ratio to the raw loop that makes the same syncs; *too late* is how many claims",
+        "failed for each message, as another was first. Drawn by [draw_benchmarks.py](../draw_benchmarks.py)",
+        "from [queues.json](queues.json); `make bench` measures anew.",
+    ]
+    for part, kept in measured["parts"].items():
+        for name, place, rows in tables_of(kept["rows"]):
+            head = rows[0]
+            often = f", {head['rounds']} rounds" if "rounds" in head else ""
+            many = f" of {head['messages']:,} messages" if "messages" in head else ""
+            lines += ["", f"## {TITLES.get(name, name.capitalize())}{f', {place}' if place else ''}", ""]
+            lines += [f"{TOLD.get(name, '')} {kept['commit']}, {kept['date']}{often}{many}.".strip(), ""]
+            lines += [f"![{TITLES[name]}](queues-{name}.svg)", ""] if (name, place) in PICTURED else []
+            lines += table_of(rows)
+        if part == "four":
+            lines += ["", "![dropq to the raw loop](queues-ratio.svg)"]
+    return "\n".join(lines) + "\n"
+
+
+#: The tables that a picture stands above.
+PICTURED = {("one", "tmpfs"), ("four", "tmpfs"), ("depth", "tmpfs")}
+
+
+def tables_of(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Yield the tables of a part: what it is called, what it was measured on, its rows."""
+    for key in dict.fromkeys((row["part"], row.get("on", "")) for row in rows):
+        yield *key, [row for row in rows if (row["part"], row.get("on", "")) == key]
+
+
+def table_of(rows: list[Row]) -> Iterator[str]:
+    """Yield the lines of a table; rows of other scripts have columns of their own."""
+    known = {key for key, _, _ in TABLE}
+    columns = [column for column in TABLE if any(column[0] in row for row in rows)]
+    others = [key for row in rows for key in row if key not in known | {"part", "on", "rounds", "messages", "skipped"}]
+    columns[-1:-1] = [(key, key, "{}") for key in dict.fromkeys(others) if key not in ("broke", "times")]
+    yield f"| {' | '.join(title for _, title, _ in columns)} |"
+    yield "|" + "---|" * len(columns)
+    for row in rows:
+        cells = [form.format(row[key]) if row.get(key) is not None else "" for key, _, form in columns]
+        if "skipped" in row:
+            cells[0] += f": not measured, {row['skipped']}"
+        if "broke" in row:
+            cells[0] += f": broke off {row['times']} times of {row['rounds']}: {row['broke']}"
+        yield f"| {' | '.join(cells)} |"
+
+
+def marks() -> dict[str, str]:
+    """Return each picture's file, and the mark of the figures that it is to be drawn from."""
+    measured = queues_measured()
+    if measured is None:
+        return {}
+    parts = {name: part["rows"] for name, part in measured["parts"].items()}
+    needed = {name: [parts[part] for part in needs] for name, (_, needs) in PICTURES.items() if {*needs} <= {*parts}}
+    digests = {name: hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] for name, rows in needed.items()}
+    return {f"{name}.{kind}": f"figures {digest}" for name, digest in digests.items() for kind in ("svg", "png")}
+
+
+def draw_queues() -> None:
+    """Draw the pictures of queues."""
+    wanted = marks()
+    if not wanted:
+        return
+    import matplotlib
+
+    matplotlib.use("agg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "dropq", "font.family": "sans-serif"}
+    matplotlib.rcParams |= {"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 12, "font.size": 10}
+    measured = queues_measured() or {}
+    for name, mark in wanted.items():
+        stem, _, kind = name.rpartition(".")
+        figure = PICTURES[stem][0](measured)
+        about = {"Description": mark} | ({"Date": None} if kind == "svg" else {})
+        figure.savefig(HERE / name, metadata=about, dpi=120, facecolor="white")
+
+
+def figures_of(measured: Row, name: str, place: str) -> list[Row]:
+    """Return the rows of a table that have figures."""
+    rows = [row for part in measured["parts"].values() for row in part["rows"]]
+    return [row for row in rows if row["part"] == name and row.get("on") == place and "lost" in row]
+
+
+def bars(name: str) -> Callable[[Row], Any]:
+    """Return what draws how many messages a second each queue made, and its ratio to the raw loop."""
+
+    def draw(measured: Row) -> Any:
+        from matplotlib.figure import Figure
+
+        tables = [(place, figures_of(measured, name, place)) for place in ("tmpfs", "disk")]
+        names = [row["what"] for row in max((rows for _, rows in tables), key=len)]
+        figure = Figure(figsize=(12, 1.2 + 0.32 * len(names)), layout="constrained")
+        for axes, (place, rows) in zip(figure.subplots(1, 2, sharey=True), tables, strict=True):
+            at = [names.index(row["what"]) for row in rows]
+            speeds = [row["per_s"] for row in rows]
+            axes.barh(at, speeds, height=0.7, color=[family(row["what"]) for row in rows])
+            axes.axvline(speeds[0], color="#8a8a8a", linestyle="--", linewidth=1, zorder=0)
+            for y, row in zip(at, rows, strict=True):
+                bad = [f"{row[key]:,} {key}" for key in ("lost", "doubled") if row[key]]
+                text = f" {row['per_s']:,} · {row['ratio']:.2f}" + "".join(f" · {one}" for one in bad)
+                colour = "#a33" if bad else "#333"
+                axes.text(row["per_s"], y, text, va="center", fontsize=9, color=colour, bbox=CLEAR)
+            axes.set_xlim(0, max(speeds) * 1.3)
+            axes.set_title(f"{place}: messages/s · ratio to the raw loop", loc="left")
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.locator_params(axis="x", nbins=5)
+            axes.set_yticks(range(len(names)), names)
+            axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        figure.suptitle(f"{TITLES[name]}: {TOLD[name][0].lower()}{TOLD[name][1:-1]}", fontsize=13)
+        return figure
+
+    return draw
+
+
+def family(what: str) -> str:
+    """Return the colour of a queue."""
+    return next(colour for start, colour in FAMILIES.items() if what.startswith(start))
+
+
+def ratios(measured: Row) -> Any:
+    """Draw dropq's ratios to the raw loop, and to the one that makes the same syncs."""
+    from matplotlib.figure import Figure
+
+    cases = [(part, place) for part in ("one", "four") for place in ("tmpfs", "disk")]
+    tables = {case: [row for row in figures_of(measured, *case) if row["what"].startswith("dropq")] for case in cases}
+    names = list(dict.fromkeys(row["what"] for rows in tables.values() for row in rows))
+    figure = Figure(figsize=(12, 1.6 + 0.5 * len(names)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, key, title in zip(panels, ("ratio", "like"), ("no syncs", "the same syncs"), strict=True):
+        for number, ((part, place), rows) in enumerate(tables.items()):
+            style = {"color": COLOURS[place], "marker": "o" if part == "one" else "s"}
+            at = [names.index(row["what"]) + 0.16 * (number - 1.5) for row in rows if key in row]
+            values = [row[key] for row in rows if key in row]
+            label = f"{TITLES[part].lower()}, {place}"
+            axes.scatter(values, at, label=label, s=36, facecolor=style["color"] if part == "one" else "white", **style)
+            if key == "ratio":
+                axes.hlines(at, *zip(*(row["range"] for row in rows), strict=True), color=style["color"], zorder=0)
+        axes.axvline(1, color="#8a8a8a", linestyle="--", linewidth=1, zorder=0)
+        axes.set_xlim(left=0)
+        axes.set_title(f"to the raw loop with {title}", loc="left")
+        axes.set_yticks(range(len(names)), names)
+        axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle("dropq's speed, where the raw loop's is 1: medians, lowest to highest", fontsize=13)
+    return figure
+
+
+def over_depth(measured: Row) -> Any:
+    """Draw what a message, the first message and memory cost by how many wait."""
+    from matplotlib.figure import Figure
+
+    rows = figures_of(measured, "depth", "tmpfs")
+    wanted = (("each_us", "each message, µs"), ("first_s", "the first message, s"), ("peak_mb", "memory, MB"))
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    for axes, (key, title) in zip(figure.subplots(1, 3), wanted, strict=True):
+        for what in dict.fromkeys(row["what"] for row in rows):
+            points = [(row["waiting"], row[key]) for row in rows if row["what"] == what]
+            axes.plot(*zip(*points, strict=True), marker="o", color=family(what), label=what)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylim(0, 1.1 * max(row[key] for row in rows))
+        axes.set_title(title, loc="left")
+        axes.set_xlabel("messages waiting")
+        axes.grid(axis="y", color="#ddd")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle("Many that wait, tmpfs", fontsize=13)
+    return figure
+
+
+#: The pictures: what draws each, and the parts that it shows.
+PICTURES: dict[str, tuple[Callable[[Row], Any], tuple[str, ...]]] = {
+    "queues-one": (bars("one"), ("one",)),
+    "queues-four": (bars("four"), ("four",)),
+    "queues-ratio": (ratios, ("one", "four")),
+    "queues-depth": (over_depth, ("depth",)),
+}
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
