@@ -39,6 +39,8 @@ DEPTHS = (1_000, 10_000, 100_000, 1_000_000)
 TAKEN = 20_000
 #: Bytes that a waiting message may need in a file system in memory.
 ROOM = 8192
+#: Rounds for queues that take long.
+SELDOM = 3
 #: Queues whose claims that came too late are counted.
 COUNTED = (Raw, Dropq, DropqLease)
 #: Parts that other scripts measure, which print a line of JSON for each row.
@@ -135,15 +137,20 @@ PARTS: dict[str, Callable[[Plan], Iterator[Row]]] = {
 # -- comparing -------------------------------------------------------------------------------------------------------
 
 Running = Callable[[type[Peer], str, int], Run]
+#: What came of each round: a run, why it broke off, or nothing where it was sat out.
+Runs = list[Run | str | None]
 
 
 def compare(part: str, place: str, plan: Plan, queues: Sequence[type[Peer]], run: Running) -> Iterator[Row]:
     """Run all queues in turn, so many times over; yield a row for each, with its ratio to the first."""
     here = [peer for peer in queues if not peer.missing()]
-    measured: dict[type[Peer], list[Run | str]] = {peer: [] for peer in here}
+    measured: dict[type[Peer], Runs] = {peer: [] for peer in here}
     for number in range(plan.rounds):
         progress(f"{part}, {place}: round {number + 1} of {plan.rounds}")
         for peer in random.Random(number).sample(here, len(here)):
+            if peer.seldom and number >= SELDOM:
+                measured[peer].append(None)
+                continue
             if place == "disk":
                 os.sync()  # what those before it wrote is not for it to wait for
             measured[peer].append(tried(run, peer, plan.folder(place), plan.messages))
@@ -169,17 +176,17 @@ def tried(run: Running, peer: type[Peer], base: str, messages: int) -> Run | str
             peer.unmake(folder)
 
 
-def figures(runs: list[Run | str], floor: list[Run | str], like: list[Run | str] | None) -> Row:
+def figures(runs: Runs, floor: Runs, like: Runs | None) -> Row:
     """Return the figures of a queue's runs: medians, and its ratios to others within each round."""
     whole = [run for run in runs if isinstance(run, Run)]
     broke = [run for run in runs if isinstance(run, str)]
-    row: Row = {"messages": whole[0].messages, "rounds": len(runs)} if whole else {"rounds": len(runs)}
+    row: Row = {"rounds": len(whole) + len(broke)}
     if broke:
         row |= {"broke": broke[0], "times": len(broke)}
     if not whole:
         return row
     ratios = ratios_of(runs, floor, "whole")
-    row |= {"per_s": round(median([run.messages / run.whole for run in whole]))}
+    row |= {"messages": whole[0].messages, "per_s": round(median([run.messages / run.whole for run in whole]))}
     if ratios:
         row |= {"ratio": round(median(ratios), 2), "range": [round(min(ratios), 2), round(max(ratios), 2)]}
     for name in ("sending", "taking"):
@@ -193,7 +200,7 @@ def figures(runs: list[Run | str], floor: list[Run | str], like: list[Run | str]
     return row | {name: sum(getattr(run, name) for run in whole) for name in ("lost", "doubled")}
 
 
-def ratios_of(runs: list[Run | str], floor: list[Run | str], of: str) -> list[float]:
+def ratios_of(runs: Runs, floor: Runs, of: str) -> list[float]:
     """Return how many times as fast as another a queue was in each round that both lived through."""
     pairs = [(a, b) for a, b in zip(runs, floor, strict=True) if isinstance(a, Run) and isinstance(b, Run)]
     return [getattr(b, of) / getattr(a, of) for a, b in pairs if getattr(a, of)]
@@ -385,8 +392,8 @@ def main() -> int:
     parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}")
     every = {peer.__name__: peer for peer in peers.QUEUES}
     parser.add_argument("--queues", metavar="QUEUES", help=f"some of {','.join(every)}; Raw is always among them")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--messages", type=int, default=5000, help="in memory; a fifth of that on disk")
+    parser.add_argument("--rounds", type=int, default=7, help=f"slow queues take part in {SELDOM}")
+    parser.add_argument("--messages", type=int, default=4000, help="in memory; a fifth of that on disk")
     parser.add_argument("--tmpfs", default="/dev/shm", metavar="DIR", help="a folder in memory")
     parser.add_argument("--disk", default=".", metavar="DIR", help="a folder on a disk")
     parser.add_argument("--quick", action="store_true", help="two rounds of few messages, to see that it works")

@@ -34,6 +34,8 @@ class Peer:
     note: ClassVar[str] = ""
     #: The module that it needs; without it the queue is left out.
     needs: ClassVar[str] = ""
+    #: Whether it takes so long that it sits out most rounds.
+    seldom: ClassVar[bool] = False
     #: The raw loop that makes the same syncs.
     like: ClassVar[str] = ""
 
@@ -366,6 +368,7 @@ class PersistQueue(Peer):
 
     name, needs = "persist-queue", "persistqueue"
     note = "SQLite, synced at each commit; for one consumer at a time"
+    seldom = True
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -394,6 +397,7 @@ class LiteQueue(Peer):
 
     name, needs = "litequeue", "litequeue"
     note = "SQLite with a log, synced when that is moved into the table; bodies are text"
+    seldom = True
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -420,6 +424,7 @@ class Huey(Peer):
 
     name, needs = "huey, files", "huey"
     note = "no syncs; no acks: what is taken is removed; one lock for all; a listing for each message"
+    seldom = True
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -444,6 +449,7 @@ class Kombu(Peer):
 
     name, needs = "kombu, files", "kombu"
     note = "no syncs; what is taken is moved; a listing for each message; JSON and base64"
+    seldom = True
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -487,6 +493,7 @@ class DiskCache(Peer):
 
     name, needs = "diskcache", "diskcache"
     note = "SQLite with a log, synced when that is moved into the table; no acks: what is taken is removed"
+    seldom = True
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -512,6 +519,7 @@ class Redis(Peer):
 
     name, needs = "Redis, synced each second", "redis"
     note = "a server, asked three times for each message: LPUSH, LMOVE, LREM"
+    seldom = True
     syncs: ClassVar[str] = "everysec"
 
     def __init__(self, folder: str) -> None:

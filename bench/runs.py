@@ -10,8 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peers import Peer
@@ -91,6 +90,16 @@ def four_that_take(peer: type[Peer], folder: str, messages: int, *, counting: bo
     return Team(peer, folder).run(messages, senders=0, takers=4, counting=counting)
 
 
+@dataclass
+class Share:
+    """What one process of several did: when it began and last took something, what it took, how often too late."""
+
+    started: float
+    ended: float = 0.0
+    taken: list[bytes] = field(default_factory=list)
+    late: int = 0
+
+
 class Team:
     """Processes that work on one queue; each opens it for itself, and none begins before all are up."""
 
@@ -106,72 +115,67 @@ class Team:
             RuntimeError: one of them failed.
         """
         self.sending = self.context.Value("i", senders)
-        self.gate = self.context.Barrier(senders + takers + 1, timeout=LIMIT)
+        self.gate = self.context.Barrier(senders + takers, timeout=LIMIT)
         works: list[Callable[[], Any]] = [lambda n=n: self._send(range(n, messages, senders)) for n in range(senders)]  # type: ignore[misc]
         works += [lambda: self._take(counting)] * takers
         jobs = [self.context.Process(target=self._work, args=(work,), daemon=True) for work in works]
         for job in jobs:
             job.start()
         try:
-            started = self._all_up()
             results = [self.results.get(timeout=LIMIT) for _ in jobs]
             for job in jobs:
                 job.join(LIMIT)
         finally:
             for job in jobs:
                 job.kill()
-        for result in results:
-            if isinstance(result, str) and result:
-                raise RuntimeError(result)
-        took = [result for result in results if result]
-        run = Run(messages, max(last for last, _, _ in took) - started)
-        if counting:
-            run.wasted = sum(wasted for _, _, wasted in took)
-        return accounted(run, (body for _, bodies, _ in took for body in bodies), self.peer.settled(self.folder))
-
-    def _all_up(self) -> float:
-        with suppress(threading.BrokenBarrierError):  # one of them failed, and its result tells why
-            self.gate.wait()
-        return time.monotonic()
+        failures = [result for result in results if isinstance(result, str)]
+        if failures:
+            raise RuntimeError(next(filter(None, failures), "not all processes came up"))
+        whole = max(one.ended for one in results) - min(one.started for one in results)
+        run = Run(messages, whole, wasted=sum(one.late for one in results) if counting else None)
+        return accounted(run, (body for one in results for body in one.taken), self.peer.settled(self.folder))
 
     def _work(self, work: Callable[[], Any]) -> None:
         try:
             result = work()
         except threading.BrokenBarrierError:
-            result = ""
+            result = ""  # another failed, and its result tells why
         except Exception as error:
             self.gate.abort()
             result = f"{type(error).__name__}: {error}"
         self.results.put(result)
 
-    def _send(self, share: range) -> None:
+    def _send(self, share: range) -> Share:
         try:
             bodies = [body_of(number) for number in share]
             queue = self.peer(self.folder)
             self.gate.wait()
+            started = time.monotonic()
             queue.put_all(bodies)
             queue.close()
+            return Share(started, started)
         finally:
             with self.sending.get_lock():
                 self.sending.value -= 1
 
-    def _take(self, counting: bool) -> tuple[float, list[bytes], int]:
+    def _take(self, counting: bool) -> Share:
         late = Late() if counting else None
-        taken: list[bytes] = []
-        queue, last = self.peer(self.folder), 0.0
+        queue = self.peer(self.folder)
         self.gate.wait()
+        share = Share(time.monotonic())
         while True:
             over = not self.sending.value  # before the look: what was sent until then is found
-            before = len(taken)
-            taken.extend(queue.take_all())
-            if len(taken) > before:
-                last = time.monotonic()
+            before = len(share.taken)
+            share.taken.extend(queue.take_all())
+            if len(share.taken) > before:
+                share.ended = time.monotonic()
             elif over:
                 break
             else:
                 time.sleep(PAUSE)
         queue.close()
-        return last or time.monotonic(), taken, late.count if late else 0
+        share.late = late.count if late else 0
+        return share
 
 
 class Late:

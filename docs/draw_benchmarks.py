@@ -144,8 +144,9 @@ TABLE = (
     ("doubled", "doubled", "{:,}"),
     ("note", "", "{}"),
 )
-#: What is behind a figure, for a line that crosses it.
-CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+#: How a figure stands beside its bar; a line that crosses it is hidden.
+BESIDE: Row = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
+BESIDE["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 #: The colours of queues, by how their names begin.
 FAMILIES = {"raw loop": "#8a8a8a", "dropq": "#3b6ea5", "": "#c17d3a"}
 
@@ -258,9 +259,9 @@ def bars(name: str) -> Callable[[Row], Any]:
             axes.axvline(speeds[0], color="#8a8a8a", linestyle="--", linewidth=1, zorder=0)
             for y, row in zip(at, rows, strict=True):
                 bad = [f"{row[key]:,} {key}" for key in ("lost", "doubled") if row[key]]
-                text = f" {row['per_s']:,} · {row['ratio']:.2f}" + "".join(f" · {one}" for one in bad)
+                text = f"{row['per_s']:,} · {row['ratio']:.2f}" + "".join(f" · {one}" for one in bad)
                 colour = "#a33" if bad else "#333"
-                axes.text(row["per_s"], y, text, va="center", fontsize=9, color=colour, bbox=CLEAR)
+                axes.annotate(text, (row["per_s"], y), color=colour, **BESIDE)
             axes.set_xlim(0, max(speeds) * 1.3)
             axes.set_title(f"{place}: messages/s · ratio to the raw loop", loc="left")
             axes.xaxis.set_major_formatter("{x:,.0f}")
