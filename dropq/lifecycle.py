@@ -178,11 +178,13 @@ class Lifecycle:
             deadline: when its lease runs out, in ms since 1970; 0 for never.
             again: its name goes on telling whose lease ran out, since it is the same stream that takes it.
         """
-        number, file = (1, waiting.file) if waiting.plain else self._next_delivery(waiting.file, again=again)
-        held = Held(self.layout.processing, Claim(owner, deadline, number), file, waiting.arrival)
+        lying, arrival, plain = waiting
+        number, file = (1, lying) if plain else self._next_delivery(lying, again=again)
+        layout = self.layout
+        held = Held(layout.processing, Claim(owner, deadline, number), file, arrival)
         try:
             # RACE: every consumer of the queue, and any script; whose rename succeeds has the message.
-            self.storage.rename(f"{self.layout.target}/{waiting.file}", held.path)
+            self.storage.rename(f"{layout.target}/{lying}", held.path)
         except FileNotFoundError as error:
             if not storage.exists(self.layout.processing):
                 raise storage_error(error, "processing/ is missing; the message stays in target/") from error

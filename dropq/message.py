@@ -73,7 +73,7 @@ class Message:
         self._held = held
         self._withheld = withheld
         self._claim = held.claim if held is not None else names.split_claim(file)[0]
-        self._delivery = self._claim.number if self._claim is not None else delivery
+        self._delivery = delivery
         self._holder = holder
         self._lock = threading.Lock()
         self._parsed: Name | None = None
@@ -191,7 +191,7 @@ class Message:
     @property
     def delivery_count(self) -> int:
         """How often it has been delivered, the present delivery included."""
-        return max(self._name.delivery_count, self._delivery)
+        return max(self._name.delivery_count, self._delivery if self._claim is None else self._claim.number)
 
     @property
     def cancels(self) -> int:
