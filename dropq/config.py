@@ -13,24 +13,11 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date, datetime
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, get_args, get_origin
-
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from typing import Any, Literal
 
 from dropq import durations
 from dropq.durations import format_duration, parse_duration
@@ -98,31 +85,34 @@ _UNSET = "unset"
 _MOST = 2**31 - 1
 
 
-# The types of values. A type's description is what an error says is allowed.
+# The kinds of values. What reads one raises ValueError: with what is allowed, or bare where its kind says that.
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What values a key takes: how one is read, what an error says is allowed, and how one is written."""
+
+    read: Callable[[Any], object]
+    allowed: str
+    write: Callable[[Any], object] = lambda value: value
+
+
+class _InParts(ValueError):
+    """Raised with one sentence for each part of a value that is wrong."""
 
 
 def _period(value: object) -> float:
     try:
         return parse_duration(value)
     except ValueError:
-        raise ValueError(f"{durations.ALLOWED} is allowed") from None
+        raise ValueError from None
 
 
-def _lifetime(value: object) -> float | None:
-    if value is None:
-        return None
+def _lifetime(value: object) -> float:
     seconds = _period(value)
     if seconds < 0.001:
         raise ValueError(f'at least 1ms is allowed; leave it out, or write "{_UNSET}", for no limit')
     return seconds
-
-
-def _age(value: object) -> float | None:
-    return None if value is None else _period(value)
-
-
-def _written_period(value: float | None) -> str | None:
-    return None if value is None else format_duration(value)
 
 
 def _octal(value: object) -> int:
@@ -133,9 +123,7 @@ def _octal(value: object) -> int:
     raise ValueError('octal digits as a string are allowed, such as "0664", or a TOML integer such as 0o664')
 
 
-def _mode(value: object, *, needed: int, possible: int) -> object:
-    if value is None:
-        return None
+def _mode(value: object, *, needed: int, possible: int) -> int:
     mode = _octal(value)
     if mode & needed != needed or mode & ~possible:
         hint = f" (the number {value} is {mode:04o} in octal: write it as a string)" if value == mode else ""
@@ -145,34 +133,31 @@ def _mode(value: object, *, needed: int, possible: int) -> object:
     return mode
 
 
-def _file_mode(value: object) -> object:
+def _file_mode(value: object) -> int:
     return _mode(value, needed=0o600, possible=0o777)
 
 
-def _dir_mode(value: object) -> object:
+def _dir_mode(value: object) -> int:
     return _mode(value, needed=0o700, possible=0o2777)
-
-
-def _written_mode(value: int | None) -> str | None:
-    return None if value is None else f"{value:04o}"
 
 
 def _group(value: object) -> object:
     if isinstance(value, str) and re.fullmatch("[0-9]{1,10}", value):
         value = int(value)
-    known = value is None or (isinstance(value, str) and re.fullmatch(r"[^\s:,/\x00-\x1f]{1,255}", value))
+    known = isinstance(value, str) and re.fullmatch(r"[^\s:,/\x00-\x1f]{1,255}", value)
     if not known and not (type(value) is int and 0 <= value < 2**32 - 1):
-        raise ValueError("the name of a group, or its number, is allowed")
+        raise ValueError
     return value
 
 
-def _patterns(value: object) -> object:
+def _patterns(value: object) -> tuple[str, ...]:
     patterns = value.split() if isinstance(value, str) else value
-    if isinstance(patterns, list | tuple):
-        for pattern in patterns:
-            if isinstance(pattern, str) and ("/" in pattern or _hides_messages(pattern)):
-                raise ValueError(f"{pattern!r} cannot be ignored: a pattern is of file names, and of no message's")
-    return patterns
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError
+    for pattern in patterns:
+        if "/" in pattern or _hides_messages(pattern):
+            raise ValueError(f"{pattern!r} cannot be ignored: a pattern is of file names, and of no message's")
+    return tuple(patterns)
 
 
 #: How plain names begin: with any of JMS's priorities, with an id of no time and with one of our time.
@@ -183,188 +168,239 @@ def _hides_messages(pattern: str) -> bool:
     return any(fnmatchcase(f"{start}.{kind}", pattern) for start in _PLAIN_STARTS for kind in CLASSES)
 
 
-def _queue_name(value: str | None) -> str | None:
-    if value is not None:
-        try:
-            check_queue_name(value)
-        except InvalidName as error:
-            raise ValueError(f"the name of a queue is allowed ({error})") from None
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
     return value
 
 
-def _topic(value: str | None) -> str | None:
-    if value is not None and _REGEX.search(value):
+def _expression(value: object) -> str:
+    if not _text(value):
+        raise ValueError
+    return _text(value)
+
+
+def _queue_name(value: object) -> str:
+    try:
+        check_queue_name(_text(value))
+    except InvalidName as error:
+        raise ValueError(f"the name of a queue is allowed ({error})") from None
+    return _text(value)
+
+
+def _topic(value: object) -> str:
+    topic = _text(value)
+    if _REGEX.search(topic):
         try:
-            re.compile(value)
+            re.compile(topic)
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"a topic or a regular expression is allowed ({error})") from None
-    elif value is not None:
-        for part in value.split("."):
+    else:
+        for part in topic.split("."):
             _queue_name(part)
-    return value
+    return topic
 
 
-_POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 time"
-
-
-def _recovery_point(value: object) -> object:
+def _recovery_point(value: object) -> str:
     if isinstance(value, date):
         return value.isoformat()
-    if isinstance(value, str) and value not in ("epoch", "now", "creation") and not Name(value).generated:
+    point = _text(value)
+    if point not in ("epoch", "now", "creation") and not Name(point).generated:
         try:
-            datetime.fromisoformat(value)
+            datetime.fromisoformat(point)
         except ValueError:
-            raise ValueError(f"{_POINTS} is allowed") from None
+            raise ValueError from None
+    return point
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
     return value
+
+
+def _factor(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= 1000:
+        raise ValueError
+    return float(value)
+
+
+def _op(value: object) -> object:
+    return _OPS.read(_text(value).lower())
 
 
 def _metadata(value: object) -> object:
-    return "enabled" if value is True else value
+    return _ENABLED.read("enabled" if value is True else value)
 
 
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
+def _table(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return value
 
 
-def _selector_tables(value: object) -> object:
-    if not isinstance(value, list | tuple):
+def _whole(least: int, allowed: str | None = None) -> _Kind:
+    def read(value: object) -> int:
+        if type(value) is not int or not least <= value <= _MOST:
+            raise ValueError
         return value
-    return tuple(
-        {_snake(str(key)): item for key, item in table.items()} if isinstance(table, Mapping) else table
-        for table in value
-    )
+
+    return _Kind(read, allowed or f"a whole number from {least} to {_MOST}")
 
 
-def _selectors_agree(selectors: tuple[Selector, ...]) -> tuple[Selector, ...]:
+def _one_of(*choices: str) -> _Kind:
+    def read(value: object) -> object:
+        if value not in choices:
+            raise ValueError
+        return value
+
+    return _Kind(read, "one of " + ", ".join(f'"{choice}"' for choice in choices))
+
+
+def _selectors(value: object) -> tuple[Selector, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    selectors: list[Selector] = []
+    problems: list[str] = []
+    for number, table in enumerate(value, 1):
+        try:
+            selectors.append(_selector(table, f"[[selector]] {number}"))
+        except _InParts as error:
+            problems += error.args
+    if problems:
+        raise _InParts(*problems)
     names = [selector.name for selector in selectors]
     if len(set(names)) < len(names):
         raise ValueError("each selector has a name of its own")
     for role in ("default", "overflow"):
         if sum(selector.role == role for selector in selectors) > 1:
             raise ValueError(f"one selector at most has the role {role!r}")
-    return selectors
+    return tuple(selectors)
 
 
-def _whole(least: int) -> str:
-    return f"a whole number from {least} to {_MOST}"
+def _selector(table: object, place: str) -> Selector:
+    if not isinstance(table, Mapping):
+        raise _InParts(f"{place} = {_shown(table)}: a table is allowed")
+    there = {_snake(str(key)): value for key, value in table.items()}
+    known = {key: _Given(there[key], key, place) for key in _kinds(Selector) if there.get(key) is not None}
+    values, problems = _values(Selector, known)
+    if "name" not in known:
+        problems.insert(0, f"{place}: name is missing")
+    for key in [key for key in there if key not in _kinds(Selector)]:
+        problems.append(f"{place}: {_word(key)} is not a key of a selector{_nearest(key, _kinds(Selector))}")
+    if problems:
+        raise _InParts(*problems)
+    selector = Selector(**values)
+    if selector.to is None and selector.op != "bounce":
+        needs = f"{selector.op} needs `to`, the name of a queue; only bounce goes without"
+        raise _InParts(f"{place} = {_shown(there)}: {needs}")
+    return selector
 
 
-_Lifetime = Annotated[
-    float | None,
-    BeforeValidator(_lifetime),
-    PlainSerializer(_written_period, when_used="json"),
-    Field(description=durations.ALLOWED),
-]
-_Period = Annotated[
-    float,
-    BeforeValidator(_period),
-    PlainSerializer(_written_period, when_used="json"),
-    Field(description=durations.ALLOWED),
-]
-_Age = Annotated[
-    float | None,
-    BeforeValidator(_age),
-    PlainSerializer(_written_period, when_used="json"),
-    Field(description=durations.ALLOWED),
-]
-_Count = Annotated[int, Field(strict=True, ge=0, le=_MOST, description=_whole(0))]
-_Kept = Annotated[int | None, Field(strict=True, ge=0, le=_MOST, description=_whole(0))]
-_Limit = Annotated[int | None, Field(strict=True, ge=1, le=_MOST, description=_whole(1))]
-_Depth = Annotated[int | None, Field(strict=True, ge=1000, le=_MOST, description=_whole(1000))]
-_Factor = Annotated[
-    float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False, description="a number from 1 to 1000")
-]
-_Switch = Annotated[bool, Field(strict=True, description="true or false")]
-_Expression = Annotated[str | None, Field(strict=True, min_length=1, description="an expression as a string")]
-_QueueName = Annotated[str | None, Field(strict=True, description="the name of a queue"), AfterValidator(_queue_name)]
-_Topic = Annotated[str | None, Field(strict=True, description="a topic"), AfterValidator(_topic)]
+def _written_selectors(selectors: tuple[Selector, ...]) -> list[dict[str, object]]:
+    return [asdict(selector) for selector in selectors]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+_PERIOD = _Kind(_period, durations.ALLOWED, format_duration)
+_LIFETIME = _Kind(_lifetime, durations.ALLOWED, format_duration)
+_COUNT, _LIMIT, _DEPTH = _whole(0), _whole(1), _whole(1000)
+_SWITCH = _Kind(_switch, "true or false")
+_EXPRESSION = _Kind(_expression, "an expression as a string")
+_QUEUE_NAME = _Kind(_queue_name, "the name of a queue")
+_TOPIC = _Kind(_topic, "a topic")
+_POINT = _Kind(_recovery_point, "epoch, now, creation, an id that dropq made, or an ISO 8601 time")
+_FACTOR = _Kind(_factor, "a number from 1 to 1000")
+_OPS, _ENABLED = _one_of("move", "copy", "bounce"), _one_of("enabled")
+_OP, _METADATA = _Kind(_op, _OPS.allowed), _Kind(_metadata, _ENABLED.allowed)
+_PATTERNS = _Kind(_patterns, "patterns of file names, as a list of strings or one string with spaces between", list)
+_FILE_MODE = _Kind(_file_mode, "a mode", "{:04o}".format)
+_DIR_MODE = _Kind(_dir_mode, "a mode", "{:04o}".format)
+_GROUP = _Kind(_group, "the name of a group, or its number,")
+_DEFAULTS = _Kind(_table, "a table of keys of queue.toml")
+_SELECTORS = _Kind(_selectors, "tables [[selector]] with name, to, op, filter, credit, role", _written_selectors)
 
 
-class Selector(_Frozen):
+def _key(kind: _Kind, default: Any = None) -> Any:
+    """Return a field of a configuration, which takes values of a kind."""
+    return field(default=default, metadata={"kind": kind})
+
+
+def _kinds(config: type) -> dict[str, _Kind]:
+    """Return the keys of a configuration, with their kinds."""
+    return {key.name: key.metadata["kind"] for key in fields(config)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
     """One `[[selector]]` of a queue: which of its messages go where, and by what right."""
 
-    name: Annotated[str, Field(strict=True, description="a name"), AfterValidator(_queue_name)]
-    to: _QueueName = None
-    op: Annotated[Literal["move", "copy", "bounce"], BeforeValidator(_lower)] = "move"
-    filter: _Expression = None
-    credit: Annotated[int, Field(strict=True, ge=1, le=_MOST, description=_whole(1))] = 1
-    role: Literal["normal", "default", "overflow"] = "normal"
-
-    @model_validator(mode="after")
-    def _has_a_goal(self) -> Selector:
-        if self.to is None and self.op != "bounce":
-            raise ValueError(f"{self.op} needs `to`, the name of a queue; only bounce goes without")
-        return self
+    name: str = _key(_Kind(_queue_name, "a name"))
+    to: str | None = _key(_QUEUE_NAME)
+    op: Literal["move", "copy", "bounce"] = _key(_OP, "move")
+    filter: str | None = _key(_EXPRESSION)
+    credit: int = _key(_LIMIT, 1)
+    role: Literal["normal", "default", "overflow"] = _key(_one_of("normal", "default", "overflow"), "normal")
 
 
-class QueueConfig(_Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
     """What is in force for one queue. Durations are seconds; None is unset: no limit, nothing of the kind."""
 
-    lease_period: _Lifetime = None
-    semantics: Literal["at-least-once", "at-most-once"] = "at-least-once"
-    leasing: Literal["sublet", "strict"] = "sublet"
-    max_backlog: _Limit = None
-    max_per_subscription_backlog: _Limit = None
-    expiration: _Lifetime = None
-    expiration_model: Literal["default", "queue", "earliest", "latest"] = "default"
-    filter: _Expression = None
-    fairness_model: Literal["fast", "round-robin", "proportional"] = "fast"
-    max_deliveries: _Count = 0
-    max_cancels: _Count = 0
-    exhausted: Literal["error", "expired"] = "error"
-    redelivery_attempts: _Count = 0
-    redelivery_delay: _Period = 0.0
-    redelivery_backoff: _Factor = 1.0
-    priority: _Expression = None
-    barrier_expression: _Expression = None
-    target_queue_depth: _Depth = None
-    deferred_ack_expiration: _Period = 86400.0
-    recovery_point: Annotated[
-        str,
-        BeforeValidator(_recovery_point),
-        Field(strict=True, description=_POINTS),
-    ] = "epoch"
-    max_unprocessed: _Limit = None
-    overflow: Literal["reject", "discard", "block", "selector"] = "reject"
-    history: _Switch = True
-    max_history: _Kept = None
-    history_age: _Age = None
-    message_type: Literal["json", "text", "binary"] = "json"
-    underlying_topic: _Topic = None
-    default_publish_target: _Topic = None
-    file_backed_metadata: Annotated[Literal["enabled"], BeforeValidator(_metadata)] = "enabled"
-    dead_letter_queue: _QueueName = None
-    self_destruct: _Switch = False
-    selector: Annotated[
-        tuple[Selector, ...],
-        BeforeValidator(_selector_tables),
-        AfterValidator(_selectors_agree),
-        Field(description="tables [[selector]] with name, to, op, filter, credit, role"),
-    ] = ()
-    durability: Literal["none", "file", "full"] = "full"
-    ignore: Annotated[
-        tuple[Annotated[str, Field(strict=True)], ...],
-        BeforeValidator(_patterns),
-        Field(description="patterns of file names, as a list of strings or one string with spaces between"),
-    ] = ("_SUCCESS", "_temporary", "*.tmp", "*.part", "*.crc")
-    file_mode: Annotated[int | None, BeforeValidator(_file_mode), PlainSerializer(_written_mode, when_used="json")] = (
-        None
+    lease_period: float | None = _key(_LIFETIME)
+    semantics: Literal["at-least-once", "at-most-once"] = _key(
+        _one_of("at-least-once", "at-most-once"), "at-least-once"
     )
-    dir_mode: Annotated[int | None, BeforeValidator(_dir_mode), PlainSerializer(_written_mode, when_used="json")] = None
-    group: Annotated[int | str | None, BeforeValidator(_group)] = None
+    leasing: Literal["sublet", "strict"] = _key(_one_of("sublet", "strict"), "sublet")
+    max_backlog: int | None = _key(_LIMIT)
+    max_per_subscription_backlog: int | None = _key(_LIMIT)
+    expiration: float | None = _key(_LIFETIME)
+    expiration_model: Literal["default", "queue", "earliest", "latest"] = _key(
+        _one_of("default", "queue", "earliest", "latest"), "default"
+    )
+    filter: str | None = _key(_EXPRESSION)
+    fairness_model: Literal["fast", "round-robin", "proportional"] = _key(
+        _one_of("fast", "round-robin", "proportional"), "fast"
+    )
+    max_deliveries: int = _key(_COUNT, 0)
+    max_cancels: int = _key(_COUNT, 0)
+    exhausted: Literal["error", "expired"] = _key(_one_of("error", "expired"), "error")
+    redelivery_attempts: int = _key(_COUNT, 0)
+    redelivery_delay: float = _key(_PERIOD, 0.0)
+    redelivery_backoff: float = _key(_FACTOR, 1.0)
+    priority: str | None = _key(_EXPRESSION)
+    barrier_expression: str | None = _key(_EXPRESSION)
+    target_queue_depth: int | None = _key(_DEPTH)
+    deferred_ack_expiration: float = _key(_PERIOD, 86400.0)
+    recovery_point: str = _key(_POINT, "epoch")
+    max_unprocessed: int | None = _key(_LIMIT)
+    overflow: Literal["reject", "discard", "block", "selector"] = _key(
+        _one_of("reject", "discard", "block", "selector"), "reject"
+    )
+    history: bool = _key(_SWITCH, True)
+    max_history: int | None = _key(_COUNT)
+    history_age: float | None = _key(_PERIOD)
+    message_type: Literal["json", "text", "binary"] = _key(_one_of("json", "text", "binary"), "json")
+    underlying_topic: str | None = _key(_TOPIC)
+    default_publish_target: str | None = _key(_TOPIC)
+    file_backed_metadata: Literal["enabled"] = _key(_METADATA, "enabled")
+    dead_letter_queue: str | None = _key(_QUEUE_NAME)
+    self_destruct: bool = _key(_SWITCH, False)
+    selector: tuple[Selector, ...] = _key(_SELECTORS, ())
+    durability: Literal["none", "file", "full"] = _key(_one_of("none", "file", "full"), "full")
+    ignore: tuple[str, ...] = _key(_PATTERNS, ("_SUCCESS", "_temporary", "*.tmp", "*.part", "*.crc"))
+    file_mode: int | None = _key(_FILE_MODE)
+    dir_mode: int | None = _key(_DIR_MODE)
+    group: int | str | None = _key(_GROUP)
 
 
-class RootConfig(_Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootConfig:
     """What is in force for a root; `defaults` holds the raw values of `[defaults]` by snake_case key."""
 
-    format: Annotated[int, Field(strict=True, ge=1, description=f"the number {FORMAT}")] = FORMAT
-    reply_to_style: Literal["bare", "typed"] = "bare"
-    dead_letter_queue: _QueueName = None
-    defaults: Annotated[Mapping[str, object], Field(description="a table of keys of queue.toml")] = {}
+    format: int = _key(_whole(1, f"the number {FORMAT}"), FORMAT)
+    reply_to_style: Literal["bare", "typed"] = _key(_one_of("bare", "typed"), "bare")
+    dead_letter_queue: str | None = _key(_QUEUE_NAME)
+    defaults: Mapping[str, object] = field(default_factory=dict, metadata={"kind": _DEFAULTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +478,7 @@ def validate_options(
 def explain_queue(name: str, root: RootConfig, root_file: str, queue_file: str) -> list[Setting]:
     """List every key of a queue with its value and the file it comes from; the arguments of load_queue."""
     given, problems = _gathered(name, root, root_file, queue_file)
-    values = _checked(given, problems, name=name).model_dump(mode="json")
+    values = _written(_checked(given, problems, name=name))
     return [Setting(key, value, given[key].source if key in given else "default") for key, value in values.items()]
 
 
@@ -479,8 +515,9 @@ def toml_text(options: Mapping[str, object]) -> str:
     Raises:
         ConfigError: when they are not valid, or hold text that UTF-8 cannot.
     """
-    values = validate_options(options, "options").model_dump(mode="json", exclude_unset=True)
-    tables = values.pop("selector") if values.get("selector") else []
+    given = _collect(options, "options", name="")[0]
+    values = {key: value for key, value in _written(validate_options(options, "options")).items() if key in given}
+    tables: Any = values.pop("selector") if values.get("selector") else []
     lines = [f"{key} = {_toml_value(value)}" for key, value in values.items()]
     for table in tables:
         lines += ["", "[[selector]]"]
@@ -527,6 +564,7 @@ def _collect(table: Mapping[str, object], source: str, *, name: str | None) -> t
     """Sort a table by canonical key. `name`: what a name in it must be; None any, "" there must be none."""
     given: dict[str, _Given] = {}
     problems: list[str] = []
+    default = QueueConfig()
     for spelt, value in table.items():
         key, word = _canonical(str(spelt)), _word(spelt)
         entry = _Given(value, word, source)
@@ -537,10 +575,10 @@ def _collect(table: Mapping[str, object], source: str, *, name: str | None) -> t
         elif key == "name":
             problems += _name_problems(entry, name)
             given[key] = entry
-        elif key not in QueueConfig.model_fields:
+        elif key not in _QUEUE_KEYS:
             problems.append(f"{source}: {word} is not a key of a queue{_nearest(word, _QUEUE_KEYS)}")
         elif value is None or value == _UNSET:
-            given[key] = _Given(QueueConfig.model_fields[key].get_default(), word, source)
+            given[key] = _Given(getattr(default, key), word, source)
         else:
             given[key] = entry
     given.pop("name", None)
@@ -571,28 +609,40 @@ def _checked(given: dict[str, _Given], problems: list[str], *, name: str | None 
     return config
 
 
-def _build(given: dict[str, _Given], *, name: str | None = None) -> tuple[QueueConfig | None, list[str]]:
-    problems: list[str] = []
-    good = given
-    try:
-        config = QueueConfig.model_validate({key: entry.value for key, entry in given.items()})
-    except ValidationError as error:
-        places = list(given)
-        details = sorted(error.errors(), key=lambda detail: places.index(str(detail["loc"][0])))
-        problems = [_told(detail, given[str(detail["loc"][0])]) for detail in details]
-        wrong = {detail["loc"][0] for detail in details}
-        good = {key: entry for key, entry in given.items() if key not in wrong}
-        config = QueueConfig.model_validate({key: entry.value for key, entry in good.items()})
-    problems += _conflicts(given, name) + _not_built(config, good, QueueConfig.model_fields)
+def _build(given: Mapping[str, _Given], *, name: str | None = None) -> tuple[QueueConfig | None, list[str]]:
+    values, problems = _values(QueueConfig, given)
+    config = QueueConfig(**values)
+    good = {key: entry for key, entry in given.items() if key in values}
+    problems += _conflicts(given, name) + _not_built(config, good)
     return None if problems else config, problems
 
 
-def _not_built(config: BaseModel, given: Mapping[str, _Given], fields: Mapping[str, FieldInfo]) -> list[str]:
+def _values(config: type, given: Mapping[str, _Given]) -> tuple[dict[str, Any], list[str]]:
+    """Read what was given for the keys of a configuration: the values, and the problems of those that are wrong."""
+    kinds, values, problems = _kinds(config), {}, []
+    for key, entry in given.items():
+        try:
+            values[key] = None if entry.value is None else kinds[key].read(entry.value)
+        except _InParts as error:
+            problems += [f"{entry.source}: {part}" for part in error.args]
+        except ValueError as error:
+            problems.append(entry.problem(str(error) or f"{kinds[key].allowed} is allowed"))
+    return values, problems
+
+
+def _written(config: QueueConfig) -> dict[str, object]:
+    """Return the values of a configuration as one would write them; None is unset."""
+    values = {key: getattr(config, key) for key in _kinds(QueueConfig)}
+    return {key: None if values[key] is None else kind.write(values[key]) for key, kind in _kinds(QueueConfig).items()}
+
+
+def _not_built(config: QueueConfig | RootConfig, given: Mapping[str, _Given]) -> list[str]:
     """Tell which valid keys ask for something that this version does not do."""
+    default = type(config)()
     return [
         entry.problem(f"this is valid, but not built in this version of dropq; leave {entry.spelt} out")
         for key, entry in given.items()
-        if key in NOT_BUILT and getattr(config, key) != fields[key].get_default()
+        if key in NOT_BUILT and getattr(config, key) != getattr(default, key)
     ]
 
 
@@ -648,11 +698,8 @@ def _root_problems(table: Mapping[str, object], path: str) -> list[str]:
     newer = given["format"].value if "format" in given else FORMAT
     if type(newer) is int and newer > FORMAT:
         return [f"{path}: format = {newer}: this dropq reads format {FORMAT}, and the root is of {newer}"]
-    try:
-        config = RootConfig.model_validate({key: entry.value for key, entry in given.items()})
-        problems += _not_built(config, given, RootConfig.model_fields)
-    except ValidationError as error:
-        problems += [_told(detail, given[str(detail["loc"][0])]) for detail in error.errors()]
+    values, wrong = _values(RootConfig, given)
+    problems += wrong or _not_built(RootConfig(**values), given)
     defaults = given["defaults"].value if "defaults" in given else {}
     if isinstance(defaults, Mapping):
         chosen, more = _collect(defaults, f"{path}: [defaults]", name="")
@@ -661,11 +708,10 @@ def _root_problems(table: Mapping[str, object], path: str) -> list[str]:
 
 
 def _root(table: Mapping[str, object], path: str) -> RootConfig:
-    values = {key: entry.value for key, entry in _collect_root(table, path)[0].items()}
+    values = _values(RootConfig, _collect_root(table, path)[0])[0]
     defaults = values.get("defaults", {})
-    assert isinstance(defaults, Mapping)
     values["defaults"] = {_canonical(key): value for key, value in defaults.items()}
-    return RootConfig.model_validate(values)
+    return RootConfig(**values)
 
 
 def _collect_root(table: Mapping[str, object], path: str) -> tuple[dict[str, _Given], list[str]]:
@@ -675,42 +721,16 @@ def _collect_root(table: Mapping[str, object], path: str) -> tuple[dict[str, _Gi
         key, word = _snake(spelt), _word(spelt)
         if key in given:
             problems.append(f"{path}: {given[key].spelt} and {word} are the same key: give one of them")
-        elif key in RootConfig.model_fields:
+        elif key in _ROOT_KEYS:
             given[key] = _Given(value, word, path)
-        elif key in QueueConfig.model_fields:
+        elif key != "name" and key in _QUEUE_KEYS:
             problems.append(f"{path}: {word} is a key of queues: write it under [defaults]")
         else:
-            problems.append(f"{path}: {word} is not a key of a root{_nearest(word, RootConfig.model_fields)}")
+            problems.append(f"{path}: {word} is not a key of a root{_nearest(word, _ROOT_KEYS)}")
     return given, problems
 
 
 # Words.
-
-
-def _told(detail: ErrorDetails, given: _Given) -> str:
-    """Turn one of pydantic's errors into a sentence with file, key, value and what is allowed."""
-    place = detail["loc"]
-    within, fields = given.spelt, QueueConfig.model_fields | RootConfig.model_fields
-    key = str(place[0])
-    if key == "selector" and len(place) > 1:
-        within, fields = f"[[selector]] {int(place[1]) + 1}", Selector.model_fields
-        key = str(place[2]) if len(place) > 2 else ""
-        within += f": {_word(key)}" if key else ""
-    if detail["type"] == "missing":
-        return f"{given.source}: {within} is missing"
-    if detail["type"] == "extra_forbidden":
-        return f"{given.source}: {within} is not a key of a selector{_nearest(key, list(fields))}"
-    cause = detail.get("ctx", {}).get("error")
-    what = str(cause) if cause is not None else f"{_allowed(fields.get(key))} is allowed"
-    return _Given(detail["input"], within, given.source).problem(what)
-
-
-def _allowed(field: FieldInfo | None) -> str:
-    if field is None:
-        return "a table"
-    if get_origin(field.annotation) is Literal:
-        return "one of " + ", ".join(_toml_value(choice) for choice in get_args(field.annotation))
-    return field.description or "something else"
 
 
 def _both(one: _Given, other: _Given) -> str:
@@ -775,5 +795,6 @@ def _toml_value(value: object) -> str:
     return str(value)
 
 
-_QUEUE_KEYS = [*QueueConfig.model_fields, "name"]
+_QUEUE_KEYS = (*_kinds(QueueConfig), "name")
+_ROOT_KEYS = tuple(_kinds(RootConfig))
 _ROOT_ONLY = {"format", "reply_to_style", "defaults"}
