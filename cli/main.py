@@ -6,64 +6,101 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from . import look, messages, output, repair, setup, working
+from . import output
 from .output import BUG, INTERRUPTED, NEGATIVE, OK
 from .shell import Given
 
-#: Every command, under the heading that `dropq --help` lists it by.
-COMMANDS: dict[str, dict[str, Callable[..., int | None]]] = {
-    "Set-up": {"init": setup.init, "create": setup.create, "delete": setup.delete, "doctor": setup.doctor},
-    "Look": {
-        "ls": look.ls,
-        "health": look.health,
-        "browse": look.browse,
-        "show": look.show,
-        "cat": look.cat,
-        "tail": look.tail,
-    },
+#: Every command, under the heading that `dropq --help` lists it by, with the module that has it.
+COMMANDS = {
+    "Set-up": dict.fromkeys(("init", "create", "delete", "doctor", "config"), "setup"),
+    "Look": dict.fromkeys(("ls", "health", "browse", "show", "cat", "tail"), "look"),
     "Send and receive": {
-        "send": messages.send,
-        "receive": messages.receive,
-        "ack": messages.ack,
-        "nack": messages.nack,
-        "fail": messages.fail,
-        "reject": messages.reject,
-        "extend": messages.extend,
-        "work": working.work,
-        "wait": working.wait,
+        **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend"), "messages"),
+        **dict.fromkeys(("work", "wait"), "working"),
     },
-    "Repair": {
-        "requeue": repair.requeue,
-        "move": repair.move,
-        "purge": repair.purge,
-        "pause": repair.pause,
-        "resume": repair.resume,
-        "sweep": repair.sweep,
-        "prune": repair.prune,
-        "fsck": repair.fsck,
-    },
+    "Repair": dict.fromkeys(("requeue", "move", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"),
 }
 
 
-class _Grouped(TyperGroup):
-    """A group whose help lists the commands under their headings."""
+class _AsGiven:
+    """Takes text, and what nobody gave, as it is; typer's own converter, which does the rest, imports pydantic.
+
+    That alone takes longer than to send a message.
+    """
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value of a parameter as its command wants it."""
+        kind = param.type_descriptor
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if kind.parameter_info.parser is not None:
+            return kind.parameter_info.parser(value)
+        if kind.annotation is str or value is param.default:
+            return value
+        if kind.annotation == list[str]:
+            return list(value)
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+class _Quick:
+    """What all commands have in common: no parameter waits for a converter that it does not need."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            param._runtime_param = _AsGiven()  # where typer keeps the converter, once a value has needed it
+        return params
+
+
+class _Single(_Quick, TyperCommand):
+    """One command."""
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name; each is imported and built when it is asked for, so that one does not wait for all."""
+
+    def __init__(self) -> None:
+        self._homes = {name: home for group in COMMANDS.values() for name, home in group.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        found = getattr(import_module(f".{self._homes[name]}", __package__), name)
+        if isinstance(found, typer.Typer):
+            return get_command(found)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name, cls=_Single)(found)
+        return get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+class _Grouped(_Quick, TyperGroup):
+    """All commands; its help lists them under their headings."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Commands()  # type: ignore[assignment]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        headings: dict[str, list[tuple[str, str]]] = {}
         widest = max(map(len, self.commands))
-        for name, command in self.commands.items():
-            rows = headings.setdefault(str(getattr(command, "rich_help_panel", None) or "Commands"), [])
-            rows.append((name.ljust(widest), command.get_short_help_str(formatter.width - widest - 6)))
-        for heading, rows in headings.items():
+        room = formatter.width - widest - 6
+        for heading, group in COMMANDS.items():
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl(
+                    [(name.ljust(widest), self.commands[name].get_short_help_str(room)) for name in group]
+                )
 
 
 def _version(wanted: bool) -> None:
@@ -103,13 +140,6 @@ def build() -> typer.Typer:
     """Return the application with all of its commands."""
     app = typer.Typer(name="dropq", cls=_Grouped, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(_dropq)
-    config = typer.Typer(help="Tell what configuration says, and check it.", no_args_is_help=True)
-    config.command("show")(setup.config_show)
-    config.command("check")(setup.config_check)
-    for heading, commands in COMMANDS.items():
-        for name, function in commands.items():
-            app.command(name, rich_help_panel=heading)(function)
-    app.add_typer(config, name="config", rich_help_panel="Set-up")
     return app
 
 

@@ -172,6 +172,16 @@ def delete(
     return OK
 
 
+config = typer.Typer(
+    name="config",
+    help="Tell what configuration says, and check it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@config.command("show")
 def config_show(
     ctx: typer.Context,
     queue: QueueName,
@@ -198,6 +208,7 @@ def config_show(
     shell.show(records(), ("key", "value", "source"))
 
 
+@config.command("check")
 def config_check(
     ctx: typer.Context,
     files: Annotated[
