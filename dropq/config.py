@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date, datetime
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dropq import durations
 from dropq.durations import format_duration, parse_duration
@@ -88,8 +88,7 @@ _MOST = 2**31 - 1
 # The kinds of values. What reads one raises ValueError: with what is allowed, or bare where its kind says that.
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What values a key takes: how one is read, what an error says is allowed, and how one is written."""
 
     read: Callable[[Any], object]
@@ -417,8 +416,7 @@ class Setting:
         return _toml_value(self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
+class _Given(NamedTuple):
     """A value as somebody gave it: how they spelt the key, and where."""
 
     value: object

@@ -15,23 +15,24 @@ from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from dropq import admin, names, storage
+from dropq import names, storage
 from dropq.config import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, LeaseLost, NoSuchMessage
-from dropq.filters import check_chooses
 from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignoring
 from dropq.lifecycle import Lifecycle, Waiting
 from dropq.message import Duration, Message, utc
 from dropq.opening import find_layout, open_queue
 from dropq.producer import Producer
 from dropq.ready import Ready, matching
-from dropq.subscription import Subscription, held_here
-from dropq.sweep import SweepReport, sweep
 
+# What sends and counts is imported here; the rest by the verbs that need it, so that a shell's `send` does not wait.
 if TYPE_CHECKING:
+    from dropq.admin import Outcome
     from dropq.fsck import Finding
     from dropq.root import Root
+    from dropq.subscription import Subscription
+    from dropq.sweep import SweepReport
 
 #: States in which `find` looks for a message, in this order.
 SEARCHED = ("target", "processing", "delayed", "error", "expired", "processed")
@@ -140,7 +141,11 @@ class Queue(Producer):
             ConfigError: a detached subscription without a lease.
             InvalidFilter: the filter cannot be read, or is empty.
         """
+        from dropq.subscription import Subscription
+
         if filter is not None:
+            from dropq.filters import check_chooses
+
             check_chooses(filter)
         if max_backlog is not None and max_backlog < 1:
             raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
@@ -185,6 +190,8 @@ class Queue(Producer):
         Raises:
             LeaseLost: there is no such claim.
         """
+        from dropq.subscription import held_here
+
         life = self.life
         claim, _ = names.split_claim(receipt)
         if claim is None or not claim.ours or "/" in receipt or "\0" in receipt:
@@ -350,7 +357,7 @@ class Queue(Producer):
 
     def requeue(
         self, ids: Iterable[str] | None = None, *, state: str = "error", filter: str | None = None
-    ) -> list[admin.Outcome]:
+    ) -> list[Outcome]:
         """Move messages back into target/ as if they were new; return what became of each.
 
         Args:
@@ -358,6 +365,8 @@ class Queue(Producer):
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims.
             filter: a JMS selector: only what it matches.
         """
+        from dropq import admin
+
         return list(admin.requeue(self, ids=ids, state=state, filter=filter))
 
     @_telling("the sweep did not come to its end: the next one goes on")
@@ -375,6 +384,8 @@ class Queue(Producer):
             unleased_older_than: also return claims without lease and known holder that are so old.
             jobs_older_than: also drop jobs that were not committed and had no activity for so long.
         """
+        from dropq.sweep import sweep
+
         return sweep(
             self.life,
             foreign_older_than=_seconds(foreign_older_than),

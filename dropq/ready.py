@@ -23,7 +23,6 @@ from operator import itemgetter
 from zlib import crc32
 
 from dropq import names, storage
-from dropq.filters import compile_filter, for_name
 from dropq.lifecycle import Waiting
 from dropq.sidecars import Sidecars
 
@@ -236,6 +235,8 @@ def matching(filter: str, sidecars: Sidecars, state: str = "target") -> Callable
     Raises:
         InvalidFilter: it cannot be read.
     """
+    from dropq.filters import compile_filter, for_name  # few ask for one
+
     compiled = compile_filter(filter)
     waits = state in ("target", "delayed")
 

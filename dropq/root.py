@@ -9,9 +9,9 @@ import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dropq import names, staging, storage
+from dropq import names, storage
 from dropq.config import RootConfig, load_root, toml_text, validate_options
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError
 from dropq.layout import FOLDERS, INCOMING, KEEPER, QueueLayout, RootLayout
@@ -20,7 +20,9 @@ from dropq.opening import group_number
 from dropq.queue import Queue
 from dropq.sidecars import collect
 from dropq.storage import Clock, ServerClock, Storage, storage_error, telling
-from dropq.sweep import SweepReport
+
+if TYPE_CHECKING:
+    from dropq.sweep import SweepReport
 
 log = logging.getLogger("dropq")
 
@@ -165,6 +167,8 @@ class Root:
             NoSuchQueue: there is no such queue.
             StorageError: messages wait in it, or it cannot be removed; it stays as it was.
         """
+        from dropq import staging
+
         queue = self.queue(name)
         layout = queue.layout
         if not force:
@@ -203,6 +207,8 @@ class Root:
 
     def _restore_if_unsettled(self, name: str, gone: QueueLayout, home: str, store: Storage) -> None:
         """RACE: a send that returned before the rename is not lost: the queue comes back."""
+        from dropq import staging
+
         try:
             for folder in (gone.target, gone.delayed, gone.processing):
                 store.unlink(f"{folder}/{KEEPER}")
@@ -237,6 +243,8 @@ class Root:
         Raises:
             ConfigError, StorageError: of the first queue that cannot be swept, once all others are.
         """
+        from dropq.sweep import SweepReport
+
         report = SweepReport()
         errors: list[DropqError] = []
         for queue in self.queues():
@@ -262,6 +270,8 @@ class Root:
         Raises:
             StorageError: the file system refuses; the next sweep goes on.
         """
+        from dropq.sweep import SweepReport
+
         with telling("the queues are swept; the next sweep goes on with what is the root's"):
             self._undo_cut_short_deletes()
             return SweepReport(sidecars=collect(self.layout.path, self.layout.meta, Storage(), self.clock))
