@@ -19,7 +19,7 @@ from dropq import names, storage
 from dropq.config import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, LeaseLost, NoSuchMessage
-from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignoring
+from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignored_ends, ignoring
 from dropq.lifecycle import Lifecycle, Waiting
 from dropq.message import Duration, Message, utc
 from dropq.opening import find_layout, open_queue
@@ -320,16 +320,9 @@ class Queue(Producer):
 
     @_telling("nothing was changed")
     def counts(self) -> dict[str, int]:
-        """Return how many messages lie in each state, by their names alone."""
-        ignored = ignoring(self.config.ignore)
-        return {
-            state: sum(
-                1
-                for entry in storage.entries(self.layout.folder(state))
-                if not ignored(entry.name) and storage.is_message_file(entry)
-            )
-            for state in (*FOLDERS, "delayed")
-        }
+        """Return how many messages lie in each state, by one listing of each folder."""
+        patterns = self.config.ignore
+        return {state: _count(self.layout.folder(state), patterns) for state in (*FOLDERS, "delayed")}
 
     @_telling("nothing was changed")
     def stats(self) -> dict[str, StateStats]:
@@ -426,6 +419,17 @@ class Queue(Producer):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _count(folder: str, patterns: tuple[str, ...]) -> int:
+    ignored, ends = ignoring(patterns), ignored_ends(patterns)
+    return sum(
+        1
+        for entry in storage.entries(folder)
+        if (name := entry.name)[0] != "."
+        and not ((ends is None or name[-1] in ends) and ignored(name))
+        and storage.is_message_file(entry)
+    )
 
 
 def _seconds(period: Duration | None) -> float | None:

@@ -980,13 +980,41 @@ def test_help_is_quick(root: Root) -> None:
     assert best < 0.6, f"dropq --help took {best:.2f} s; 0.3 s is the aim, on a machine that does nothing else"
 
 
-def test_help_imports_nothing_heavy() -> None:
+def imported(*argv: str) -> set[str]:
+    """The packages that a command line imports."""
     script = (
-        "import sys; from dropq.cli.main import main; main(['--help']); "
-        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+        "import sys; from dropq.cli.main import main; code = main(sys.argv[1:]); "
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
-    assert not {"pydantic", "rich", "filelock", "watchdog", "pyspark"} & set(done.stderr.decode().split())
+    done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, check=True, timeout=60)
+    return set(done.stderr.decode().split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert not {"pydantic", "rich", "filelock", "watchdog", "pyspark"} & imported("--help")
+
+
+def test_a_command_of_a_script_imports_nothing_heavy(root: Root, tmp_path: Path) -> None:
+    root.create_queue("own", lease_period="5m", durability="none")
+    (tmp_path / "body").write_bytes(b"x")
+    for argv in (["send", "own", str(tmp_path / "body")], ["ls"]):
+        found = imported("--root", str(root.path), *argv)
+        assert not {"pydantic", "rich", "filelock", "watchdog", "pyspark"} & found, argv
+    for argv in (["receive", "own", "--lease", "1m"], ["health"], ["browse", "own"]):
+        found = imported("--root", str(root.path), *argv)
+        assert not {"pydantic", "rich", "watchdog", "pyspark"} & found, argv
+
+
+def test_text_is_taken_as_it_is_and_the_rest_is_converted(run: Run, q: Queue) -> None:
+    assert run("send", "q", "-p", "a=1", "-p", "b:I=2", "--priority", "7", input=b"x").code == 0
+    (message,) = q.browse()
+    assert (message.priority, dict(message.properties)) == (7, {"a": "1", "b": 2})
+    wrong = run("send", "q", "--priority", "high", input=b"x")
+    assert wrong.code == 2 and "'--priority'" in wrong.err and "integer" in wrong.err
+    wrong = run("receive", "q", "--wait", "soon")
+    assert wrong.code == 2 and "'--wait'" in wrong.err and "500ms" in wrong.err
+    assert run("receive", "q", "--nosuch").code == 2
+    assert "Did you mean 'send'" in run("sned", "q").err
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(root: Root, q: Queue) -> None:

@@ -1331,6 +1331,14 @@ def test_what_is_no_message_is_passed_over(make: Make) -> None:
     assert len(os.listdir(target)) == 9
 
 
+@pytest.mark.parametrize("patterns", [["*.tmp"], ["wip-*", "*.swp"], ["a?", "_done"], ["*[ab]"], []])
+def test_what_is_counted_is_what_is_browsed_whatever_is_ignored(make: Make, patterns: list[str]) -> None:
+    queue = make(ignore=patterns)
+    for name in ("x.tmp", "wip-1", "y.swp", "a1", "_done", "4.za", "tmp", ".hidden"):
+        (base(queue) / "target" / name).write_bytes(b"x")
+    assert queue.counts()["target"] == len(list(queue.browse()))
+
+
 def test_ignore_is_configured(make: Make) -> None:
     queue = make(ignore=["*.swp", "wip-*"])
     for name in ("a.swp", "wip-b", "c.tmp"):
