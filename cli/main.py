@@ -33,7 +33,8 @@ COMMANDS = {
 class _AsGiven:
     """Takes text, and what nobody gave, as it is; typer's own converter, which does the rest, imports pydantic.
 
-    That alone takes longer than to send a message.
+    That alone takes longer than to send a message. It stands where typer keeps its converter, which is no promise of
+    typer's: a typer that keeps none there converts everything by itself.
     """
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -57,7 +58,8 @@ class _Quick:
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
-            param._runtime_param = _AsGiven()  # where typer keeps the converter, once a value has needed it
+            if hasattr(param, "_runtime_param") and hasattr(param, "get_runtime_param"):
+                param._runtime_param = _AsGiven()
         return params
 
 

@@ -425,10 +425,9 @@ def _count(folder: str, patterns: tuple[str, ...]) -> int:
     ignored, ends = ignoring(patterns), ignored_ends(patterns)
     return sum(
         1
-        for entry in storage.entries(folder)
-        if (name := entry.name)[0] != "."
-        and not ((ends is None or name[-1] in ends) and ignored(name))
-        and storage.is_message_file(entry)
+        for files in storage.files_in(folder)
+        for name in files
+        if name[0] != "." and not ((ends is None or name[-1] in ends) and ignored(name))
     )
 
 

@@ -36,8 +36,6 @@ DEPTH = 100_000
 OLDEST_EACH = 32
 #: Order keys that are kept for names that do not tell their time; beyond it they are looked up again.
 ARRIVALS_LIMIT = 100_000
-#: Names that are listed between two looks at how many have been kept.
-CHUNK = 4096
 
 #: Names of one priority; of those that do not tell their time, what they are offered as.
 _Group = Sequence[str | Waiting]
@@ -134,7 +132,7 @@ class Ready:
         others: list[_Keyed] = []
         seen: dict[tuple[str, int], int] = {}
         with storage.listing(self._folder) as entries:
-            while chunk := list(islice(entries, CHUNK)):
+            while chunk := list(islice(entries, storage.CHUNK)):
                 files = storage.message_files(chunk)
                 ours = [*filter(self._is_ours, files)] if self._looks_closely else files
                 odd = first.add(ours)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cache
+from itertools import islice
 from types import TracebackType
 from typing import IO, Any, Protocol, TypeVar
 
@@ -48,6 +49,8 @@ DRAIN_LIMIT = 10.0
 PROOFS = 5
 #: How deeply what is read as JSON may be nested.
 DEPTH = 50
+#: Entries of a folder that are looked at together.
+CHUNK = 4096
 #: Bytes that one read of a body asks for.
 READ_SIZE = 1 << 16
 #: Threads that share a long list of renames: one does its Python while the other is in the kernel, which makes no two
@@ -810,6 +813,17 @@ def names_in(folder: str) -> frozenset[str]:
         return frozenset(os.listdir(folder))
     except FileNotFoundError:
         return frozenset()
+
+
+def files_in(folder: str) -> Iterator[list[str]]:
+    """Yield the names of the regular files in a folder, so many at a time; one that is not there is empty."""
+    try:
+        found = listing(folder)
+    except FileNotFoundError:
+        return
+    with found as entries:
+        while chunk := list(islice(entries, CHUNK)):
+            yield message_files(chunk)
 
 
 def message_files(entries: Sequence[os.DirEntry[str]]) -> list[str]:

@@ -11,7 +11,7 @@ from helpers import drop, make_queue
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dropq import Queue, Subscription, names, ready
+from dropq import Queue, Subscription, names, ready, storage
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.ready import Ready
@@ -61,7 +61,7 @@ def test_a_bounded_view_offers_the_first_of_all_in_order(
     assert sorted(everything) == sorted(files)
     bounded = view(queue, depth)
     with monkeypatch.context() as patch:
-        patch.setattr(ready, "CHUNK", chunk)
+        patch.setattr(storage, "CHUNK", chunk)
         for _ in range(2):  # the second listing knows names of the first
             bounded.refresh()
             assert offered(bounded) == everything[:depth]
