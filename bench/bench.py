@@ -44,7 +44,7 @@ SELDOM = 3
 #: Queues whose claims that came too late are counted.
 COUNTED = (Raw, Dropq, DropqLease)
 #: Parts that other scripts measure, which print a line of JSON for each row.
-SCRIPTS = ("waking", "startup")
+SCRIPTS = ("calls", "waking", "startup")
 
 Row = dict[str, Any]
 

@@ -1,0 +1,163 @@
+"""Measure where the time of a message goes, call by call: what the system calls take, and what is left for Python.
+
+Messages are sent one after the other, and then each is received, read and acknowledged, as a consumer does it. A clock
+stands around each verb and around each system call within, and what the clocks take is taken off. What the calls do
+not take is Python's: dropq's own code, which runs with cold caches between two calls of the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dropq
+from bench import scratch
+from dropq import storage
+
+BODY = bytes(1024)
+#: What is looked at: the calls that dropq makes for a message. Of a rename that replaces nothing there is another name.
+CALLS = ("open", "write", "fsync", "close", "rename", "read", "lstat", "scandir")
+#: How often a call is made for a message at the least, to be told: a listing serves many.
+OFTEN = 0.5
+
+
+class Clock:
+    """Adds up how long calls take, and how many there were, by verb and call."""
+
+    def __init__(self) -> None:
+        self.took: Counter[tuple[str, str]] = Counter()
+        self.count: Counter[tuple[str, str]] = Counter()
+        self.verb = ""
+
+    def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call that is timed."""
+        took, count, now = self.took, self.count, time.perf_counter_ns
+
+        def timed(*args: Any, **options: Any) -> Any:
+            before = now()
+            try:
+                return call(*args, **options)
+            finally:
+                took[self.verb, name] += now() - before
+                count[self.verb, name] += 1
+
+        return timed
+
+    @contextmanager
+    def around_system_calls(self) -> Iterator[None]:
+        """Time the system calls that dropq makes meanwhile."""
+        kept = storage.os, storage._renameat2
+
+        class Stand:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(os, name)
+
+        stand = Stand()
+        for name in CALLS:
+            setattr(stand, name, self.around(name, getattr(os, name)))
+        storage.os = stand  # type: ignore[assignment]
+        if kept[1] is not None:
+            storage._renameat2 = self.around("renameat2", kept[1])  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            storage.os, storage._renameat2 = kept
+
+    def own_cost(self) -> tuple[float, float]:
+        """Return the nanoseconds that a clock adds to what it measures, and to what it stands in."""
+        nothing, times = self.around("nothing", lambda: None), 20_000
+        before = time.perf_counter_ns()
+        for _ in range(times):
+            nothing()
+        around = (time.perf_counter_ns() - before) / times
+        within = self.took.pop((self.verb, "nothing")) / self.count.pop((self.verb, "nothing"))
+        return within, around - within
+
+
+def life(base: str, durability: str, messages: int) -> Clock:
+    """Send, then receive, read and acknowledge so many messages; time the verbs, and the system calls within."""
+    clock = Clock()
+    with (
+        scratch(base) as folder,
+        dropq.Root.create(folder).create_queue("q", durability=durability) as queue,
+        queue.subscribe() as subscription,
+    ):
+        verbs: dict[str, Callable[..., Any]] = {
+            "send": queue.send,
+            "receive": subscription.receive,
+            "body": lambda message: message.body,
+            "ack": lambda message: message.ack(),
+        }
+        timed = {verb: clock.around("", call) for verb, call in verbs.items()}
+
+        def run(verb: str, *args: Any) -> Any:
+            clock.verb = verb
+            return timed[verb](*args)
+
+        with clock.around_system_calls():
+            work(run, messages)
+        assert queue.counts()["processed"] == messages
+    return clock
+
+
+def work(run: Callable[..., Any], messages: int) -> None:
+    """Let messages live."""
+    for _ in range(messages):
+        run("send", BODY)
+    while (message := run("receive")) is not None:
+        run("body", message)
+        run("ack", message)
+
+
+def rows(place: str, base: str, durability: str, messages: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each verb: what it takes, what each call takes of that, and what is left."""
+    within, around = Clock().own_cost()
+    clocks = [life(base, durability, messages) for _ in range(rounds)]
+
+    def median(microseconds: Callable[[Clock], float]) -> float:
+        return round(statistics.median(microseconds(clock) / messages / 1000 for clock in clocks), 1)
+
+    for verb in ("send", "receive", "body", "ack"):
+        counts = {name: count / messages for (of, name), count in clocks[-1].count.items() if of == verb and name}
+        counts = {name: count for name, count in counts.items() if count >= OFTEN}
+
+        def call(clock: Clock, name: str, verb: str = verb) -> float:
+            return clock.took[verb, name] - within * clock.count[verb, name]
+
+        def rest(clock: Clock, verb: str = verb) -> float:
+            calls = [(name, count) for (of, name), count in clock.count.items() if of == verb and name]
+            return call(clock, "", verb) - sum(clock.took[verb, name] + around * count for name, count in calls)
+
+        each = {name: median(lambda clock, name=name: call(clock, name)) for name in counts}  # type: ignore[misc]
+        row = {"what": verb, "on": place, "durability": durability, "rest_us": median(rest)}
+        yield row | {"calls": {name: round(count) for name, count in counts.items()}, "calls_us": each}
+
+
+def main() -> int:
+    """Print a line of JSON for each verb, place and durability."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--messages", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tmpfs", default="/dev/shm", metavar="DIR")
+    parser.add_argument("--disk", default=".", metavar="DIR")
+    given = parser.parse_args()
+    for place, base, durability, messages in (
+        ("tmpfs", given.tmpfs, "none", given.messages),
+        ("disk", given.disk, "none", given.messages),
+        ("disk", given.disk, "full", max(given.messages // 10, 1)),
+    ):
+        for row in rows(place, base, durability, messages, given.rounds):
+            print(json.dumps(row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
