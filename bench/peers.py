@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import dropq
-from dropq.message import ack_all
 
 #: How a new file is opened.
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -314,7 +313,8 @@ class DropqMany(Dropq):
         subscription = self.subscribed()
         while messages := subscription.receive_many(BULK):
             bodies = [message.body for message in messages]
-            acknowledge(messages)
+            if gone := subscription.ack_many(messages):
+                raise RuntimeError(f"{len(gone)} claims were gone, of {len(messages)}")
             yield from bodies
 
 
@@ -324,13 +324,6 @@ class DropqManyFull(DropqMany):
     name = "dropq, full, by the thousand"
     like = RawManyFull.name
     options: ClassVar[dict[str, Any]] = {"durability": "full"}
-
-
-def acknowledge(messages: list[dropq.Message]) -> None:
-    """Acknowledge messages together; a claim that is gone would be a message that another has too."""
-    gone = ack_all(messages)
-    if gone:
-        raise RuntimeError(f"{len(gone)} claims were gone, of {len(messages)}")
 
 
 # -- what PyPI has ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import string
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -25,7 +25,7 @@ from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
-from dropq.message import Duration, Message
+from dropq.message import Duration, Message, ack_all
 from dropq.ready import DEPTH, MAX_AGE, Ready
 from dropq.storage import storage_error, telling
 from dropq.sweep import QuickSweep, held_by
@@ -179,6 +179,17 @@ class Subscription:
             log.warning("receive_many: %d of %d: %s", len(messages), n, error)  # what was claimed is the caller's
         return messages
 
+    def ack_many(self, messages: Iterable[Message]) -> list[Message]:
+        """Acknowledge messages that it received; all of them are final when this returns, made durable by one sync.
+
+        Returns:
+            Those whose claims were gone, of which nothing was changed.
+
+        Raises:
+            StorageError: one could not be moved, and stays held, as those after it; or what was moved is not durable.
+        """
+        return ack_all(messages)
+
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they come, for ever."""
         while (message := self.receive(None)) is not None:
@@ -243,7 +254,8 @@ class Subscription:
 
     def _sweep_on_the_way(self) -> None:
         try:
-            self._sweep.run()
+            # The dead who hold nothing are cleared away while they would have turns.
+            self._sweep.run(idle=time.monotonic() < self._shares_until)
         except (OSError, DropqError) as error:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
             log.warning("queue %s was not swept: %s", self._queue.name, storage.told(error))

@@ -1149,6 +1149,25 @@ def test_send_many_syncs_folders_once_a_batch(tmp_path: Path, monkeypatch: pytes
     assert calls == [*["fsync working/*"] * 5, *["rename working/* target/*"] * 5, "fsync target", "fsync working"]
 
 
+def test_ack_many_syncs_folders_once_and_tells_whose_claims_were_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path, durability="full")
+    queue.send_many([b"a", b"b", b"c"])
+    with queue.subscribe(max_backlog=None) as subscription:
+        messages = subscription.receive_many(3)
+        os.rename(messages[1].path, base(queue) / "target" / messages[1].name)  # somebody returned it
+        seen = RecordingOs().record(monkeypatch)
+        assert subscription.ack_many(messages) == [messages[1]]
+        assert seen.briefly(CALLS, base(queue)) == [
+            *["rename processing/* processed/*"] * 2,
+            "fsync processed",
+            "fsync processing",
+        ]
+        assert subscription.held == ()
+    assert where(queue) == {"target": [b"b"], "processed": [b"a", b"c"]}
+
+
 @pytest.mark.parametrize("durability", ["none", "file", "full"])
 def test_what_is_sent_by_the_hundred_is_synced_as_a_whole_before_the_first_of_it_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str

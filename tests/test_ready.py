@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -184,6 +185,20 @@ def test_a_consumer_that_nobody_gets_in_the_way_of_keeps_to_the_order(queue: Que
             received.append(message.id)
             message.ack()
     assert received == sent
+
+
+def test_a_dead_consumer_has_no_turns_for_long(queue: Queue) -> None:
+    dead = queue.subscribe()
+    assert dead._presence is not None
+    dead._presence.abandon()
+    queue.send_many([b"a"] * 200)
+    subscriptions = [queue.subscribe(), queue.subscribe()]
+    drained(subscriptions, acknowledge)
+    assert len(os.listdir(queue.layout.consumers)) == 3
+    queue.send_many([b"b"] * 200)
+    subscriptions[0]._sweep.again = subscriptions[0]._attend_at = 0.0  # a second later
+    drained(subscriptions, acknowledge)
+    assert len(os.listdir(queue.layout.consumers)) == 2
 
 
 def test_an_urgent_message_goes_first_also_when_it_is_another_consumers_turn(
