@@ -175,7 +175,7 @@ class Job:
             self.abort()
             return 0
         try:
-            finish(self._life, self.folder)
+            finish(self._life, self.folder, cut_short=False)
             for folder in self._dropped():
                 finish(self._life, folder)  # RACE: a sweep dropped the job as it was committed
             known = storage.exists(_ledger_entry(self._life, self._key))  # whoever finishes a job leaves it
@@ -338,10 +338,15 @@ def _sent_of(life: Lifecycle, row: str) -> list[int]:
     return [int(match[2]) for match in found if match and match[1] == row]
 
 
-def finish(life: Lifecycle, folder: str) -> bool:
+def finish(life: Lifecycle, folder: str, *, cut_short: bool = True) -> bool:
     """Roll a committed job forward and remove its folder; False where it has no manifest.
 
     RACE: any number of processes may do this at once. A rename that finds nothing was done by another.
+
+    Args:
+        life: the queue's lifecycle.
+        folder: the job's folder.
+        cut_short: it may have been begun before, maybe before a power cut.
     """
     manifest = _manifest(folder)
     if manifest is None:
@@ -351,12 +356,23 @@ def finish(life: Lifecycle, folder: str) -> bool:
     except FileNotFoundError:
         return False  # RACE: somebody else took the folder away, and finishes it
     listed = _listed(manifest, folder)
+    if cut_short:
+        _remove_what_was_sent(life, folder, listed)
     life.storage.sync(*sorted(_send_all(life, folder, listed)))
     life.storage.make_folder(life.layout.ledger)
     entry = _ledger_entry(life, _key(os.path.basename(folder)))
     life.storage.write_small(entry, json.dumps({"job": manifest.get("job")}).encode())
     _remove(life, folder, listed)
     return True
+
+
+def _remove_what_was_sent(life: Lifecycle, folder: str, listed: Mapping[str, list[str]]) -> None:
+    """Remove the old names of files that were sent before a power cut."""
+    for attempt, files in listed.items():
+        for file in files:
+            path = f"{folder}/{attempt}/{file}"
+            if storage.came_back(path):
+                life.storage.unlink(path)
 
 
 def _send_all(life: Lifecycle, folder: str, listed: Mapping[str, list[str]]) -> set[str]:

@@ -70,8 +70,9 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 #: Without O_NONBLOCK a fifo that lies under a name of ours would keep who opens it.
 _TOUCH = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-#: File systems on which one call syncs all of it.
-_SYNCED_WHOLE = frozenset({"ext4", "xfs", "btrfs", "tmpfs"})
+#: File systems on which one call syncs all of it. On btrfs it does, but a file that is renamed after that may have both
+#: names after a power cut, until both folders are synced; a file that was synced by itself has one.
+_SYNCED_WHOLE = frozenset({"ext4", "xfs", "tmpfs"})
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 #: What one answers that never replaces a file, of a name that is taken: HDFS, and others that are stores beneath.
 _TAKEN = frozenset({errno.EEXIST, errno.EIO})
@@ -951,6 +952,25 @@ def is_reservation(status: os.stat_result) -> bool:
 def inode(path: str) -> int:
     """Return a file's inode number."""
     return os.lstat(path).st_ino
+
+
+def came_back(path: str) -> bool:
+    """Tell whether a file is only there because a power cut brought its old name back: it has a newer one.
+
+    btrfs does that to a rename of which only the folder that it led to was synced. Elsewhere the number of a file's
+    names is not trusted: a file system may count as it likes.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return found.st_nlink > 1 and _keeps_old_names(found.st_dev, os.path.dirname(path))
+
+
+@cache
+def _keeps_old_names(device: int, folder: str) -> bool:
+    mount = mount_of(folder)
+    return mount is not None and mount.kind == "btrfs"
 
 
 def exists(path: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from helpers import Clock, base, files, make_queue, until
+from helpers import Clock, base, files, make_queue, take, until
 
 from dropq import DropqError, NoSuchQueue, Queue, Root, StorageError, staging, storage
 from dropq.staging import Epoch, Job, Staged
@@ -363,6 +363,26 @@ def test_two_drivers_of_one_job_id_send_one_of_the_two(tmp_path: Path) -> None:
         if not acted:
             break
     assert seen == {0, len(ALL)}
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "ext4"])
+def test_a_job_that_a_power_cut_brought_back_under_old_names_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(storage, "_keeps_old_names", lambda device, folder: kind == "btrfs")
+    queue = make_queue(tmp_path)
+    job = Job(queue.life, "job")
+    staged = stage(queue, job, [b"1", b"2", b"3", b"4"])
+    assert job._write_manifest(staged)
+    listed = [(Path(job.folder, one.attempt), file) for one in staged for file in one.files]
+    for folder, file in listed[1:]:  # the first is still to be sent
+        os.link(folder / file, Path(queue.layout.target, file))
+    take(queue).ack()  # one moved on
+    staging.sweep(queue.life)
+    once = sorted([*sent(queue), *files(Path(queue.layout.processed)).values()])
+    assert (once == [b"1", b"2", b"3", b"4"]) == (kind == "btrfs")
+    assert {b"1", b"2", b"3", b"4"} <= {*once}
+    assert working(queue) == []
 
 
 @pytest.mark.parametrize("durability", ["none", "full"])
