@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import cache
 from itertools import islice
 from types import TracebackType
 from typing import IO, Any, Protocol, TypeVar
@@ -256,11 +255,11 @@ def sync_whole(fd: int, path: str) -> None:
         raise OSError(number, os.strerror(number), path)
 
 
-@cache
-def _can_sync_whole(device: int, path: str) -> bool:
+def _can_sync_whole(path: str) -> bool:
     """Tell whether one call syncs all that was written to a file system, and tells of what failed.
 
-    FUSE does not pass the call on, others are not known to, and before 5.8 the kernel kept errors to itself.
+    FUSE does not pass the call on, others are not known to, and before 5.8 the kernel kept errors to itself. It is
+    found out each time, which costs less than a sync: a device's number may be another file system's later.
     """
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     tells = release is not None and (int(release[1]), int(release[2])) >= (5, 8)
@@ -367,7 +366,7 @@ class Storage:
         Yields:
             Whether each is to be synced as it is written. Else its file system is synced as a whole at the end.
         """
-        if not self.syncs_files or count < SYNCED_TOGETHER or not _can_sync_whole(os.stat(folder).st_dev, folder):
+        if not self.syncs_files or count < SYNCED_TOGETHER or not _can_sync_whole(folder):
             yield True
             return
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # first: it is told of errors from now on
@@ -964,11 +963,10 @@ def came_back(path: str) -> bool:
         found = os.lstat(path)
     except FileNotFoundError:
         return False
-    return found.st_nlink > 1 and _keeps_old_names(found.st_dev, os.path.dirname(path))
+    return found.st_nlink > 1 and _keeps_old_names(os.path.dirname(path))
 
 
-@cache
-def _keeps_old_names(device: int, folder: str) -> bool:
+def _keeps_old_names(folder: str) -> bool:
     mount = mount_of(folder)
     return mount is not None and mount.kind == "btrfs"
 

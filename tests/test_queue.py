@@ -1172,7 +1172,7 @@ def test_ack_many_syncs_folders_once_and_tells_whose_claims_were_gone(
 def test_what_is_sent_by_the_hundred_is_synced_as_a_whole_before_the_first_of_it_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
-    monkeypatch.setattr(storage, "_can_sync_whole", lambda device, path: True)
+    monkeypatch.setattr(storage, "_can_sync_whole", lambda path: True)
     queue = make_queue(tmp_path, durability=durability)
     seen = RecordingOs().record(monkeypatch)
     queue.send_many([b"x"] * 100)
@@ -1185,7 +1185,7 @@ def test_what_is_sent_by_the_hundred_is_synced_as_a_whole_before_the_first_of_it
 def test_where_a_file_system_cannot_be_synced_as_a_whole_each_message_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "_can_sync_whole", lambda device, path: False)
+    monkeypatch.setattr(storage, "_can_sync_whole", lambda path: False)
     queue = make_queue(tmp_path, durability="file")
     seen = RecordingOs().record(monkeypatch)
     queue.send_many([b"x"] * 100)
@@ -1196,7 +1196,7 @@ def test_nothing_is_sent_of_what_could_not_be_synced_together(tmp_path: Path, mo
     def refused(fd: int, path: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
-    monkeypatch.setattr(storage, "_can_sync_whole", lambda device, path: True)
+    monkeypatch.setattr(storage, "_can_sync_whole", lambda path: True)
     monkeypatch.setattr(storage, "sync_whole", refused)
     queue = make_queue(tmp_path, durability="full")
     with pytest.raises(StorageError, match="the message was not sent"):
@@ -1218,7 +1218,9 @@ def test_which_file_systems_are_synced_as_a_whole(
 ) -> None:
     monkeypatch.setattr(storage, "mount_of", lambda path: Mount(kind))
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", release, "", "")))
-    assert storage._can_sync_whole.__wrapped__(1, "/anywhere") is can
+    assert storage._can_sync_whole("/anywhere") is can
+    monkeypatch.setattr(storage, "mount_of", lambda path: Mount("fuse.other"))
+    assert not storage._can_sync_whole("/anywhere")  # another one may be mounted there since
 
 
 def test_a_sidecar_is_durable_before_the_name_that_refers_to_it(

@@ -369,7 +369,7 @@ def test_two_drivers_of_one_job_id_send_one_of_the_two(tmp_path: Path) -> None:
 def test_a_job_that_a_power_cut_brought_back_under_old_names_is_not_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(storage, "_keeps_old_names", lambda device, folder: kind == "btrfs")
+    monkeypatch.setattr(storage, "_keeps_old_names", lambda folder: kind == "btrfs")
     queue = make_queue(tmp_path)
     job = Job(queue.life, "job")
     staged = stage(queue, job, [b"1", b"2", b"3", b"4"])
