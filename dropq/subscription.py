@@ -126,11 +126,11 @@ class Subscription:
         until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
         # Threads wait in turns: what ended one's wait may be for the next one, too, who looks when its turn comes.
         if self._turn.acquire(timeout=max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0)):
-            self._waits = True
+            waits, self._waits = self._waits, True  # a signal handler may receive while its own thread waits
             try:
                 return self._wait(news, until)
             finally:
-                self._waits = False
+                self._waits = waits
                 self._turn.release()
         return None
 

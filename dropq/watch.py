@@ -57,8 +57,6 @@ class Watch:
         self._pause = FIRST_PAUSE
         self._paused = 0.0
         self._bell, self._rope = _pipe(self)
-        self._poller = select.poll()
-        self._poller.register(self._bell, select.POLLIN)
 
     @property
     def events(self) -> bool:
@@ -74,8 +72,6 @@ class Watch:
             self._poll = not events_reach(self._folder)
             self._events = None if self._poll else _events(self._folder, self.wake)
             self._poll = self._events is None
-            if self._events is not None and self._events.fd is not None:
-                self._poller.register(self._events.fd, select.POLLIN)
         return self.events
 
     def begin(self) -> None:
@@ -102,12 +98,20 @@ class Watch:
             timeout = min(timeout, self._pause)
             self._pause = min(2 * self._pause, PAUSE)
             self._paused += timeout
-        told = [fd for fd, _ in self._poller.poll(max(timeout, 0) * 1000)]
+        told = [fd for fd, _ in self._poller().poll(max(timeout, 0) * 1000)]
         for fd in told:
             _empty(fd)
         if not told and self._events is not None:
             self._events.renew()
         return bool(told)
+
+    def _poller(self) -> select.poll:
+        """Return one of its own for each wait: a signal handler may wait while its own thread does."""
+        poller = select.poll()
+        poller.register(self._bell, select.POLLIN)
+        if self._events is not None and self._events.fd is not None:
+            poller.register(self._events.fd, select.POLLIN)
+        return poller
 
 
 def events_reach(folder: str, mounts: str = MOUNTS) -> bool:

@@ -164,6 +164,26 @@ def test_a_signal_handler_may_close_what_its_own_thread_waits_on(queue: Queue) -
 
 
 @pytest.mark.usefixtures("only_events")
+def test_a_signal_handler_may_receive_from_what_its_own_thread_waits_on(queue: Queue) -> None:
+    subscription = queue.subscribe()
+    inner: list[Message | None] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: inner.append(subscription.receive(0.01)))
+    try:
+
+        def interrupt() -> None:
+            until(lambda: watching(subscription), "it watches")
+            os.kill(os.getpid(), signal.SIGUSR1)
+            until(lambda: inner, "the handler has received")
+            subscription.close()  # the wait outside goes on, and is woken
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        assert subscription.receive(LONG) is None
+        assert inner == [None]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("only_events")
 def test_a_child_of_one_who_waits_has_events_of_its_own_and_takes_none_of_its_parents(queue: Queue) -> None:
     with queue.subscribe() as subscription:
         waiting = Waiting(subscription.receive)

@@ -113,7 +113,7 @@ def test_pauses_become_longer_and_are_short_again_for_a_new_wait(folder: Path, m
             asked.append(ms / 1000)
             return []
 
-    monkeypatch.setattr(watching, "_poller", Clock())
+    monkeypatch.setattr(watching, "_poller", Clock)
     for _ in range(10):
         watching.wait(LONG)
     assert asked == sorted(asked) and asked[0] < 0.01 and asked[-1] == PAUSE
