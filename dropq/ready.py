@@ -2,23 +2,23 @@
 
 A listing serves many claims, because a listing for each claim would cost the square of what waits. The view is as
 old as `MAX_AGE` at the most, so that an urgent newcomer is seen; with many messages waiting the age grows with
-what a listing costs, so that listing never takes more than about a tenth of the time. It holds the first `DEPTH`
-messages at the most, so that its memory does not grow with what waits.
+what a listing costs, so that listing never takes more than about a tenth of the time. It holds `DEPTH` messages at the
+most, so that its memory does not grow with what waits: the first of all, and when they are used up those behind them.
 
-Consumers that reach for the same files take turns: a hash of a message's name tells whose turn it is first, second, and
-so on. Each begins, within a priority, with what is its own first
-turn, and goes on with what those before it have left; and now and then it takes the oldest of all, so that what waits
-for the turn of a consumer that is busy, or dead, is passed over for a moment and not for ever.
+Consumers that reach for the same files share them: a hash of a message's name tells whose it is. Each begins, within a
+priority, with its own share, and goes on with what the others have left of theirs; and now and then it takes the oldest
+of theirs, so that the share of a consumer that is busy, or dead, is passed over for a moment and not for ever.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, groupby, islice
+from itertools import chain, count, groupby, islice
 from operator import itemgetter
 from zlib import crc32
 
@@ -34,17 +34,24 @@ LISTING_SHARE = 10
 DEPTH = 100_000
 #: Of so many messages that a consumer takes from its share, it takes one more from the others': the oldest there.
 OLDEST_EACH = 32
+#: In so many parts a consumer goes through the others' shares: two are seldom at one part at a time.
+PARTS = 64
 #: Order keys that are kept for names that do not tell their time; beyond it they are looked up again.
 ARRIVALS_LIMIT = 100_000
 
 #: Names of one priority; of those that do not tell their time, what they are offered as.
 _Group = Sequence[str | Waiting]
-_Keyed = tuple[tuple[int, str, str], str | Waiting]
+_Key = tuple[int, str, str]
+_Keyed = tuple[_Key, str | Waiting]
 
 #: The end of a plain name has a fixed length.
 _PLAIN_END = len(".0000000000000000-0000000000.B")
 #: A name with a generated id, whatever follows.
 _GENERATED = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT](?:\.|\Z)", re.ASCII).match
+#: The same of many names, each with a NUL behind it: at once, and without a way back.
+_ALL_GENERATED = re.compile(
+    r"(?:(?:0|-?[1-9]\d{0,8}+)\.\d{16}-\d{10}\.[MBSPOT](?:\.[^\0]*+)?+\0)*+", re.ASCII
+).fullmatch
 #: What such a name begins with: its priority, and its time as far as about a day.
 _BEGIN = re.compile(r"(0|-?[1-9]\d{0,8})\.(\d{5})", re.ASCII).match
 _key = itemgetter(0)
@@ -70,13 +77,15 @@ class Ready:
         self._folder = folder
         self._sidecars = sidecars
         self._ignored = ignored
-        self._depth = depth
+        self.depth = depth
         self._arrivals: dict[tuple[str, int], int] = {}
         self._kept: frozenset[str] = frozenset()
-        #: Whether names have been met that begin as ours do, and are others': each is looked at as it comes.
-        self._looks_closely = False
+        self._place = 0, 1
+        #: The key of the last message that the view had room for; None where it had room for all.
+        self._end: _Key | None = None
+        self._taken = count(1)
         self._pieces: Iterator[Iterator[Waiting]] = iter(())
-        self._listed_at = self._worn_at = 0.0
+        self._worn_at = 0.0
         #: What is left of the present piece of the view; each message is offered once a view.
         self.view: Iterator[Waiting] = iter(())
         #: When the view is too old to take from, on the monotonic clock.
@@ -94,7 +103,7 @@ class Ready:
 
     def clear(self) -> None:
         """Offer nothing until the next refresh."""
-        self.view, self._pieces = iter(()), iter(())
+        self.view, self._pieces, self._end = iter(()), iter(()), None
         self.fresh_until = self._worn_at = 0.0
 
     def refresh(self, rank: int = 0, consumers: int = 1) -> None:
@@ -103,10 +112,32 @@ class Ready:
         Raises:
             OSError: the folder cannot be listed.
         """
+        self._place = rank, consumers
+        self._show(behind=None)
+
+    def go_on(self) -> bool:
+        """Offer the next piece of the view, or else what lies behind it; False where nothing does.
+
+        A piece is what others left of a priority, or the next priority.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
+        piece = next(self._pieces, None)
+        if piece is not None:
+            self.view = piece
+            return True
+        if self._end is None:
+            return False
+        self._show(behind=self._end)
+        return True
+
+    def _show(self, *, behind: _Key | None) -> None:
         started = time.monotonic()
-        groups = self._listed()
+        groups = self._listed(behind)
+        rank, consumers = self._place
         if consumers > 1:
-            self._pieces = (piece for group in groups for piece in _shared_out(group, rank, consumers))
+            self._pieces = chain.from_iterable(_shared_out(group, rank, consumers, self._taken) for group in groups)
         else:
             self._pieces = iter((chain.from_iterable(map(_offered, groups)),))
         self.view = next(self._pieces, iter(()))
@@ -114,46 +145,40 @@ class Ready:
         self._worn_at = now + (now - started)
         self.fresh_until = now + max(MAX_AGE, LISTING_SHARE * (now - started))
 
-    def go_on(self) -> bool:
-        """Offer the next piece of the view: what others left of a priority, or the next priority; False at its end."""
-        piece = next(self._pieces, None)
-        if piece is None:
-            return False
-        self.view = piece
-        return True
-
     def waiting(self) -> Iterator[Waiting]:
         """List the folder; return what waits in order: priority descending, then time and sequence, then name."""
         return chain.from_iterable(map(_offered, self._listed()))
 
-    def _listed(self) -> Iterator[_Group]:
+    def _listed(self, behind: _Key | None = None) -> Iterator[_Group]:
         """List the folder; return what waits by priority, the highest first, each in order."""
-        first = _First(self._depth)
+        first = _First(self.depth, behind)
         others: list[_Keyed] = []
         seen: dict[tuple[str, int], int] = {}
         with storage.listing(self._folder) as entries:
             while chunk := list(islice(entries, storage.CHUNK)):
-                files = storage.message_files(chunk)
-                ours = [*filter(self._is_ours, files)] if self._looks_closely else files
-                odd = first.add(ours)
-                if ours is not files:
-                    odd = set(files).difference(ours)
+                odd = first.add(storage.message_files(chunk))
                 for entry in chunk if odd else ():
                     if entry.name in odd and not self._ignored(entry.name):
-                        others += self._other(entry, seen)
-                if self._depth and len(others) > 2 * self._depth:
-                    others = sorted(others, key=_key)[: self._depth]
-        kept = list(first.names())
-        if not self._looks_closely and not all(file in self._kept or self._is_ours(file) for file in kept):
-            self._looks_closely = True
-            return self._listed()
+                        others += (one for one in self._other(entry, seen) if behind is None or one[0] > behind)
+                if self.depth and len(others) > 2 * self.depth:
+                    others = sorted(others, key=_key)[: self.depth]
         self._arrivals = seen if len(seen) <= ARRIVALS_LIMIT else {}
-        self._kept = frozenset(kept)
-        groups: Iterator[_Group] = _merged(kept, others) if others else _by_priority(kept)
-        return groups if self._depth is None else _limited(groups, self._depth)
+        kept = list(first.names())
+        full = self.depth is not None and len(kept) + len(others) >= self.depth
+        ours = self._without_ignored(kept)
+        if not others:
+            self._end = _keyed(kept[-1])[0] if full else None
+            return _by_priority(ours)
+        keyed = sorted(chain(others, map(_keyed, kept)), key=_key)[: self.depth]
+        self._end = keyed[-1][0] if full else None
+        taken = (one for one in keyed if isinstance(one[1], Waiting) or one[1] in self._kept)
+        return ([item for _, item in alike] for _, alike in groupby(taken, key=_priority))
 
-    def _is_ours(self, file: str) -> bool:
-        return _GENERATED(file) is not None and not self._ignored(file)
+    def _without_ignored(self, files: list[str]) -> list[str]:
+        """Leave out names that have our form and are ignored all the same."""
+        kept = [file for file in files if file in self._kept or not self._ignored(file)]
+        self._kept = frozenset(kept)
+        return kept
 
     def _other(self, entry: os.DirEntry[str], seen: dict[tuple[str, int], int]) -> Iterator[_Keyed]:
         """Yield the key of a file whose name is not of our making, and maybe does not tell its time."""
@@ -177,16 +202,18 @@ class _First:
 
     Args:
         depth: how many; None for all.
+        behind: the key of what they come behind; None for the first of all.
     """
 
-    def __init__(self, depth: int | None) -> None:
+    def __init__(self, depth: int | None, behind: _Key | None = None) -> None:
         self._depth = depth
+        self._behind = behind
         self._bundles: dict[tuple[int, str], list[str]] = {}
         self._count = 0
         self._end: tuple[tuple[int, str], str] | None = None
 
     def add(self, files: list[str]) -> set[str]:
-        """Keep names; return those that are odd."""
+        """Keep names; return those that are odd, also where they only begin as the others do."""
         files.sort()
         odd: set[str] = set()
         at = 0
@@ -197,7 +224,11 @@ class _First:
                 at += 1
                 continue
             end = bisect_left(files, f"{found[0][:-1]}{chr(ord(found[0][-1]) + 1)}", at)
-            self._keep((-int(found[1]), found[2]), files[at:end])
+            alike = files[at:end]
+            if not _ALL_GENERATED("\0".join([*alike, ""])):
+                odd.update(file for file in alike if not _GENERATED(file))
+                alike = [file for file in alike if file not in odd]
+            self._keep((-int(found[1]), found[2]), alike)
             at = end
         if self._depth is not None and self._count > 2 * self._depth:
             self._cut(self._depth)
@@ -209,6 +240,9 @@ class _First:
         return chain.from_iterable(self._bundles.values())
 
     def _keep(self, bundle: tuple[int, str], files: list[str]) -> None:
+        if self._behind is not None and bundle <= (self._behind[0], self._behind[1][:5]):
+            same = bundle == (self._behind[0], self._behind[1][:5])
+            files = files[bisect_right(files, self._behind, key=lambda file: _keyed(file)[0]) :] if same else []
         if self._end is not None and bundle >= self._end[0]:
             files = files[: bisect_left(files, self._end[1])] if bundle == self._end[0] else []
         if files:
@@ -258,53 +292,51 @@ def _by_priority(files: list[str]) -> Iterator[_Group]:
         at = end
 
 
-def _merged(files: Sequence[str], others: list[_Keyed]) -> Iterator[_Group]:
-    """Sort all by their keys, where some names do not tell their time."""
-    keyed = others
-    for name in files:
-        priority, _, rest = name.partition(".")
-        keyed.append(((-int(priority), rest[:16], name), name))
-    keyed.sort(key=_key)
-    for _, alike in groupby(keyed, key=_priority):
-        yield [item for _, item in alike]
+def _keyed(file: str) -> _Keyed:
+    """Return a name that tells its time with the key that `names.order` gives to it."""
+    priority, _, rest = file.partition(".")
+    return (-int(priority), rest[:16], file), file
 
 
-def _limited(groups: Iterator[_Group], most: int) -> Iterator[_Group]:
-    for group in groups:
-        yield group[:most]
-        most -= len(group)
-        if most <= 0:
-            return
+def _shared_out(group: _Group, rank: int, consumers: int, taken: Iterator[int]) -> Iterator[Iterator[Waiting]]:
+    """Yield the messages of one priority: its own share, then the others' by parts; now and then the oldest of theirs.
 
-
-def _shared_out(group: _Group, rank: int, consumers: int) -> Iterator[Iterator[Waiting]]:
-    """Yield the messages of one priority by turns; now and then the oldest of those that are others' first turn."""
-    turns: dict[int, list[str | Waiting]] = {}
-    others = []
+    What was taken is counted from view to view: who takes few from each comes to the oldest too.
+    """
+    own: list[str | Waiting] = []
+    others: list[str | Waiting] = []
+    parts: dict[int, list[str | Waiting]] = {}
     for item in group:
-        turn = _turn(item if isinstance(item, str) else item.file, rank, consumers)
-        turns.setdefault(turn, []).append(item)
-        if turn:
+        number = _number(item if isinstance(item, str) else item.file)
+        if number % consumers == rank:
+            own.append(item)
+        else:
             others.append(item)
-    oldest = _offered(others)
+            parts.setdefault(number // consumers % PARTS, []).append(item)
+    in_turn = list(parts.values())
+    random.shuffle(in_turn)  # anew each time: who meets another in one part does not follow him to the next
+    begun: set[str] = set()
 
-    def begun(own: list[str | Waiting]) -> Iterator[Waiting]:
-        for number, waiting in enumerate(_offered(own), 1):
+    def once(items: _Group) -> Iterator[Waiting]:
+        for waiting in _offered(items):
+            if waiting.file not in begun:
+                begun.add(waiting.file)
+                yield waiting
+
+    oldest = once(others)
+
+    def with_oldest(items: _Group) -> Iterator[Waiting]:
+        for waiting in once(items):
             yield waiting
-            if number % OLDEST_EACH == 0:
+            if next(taken) % OLDEST_EACH == 0:
                 yield from islice(oldest, 1)
 
-    for turn in sorted(turns):
-        yield begun(turns[turn])
+    yield from map(with_oldest, [own, *in_turn] if own else in_turn)
 
 
-def _turn(file: str, rank: int, consumers: int) -> int:
-    """Return how many consumers may take a message before it is this one's turn, which the digits of a hash tell."""
-    number, turn = crc32(os.fsencode(file)), 0
-    while number and number % consumers != rank:
-        number //= consumers
-        turn += 1
-    return turn
+def _number(file: str) -> int:
+    """Return a number that is the same to all consumers, and tells nothing of a message's place in the order."""
+    return crc32(os.fsencode(file))
 
 
 def _offered(group: _Group) -> Iterator[Waiting]:

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -38,7 +38,8 @@ log = logging.getLogger("dropq")
 
 #: Seconds for which consumers share what waits, after one was in another's way.
 SHARING = 1.0
-#: After so many messages of a view that others took first, a new one is made.
+#: After so many messages of a view that others took first, a new one is made; after twice as many the next one, until
+#: something is claimed: names may be listed for a while that are gone, as on NFS, and then no view is better.
 LOSSES = 8
 
 _ALPHABET = string.digits + string.ascii_lowercase
@@ -83,6 +84,7 @@ class Subscription:
         self._ready = Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore), depth=depth)
         self._shares_until = 0.0
         self._lost = 0
+        self._losses = LOSSES
         self._timed = lease is not None or life.config.expiration is not None
         self._at_most_once = life.config.semantics == "at-most-once"
         self._sweep = QuickSweep(life)
@@ -214,6 +216,7 @@ class Subscription:
     def snapshot(self) -> None:
         """Offer from now on only what waits at this moment."""
         with self._lock:
+            self._ready.depth = None  # what lies behind a bounded view could only be found by a later listing
             self._refresh()
             self._snapshot = True
 
@@ -270,9 +273,9 @@ class Subscription:
                 if (message := self._claim(waiting)) is not None:
                     return message
             elif not refreshed and ready.worn:
-                refreshed = True  # before others' turns are taken: what they took themselves is not reached for
+                refreshed = True  # before the others' shares: what they took of them themselves is not reached for
                 self._refresh()
-            elif not ready.go_on():
+            elif not self._go_on():
                 if refreshed:
                     self._tell_refused()
                     return None
@@ -294,10 +297,19 @@ class Subscription:
         if self._paused():
             self._ready.clear()
             return
-        try:
+        with self._listing():
             if self._presence is not None:
                 self._presence.keep()  # before the listing: what is claimed from it is claimed by the living
             self._ready.refresh(*self._place())
+
+    def _go_on(self) -> bool:
+        with self._listing():
+            return self._ready.go_on()
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        try:
+            yield
         except FileNotFoundError as error:
             raise NoSuchQueue(f"queue {self._queue.name} is not there any more: {self._life.layout.home}") from error
         except OSError as error:
@@ -315,7 +327,8 @@ class Subscription:
         begins = now >= self._shares_until
         self._shares_until = now + SHARING
         self._lost += 1
-        if (begins or (self._lost >= LOSSES and self._ready.worn)) and not self._snapshot:
+        if (begins or (self._lost >= self._losses and self._ready.worn)) and not self._snapshot:
+            self._losses *= 2
             self._refresh()
 
     def _claim(self, waiting: Waiting) -> Message | None:
@@ -337,6 +350,7 @@ class Subscription:
         if held is None:
             self._share()
             return None
+        self._losses = LOSSES
         return self._settled_first(held) if self._at_most_once else self._hand_out(held)
 
     def _expire(self, waiting: Waiting) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers import drop, make_queue
+from helpers import drop, make_queue, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dropq import Queue, Subscription, names, ready, storage
+from dropq import Queue, Subscription, names, ready, storage, subscription
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.ready import Ready
@@ -54,7 +55,7 @@ def put(queue: Queue, files: set[str]) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.sets(FILES, max_size=60), depth=st.integers(1, 30), chunk=st.integers(1, 20))
-def test_a_bounded_view_offers_the_first_of_all_in_order(
+def test_a_bounded_view_offers_the_first_of_all_in_order_and_then_what_lies_behind_them(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, files: set[str], depth: int, chunk: int
 ) -> None:
     put(queue, files)
@@ -65,7 +66,8 @@ def test_a_bounded_view_offers_the_first_of_all_in_order(
         patch.setattr(storage, "CHUNK", chunk)
         for _ in range(2):  # the second listing knows names of the first
             bounded.refresh()
-            assert offered(bounded) == everything[:depth]
+            assert [waiting.file for waiting in bounded.view] == everything[:depth]
+            assert offered(bounded) == everything[depth:]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -82,7 +84,7 @@ def test_each_consumer_is_offered_all_by_priority_and_each_message_is_the_first_
         assert set(everything) == files
         priorities = [queue.life.sidecars.parse(file).priority for file in everything]
         assert priorities == sorted(priorities, reverse=True)
-        firsts += [file for file in files if ready._turn(file, rank, consumers) == 0]
+        firsts += [file for file in files if ready._number(file) % consumers == rank]
     assert sorted(firsts) == sorted(files)
 
 
@@ -90,7 +92,7 @@ def test_now_and_then_a_consumer_takes_the_oldest_of_the_others(queue: Queue) ->
     sent = [f"4.{one.id}.B" for one in queue.send_many([b"a"] * 500)]
     shared = view(queue)
     shared.refresh(0, 2)
-    own = [file for file in sent if ready._turn(file, 0, 2) == 0]
+    own = [file for file in sent if ready._number(file) % 2 == 0]
     others = [file for file in sent if file not in own]
     begin = [waiting.file for waiting in shared.view]
     assert begin[: ready.OLDEST_EACH + 1] == [*own[: ready.OLDEST_EACH], others[0]]
@@ -103,19 +105,19 @@ def test_what_a_script_sent_is_offered_in_its_place_among_many_plain_ones(queue:
     drop(queue, "9.urgent.B", b"c")
     bounded = view(queue, 10)
     bounded.refresh()
-    first, *others = offered(bounded)
+    first, *others = [waiting.file for waiting in bounded.view]
     assert first == "9.urgent.B"
     assert "by-hand" in others[:2]  # the kernel's clock, and ours, may tell the same millisecond
 
 
-def test_names_that_begin_like_ours_and_are_ignored_take_no_room_in_the_view(queue: Queue) -> None:
+def test_names_that_begin_like_ours_and_are_ignored_are_passed_over(queue: Queue) -> None:
     for number in range(20):
         Path(queue.layout.target, f"4.{1763770000000000 + number}-0000000000.B.tmp").touch()
     sent = [f"4.{one.id}.B" for one in queue.send_many([b"a"] * 30)]
     bounded = view(queue, 10)
     for _ in range(2):
         bounded.refresh()
-        assert offered(bounded) == sent[:10]
+        assert offered(bounded) == sent
 
 
 def test_a_file_whose_name_begins_like_ours_is_offered(queue: Queue) -> None:
@@ -124,6 +126,45 @@ def test_a_file_whose_name_begins_like_ours_is_offered(queue: Queue) -> None:
     bounded = view(queue, 4)
     bounded.refresh()
     assert sorted(offered(bounded)) == sorted([*sent, "4.1763770000000000 by hand"])
+
+
+@pytest.mark.parametrize("name", ["0.20241122 report.csv", "4.90012345.B", "4.1763770000000000-tail"])
+def test_a_name_that_begins_like_ours_has_its_place_among_more_than_a_view_holds(queue: Queue, name: str) -> None:
+    drop(queue, name, b"first")
+    dropped = int(time.time() * 1000)
+    until(lambda: time.time() * 1000 > dropped + 10, "its ctime, which the kernel's clock tells, is an earlier one")
+    queue.send_many([b"a"] * 50)
+    bounded = view(queue, 10)
+    bounded.refresh()
+    assert offered(bounded)[0] == name
+
+
+def test_what_lies_behind_all_that_a_view_holds_is_received(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "DEPTH", 10)
+    queue.send_many([{"body": b"late", "expires_in": 0.001}] * 25)
+    queue.send_many([b"others"] * 25)
+    last = queue.send(b"mine", type="mine")
+    until(lambda: queue.root.clock.now_ms() > int(last.id[:13]) + 10, "what is to expire has expired")
+    with queue.subscribe(filter="JMSType = 'mine'", max_backlog=None) as consumer:
+        assert [message.body for message in consumer.receive_many(100)] == [b"mine"]
+    with queue.subscribe(max_backlog=None) as consumer:
+        assert [message.body for message in consumer.receive_many(1)] == [b"others"]
+        consumer.snapshot()
+        queue.send(b"later")
+        assert sorted(message.body for message in consumer.receive_many(100)) == [b"mine", *[b"others"] * 24]
+
+
+def test_names_that_are_listed_and_cannot_be_had_keep_nobody_for_ever(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*args: object, **options: object) -> None:
+        return None
+
+    queue.send_many([b"a"] * 20)
+    monkeypatch.setattr(Lifecycle, "claim", gone)
+    monkeypatch.setattr(Ready, "worn", True)
+    with queue.subscribe() as consumer:
+        assert consumer.receive() is None
 
 
 # -- several consumers ----------------------------------------------------------------------------------------------
@@ -164,6 +205,38 @@ def test_consumers_that_take_at_once_seldom_reach_for_the_same_message(queue: Qu
     drained(subscriptions, acknowledge)
     assert claims.count(True) == queue.counts()["processed"] == 4000
     assert claims.count(False) < 0.1 * 4000
+
+
+def test_consumers_seldom_reach_for_the_same_message_also_where_most_of_the_known_are_idle_or_dead(
+    queue: Queue, claims: list[bool]
+) -> None:
+    queue.send_many([b"a"] * 4000)
+    Path(queue.layout.consumers).mkdir()
+    for number in range(50):
+        Path(queue.layout.consumers, f"dead-{number}").touch()
+    subscriptions = [queue.subscribe() for _ in range(4)]
+    drained(subscriptions, acknowledge)
+    assert claims.count(True) == 4000
+    assert claims.count(False) < 0.2 * 4000
+
+
+def test_who_shares_with_nobody_gets_in_its_own_way_no_more(queue: Queue, claims: list[bool]) -> None:
+    queue.send_many([b"a"] * 1000)
+    with queue.subscribe(), queue.subscribe() as consumer:
+        consumer._shares_until = float("inf")
+        while acknowledge(consumer):
+            pass
+    assert (claims.count(True), claims.count(False)) == (1000, 0)
+
+
+def test_who_takes_little_from_each_view_comes_to_the_oldest_of_the_others_too(queue: Queue) -> None:
+    queue.send_many([b"a"] * 500)
+    shared = view(queue)
+    seen = []
+    for _ in range(ready.OLDEST_EACH):
+        shared.refresh(0, 2)
+        seen += [next(shared.view).file for _ in range(3)]
+    assert any(ready._number(file) % 2 for file in seen)
 
 
 def test_consumers_take_all_that_one_of_them_leaves_which_is_busy(queue: Queue, claims: list[bool]) -> None:
@@ -220,5 +293,5 @@ def test_the_messages_of_one_priority_are_the_turn_of_all_consumers_alike() -> N
     files = [names.plain_name(f"{1763770000000000 + n:016d}-{n * 7919:010d}", 4, "B") for n in range(4000)]
     for consumers in (2, 3, 4, 8):
         for rank in range(consumers):
-            share = sum(1 for file in files if ready._turn(file, rank, consumers) == 0)
+            share = sum(1 for file in files if ready._number(file) % consumers == rank)
             assert share == pytest.approx(len(files) / consumers, rel=0.15)
