@@ -142,8 +142,8 @@ class Producer:
                 else:
                     body = message
                     file, message_id, not_before = self._plain_address(body, 4, None)
+                staged[file] = message_id, not_before  # first: an interrupt finds it mostly as its file is being made
                 life.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
-                staged[file] = message_id, not_before
 
     def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
         """Send a file's content as a message.

@@ -1204,6 +1204,25 @@ def test_nothing_is_sent_of_what_could_not_be_synced_together(tmp_path: Path, mo
     assert where(queue) == {}
 
 
+def test_an_interrupted_send_many_takes_away_also_what_was_just_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    create, made = Storage.create, iter(range(10))
+
+    def interrupted(self: Storage, path: str) -> int:
+        fd = create(self, path)
+        if next(made) == 5:
+            os.close(fd)
+            raise KeyboardInterrupt
+        return fd
+
+    monkeypatch.setattr(Storage, "create", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        queue.send_many([b"x"] * 10)
+    assert where(queue) == {}
+
+
 @pytest.mark.parametrize(
     ("kind", "release", "can"),
     [
