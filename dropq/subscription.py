@@ -92,7 +92,7 @@ class Subscription:
         self._claims = itertools.count(1)
         self._lock = threading.RLock()
         self._attend_at = 0.0
-        self._refused: list[StorageError] = []
+        self._refused: StorageError | None = None
         self._forks = FORKS.count
         self._closed = threading.Event()
         self._turn = threading.RLock()
@@ -287,12 +287,12 @@ class Subscription:
             return any(storage.exists(path) for path in self._read_locks)
 
     def _tell_refused(self) -> None:
-        if self._refused:
-            refused, self._refused = self._refused, []
-            raise refused[0]
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
 
     def _refresh(self) -> None:
-        self._refused.clear()  # what still waits is met again
+        self._refused = None  # what still waits is met again
         self._lost = 0
         if self._paused():
             self._ready.clear()
@@ -345,7 +345,7 @@ class Subscription:
         try:
             held = life.claim(waiting, self.next_owner(), deadline)
         except StorageError as error:
-            self._refused.append(error)  # the others may be as good as before
+            self._refused = self._refused or error  # the others may be as good as before; one tells of all
             return None
         if held is None:
             self._share()
