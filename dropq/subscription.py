@@ -26,7 +26,7 @@ from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message, ack_all
-from dropq.ready import DEPTH, MAX_AGE, Ready
+from dropq.ready import DEPTH, LISTING_SHARE, MAX_AGE, Ready
 from dropq.storage import storage_error, telling
 from dropq.sweep import QuickSweep, held_by
 from dropq.watch import RESCAN, Watch
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dropq")
 
+#: Seconds after which a look that found nothing was a long one: who waits lets pass ten times as much before the next.
+LONG_LOOK = 0.02
 #: Seconds for which consumers share what waits, after one was in another's way.
 SHARING = 1.0
 #: After so many messages of a view that others took first, a new one is made; after twice as many the next one, until
@@ -148,12 +150,15 @@ class Subscription:
                 watch.wait(min(left, self.next_look))
                 self._news = object()
             news = self._news
+            began = time.monotonic()
             with self._lock:
                 if self._closed.is_set():
                     return None  # another thread closed it: that is no error of who waits
                 message = self._next()
             if message is not None:
                 return message
+            if (took := time.monotonic() - began) > LONG_LOOK:  # at many, none of which are for it
+                self._closed.wait(min(LISTING_SHARE * took, until - time.monotonic(), RESCAN * LISTING_SHARE))
         return None
 
     def _wake(self) -> None:

@@ -233,3 +233,25 @@ def test_where_there_are_no_events_it_looks_often(queue: Queue, monkeypatch: pyt
         until(lambda: subscription._waits, "it waits")
         queue.send(b"a")
         assert waiting.body() == b"a"
+
+
+def test_a_look_that_takes_long_and_finds_nothing_is_not_repeated_at_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    look = Subscription._next
+
+    def counted(self: Subscription) -> Message | None:
+        looks.append(None)
+        return look(self)
+
+    monkeypatch.setattr(Subscription, "_next", counted)
+    with queue.subscribe(filter="JMSPriority = 9") as subscription:
+        queue.send(b"for others")
+        assert subscription.receive("300ms") is None
+        often = len(looks)
+        looks.clear()
+        monkeypatch.setattr("dropq.subscription.LONG_LOOK", 0.0)
+        monkeypatch.setattr("dropq.subscription.LISTING_SHARE", 10_000)
+        assert subscription.receive("300ms") is None
+    assert len(looks) <= 2 < often
