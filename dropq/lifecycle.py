@@ -7,7 +7,7 @@ changed nothing that a reader of the state folders could see.
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -441,7 +441,7 @@ class Lifecycle:
         """
         if name.generated and not chosen:
             return name
-        return replace(name, foreign=False, copy="" if name.lapsed else secrets.token_hex(5))  # either is unique
+        return replace(name, foreign=False, copy="" if name.lapsed else os.urandom(5).hex())  # either is unique
 
     def _kept_names(self, name: Name) -> Iterator[str]:
         """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, last a unique one."""
@@ -453,7 +453,7 @@ class Lifecycle:
         yield self._copy_name(replace(name, not_before=0))
 
     def _copy_name(self, name: Name) -> str:
-        return self.sidecars.fit(replace(name, foreign=False, copy=secrets.token_hex(5)))
+        return self.sidecars.fit(replace(name, foreign=False, copy=os.urandom(5).hex()))
 
     # -- moves ---------------------------------------------------------------------------------------------------
 

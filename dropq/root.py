@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import re
-import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,7 +134,7 @@ class Root:
         config = validate_options(options, where, root=self.config, root_file=root_file)
         group = group_number(config.group)
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
-        hidden = f"{self.layout.path}/.{_cut(name)}.creating-{secrets.token_hex(6)}"
+        hidden = f"{self.layout.path}/.{_cut(name)}.creating-{os.urandom(6).hex()}"
         layout = (QueueLayout.incoming if dropboxmq else QueueLayout.flat)(hidden)
         try:
             for folder in (*FOLDERS, "routing"):
@@ -175,7 +174,7 @@ class Root:
             with queue.life.telling("nothing was removed"):
                 staging.sweep(queue.life)  # what was committed and is not sent yet waits to be worked on
             self._refuse_unsettled(name, queue.counts())
-        mark = f"{self.clock.now_ms()}-{secrets.token_hex(3)}"
+        mark = f"{self.clock.now_ms()}-{os.urandom(3).hex()}"
         hidden = f"{self.layout.path}/.{_cut(name)}"
         away = f"{hidden}.deleted-{mark}"
         store = queue.life.storage

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator
 
 from dropq import names
@@ -78,7 +77,7 @@ class Sidecars:
         length = len(text) if text.isascii() else len(os.fsencode(text))
         if length <= (SPILLED if name.meta else names.NAME_BUDGET):
             return self._visible(text)
-        token = secrets.token_hex(8)
+        token = os.urandom(8).hex()
         short, content = names.shorten(self.whole(name), token)
         with telling("what does not fit the name was not written, and nothing was moved"):
             self._storage.make_folder(self.folder)

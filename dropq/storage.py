@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -403,7 +402,7 @@ class Storage:
             by: where to write it first, beside the file; a name of nobody else's. None makes one.
         """
         folder, name = os.path.split(path)
-        temporary = by or f"{folder}/.{name[:100]}.{secrets.token_hex(6)}.tmp"
+        temporary = by or f"{folder}/.{name[:100]}.{os.urandom(6).hex()}.tmp"
         if by is not None:
             self.unlink(by)  # what an error left
         self.write_new(temporary, data)
@@ -562,7 +561,7 @@ class Storage:
 
         Where it does not, a crash would leave the reservation, and where there are no modes that is an empty message.
         """
-        ours = f"{self._own_folder(destination)}/.gone-{secrets.token_hex(8)}"
+        ours = f"{self._own_folder(destination)}/.gone-{os.urandom(8).hex()}"
         try:
             for path in (ours, f"{ours}-taken"):
                 os.close(os.open(path, _CREATE, self._create_mode))
@@ -582,7 +581,7 @@ class Storage:
         """Find out with files of our own: HDFS says EIO of a name that is taken, as a disk that fails does of any."""
         if error.errno not in _TAKEN:
             return False
-        ours = f"{self._own_folder(destination)}/.gone-{secrets.token_hex(8)}"
+        ours = f"{self._own_folder(destination)}/.gone-{os.urandom(8).hex()}"
         taken, free = f"{ours}-taken", f"{ours}-free"
         try:
             for path in (ours, taken):
@@ -612,7 +611,7 @@ class Storage:
         Raises:
             FileNotFoundError: somebody else took it first.
         """
-        private = f"{folder}/.gone-{secrets.token_hex(8)}"
+        private = f"{folder}/.gone-{os.urandom(8).hex()}"
         self.rename(path, private)
         try:
             self.unlink(private)  # RACE: over NFS a removal whose reply was lost is sent again and finds nothing
