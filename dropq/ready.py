@@ -313,8 +313,8 @@ def _shared_out(group: _Group, rank: int, consumers: int, taken: Iterator[int]) 
         else:
             others.append(item)
             parts.setdefault(number // consumers % PARTS, []).append(item)
-    in_turn = list(parts.values())
-    random.shuffle(in_turn)  # anew each time: who meets another in one part does not follow him to the next
+    theirs = list(parts.values())
+    random.shuffle(theirs)  # anew each time: who meets another in one part does not follow him to the next
     begun: set[str] = set()
 
     def once(items: _Group) -> Iterator[Waiting]:
@@ -331,7 +331,7 @@ def _shared_out(group: _Group, rank: int, consumers: int, taken: Iterator[int]) 
             if next(taken) % OLDEST_EACH == 0:
                 yield from islice(oldest, 1)
 
-    yield from map(with_oldest, [own, *in_turn] if own else in_turn)
+    yield from map(with_oldest, [own, *theirs] if own else theirs)
 
 
 def _number(file: str) -> int:

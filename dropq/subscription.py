@@ -262,7 +262,7 @@ class Subscription:
 
     def _sweep_on_the_way(self) -> None:
         try:
-            # The dead who hold nothing are cleared away while they would have turns.
+            # The dead who hold nothing are cleared away while they would have a share.
             self._sweep.run(idle=time.monotonic() < self._shares_until)
         except (OSError, DropqError) as error:
             # What cannot be brought in order here is no reason not to receive; `dropq sweep` raises it.
@@ -327,7 +327,7 @@ class Subscription:
         return self._presence.place()
 
     def _share(self) -> None:
-        """Take turns with the other consumers for a while: one of them was first."""
+        """Share what waits with the other consumers for a while: one of them was first."""
         now = time.monotonic()
         begins = now >= self._shares_until
         self._shares_until = now + SHARING

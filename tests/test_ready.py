@@ -72,7 +72,7 @@ def test_a_bounded_view_offers_the_first_of_all_in_order_and_then_what_lies_behi
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.sets(FILES, max_size=60), consumers=st.integers(2, 5))
-def test_each_consumer_is_offered_all_by_priority_and_each_message_is_the_first_turn_of_one(
+def test_each_consumer_is_offered_all_by_priority_and_each_message_is_in_the_share_of_one(
     queue: Queue, files: set[str], consumers: int
 ) -> None:
     put(queue, files)
@@ -186,7 +186,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def drained(subscriptions: list[Subscription], take: Callable[[Subscription], bool]) -> None:
-    """Let subscriptions take in turn, until none finds anything."""
+    """Let subscriptions take one after the other, until none finds anything."""
     while sum(take(subscription) for subscription in subscriptions):
         pass
 
@@ -260,7 +260,7 @@ def test_a_consumer_that_nobody_gets_in_the_way_of_keeps_to_the_order(queue: Que
     assert received == sent
 
 
-def test_a_dead_consumer_has_no_turns_for_long(queue: Queue) -> None:
+def test_a_dead_consumer_has_no_share_for_long(queue: Queue) -> None:
     dead = queue.subscribe()
     assert dead._presence is not None
     dead._presence.abandon()
@@ -274,7 +274,7 @@ def test_a_dead_consumer_has_no_turns_for_long(queue: Queue) -> None:
     assert len(os.listdir(queue.layout.consumers)) == 2
 
 
-def test_an_urgent_message_goes_first_also_when_it_is_another_consumers_turn(
+def test_an_urgent_message_goes_first_also_when_it_is_in_the_share_of_another(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ready, "MAX_AGE", 0.0)
@@ -289,7 +289,7 @@ def test_an_urgent_message_goes_first_also_when_it_is_another_consumers_turn(
             message.ack()
 
 
-def test_the_messages_of_one_priority_are_the_turn_of_all_consumers_alike() -> None:
+def test_the_messages_of_one_priority_are_shared_by_all_consumers_alike() -> None:
     files = [names.plain_name(f"{1763770000000000 + n:016d}-{n * 7919:010d}", 4, "B") for n in range(4000)]
     for consumers in (2, 3, 4, 8):
         for rank in range(consumers):
