@@ -301,7 +301,7 @@ class DropqMany(Dropq):
     """Send, receive and ack by the thousand."""
 
     name = "dropq, none, by the thousand"
-    note = "send_many, receive_many, ack_all"
+    note = "send_many, receive_many, ack_many"
     backlog = BULK
 
     def put_all(self, bodies: Iterable[bytes]) -> None:

@@ -101,7 +101,7 @@ def work_rows(folder: str, times: int) -> Iterator[dict[str, object]]:
         queue.send(b"x")
 
     send()
-    yield row("dropq send, 1 KiB", times, command("send", "bench", body))
+    yield row("dropq send", times, command("send", "bench", body))
     yield row("dropq receive", times, command("receive", "bench"), send)
     yield row("dropq work --until-empty", times, command("work", "bench", "--until-empty", "--", "true"), send)
     yield row("dropq health", times, command("health"))

@@ -166,18 +166,20 @@ def queue_tables(measured: Row) -> str:
         "faster. *Same syncs* is the ratio to the raw loop that makes the same syncs; *too late* is how many claims",
         "failed for each message, as another was first. Drawn by [draw_benchmarks.py](../draw_benchmarks.py)",
         "from [queues.json](queues.json); `make bench` measures anew.",
+        "",
+        "![dropq to the raw loop](queues-ratio.svg)",
     ]
-    for part, kept in measured["parts"].items():
+    for kept in measured["parts"].values():
         for name, place, rows in tables_of(kept["rows"]):
             head = rows[0]
+            fewest = min(row.get("rounds", head.get("rounds")) or 0 for row in rows)
             often = f", {head['rounds']} rounds" if "rounds" in head else ""
+            often += f" ({fewest} of slow queues)" if often and fewest < head["rounds"] else ""
             many = f" of {head['messages']:,} messages" if "messages" in head else ""
             lines += ["", f"## {TITLES.get(name, name.capitalize())}{f', {place}' if place else ''}", ""]
             lines += [f"{TOLD.get(name, '')} {kept['commit']}, {kept['date']}{often}{many}.".strip(), ""]
             lines += [f"![{TITLES[name]}](queues-{name}.svg)", ""] if (name, place) in PICTURED else []
             lines += table_of(rows)
-        if part == "four":
-            lines += ["", "![dropq to the raw loop](queues-ratio.svg)"]
     return "\n".join(lines) + "\n"
 
 
@@ -196,16 +198,21 @@ def table_of(rows: list[Row]) -> Iterator[str]:
     known = {key for key, _, _ in TABLE}
     columns = [column for column in TABLE if any(column[0] in row for row in rows)]
     others = [key for row in rows for key in row if key not in known | {"part", "on", "rounds", "messages", "skipped"}]
-    columns[-1:-1] = [(key, key, "{}") for key in dict.fromkeys(others) if key not in ("broke", "times")]
+    columns[1:1] = [(key, key, "{}") for key in dict.fromkeys(others) if key not in ("broke", "times")]
     yield f"| {' | '.join(title for _, title, _ in columns)} |"
     yield "|" + "---|" * len(columns)
     for row in rows:
-        cells = [form.format(row[key]) if row.get(key) is not None else "" for key, _, form in columns]
+        cells = [form.format(plainly(row[key])) if row.get(key) is not None else "" for key, _, form in columns]
         if "skipped" in row:
             cells[0] += f": not measured, {row['skipped']}"
         if "broke" in row:
             cells[0] += f": broke off {row['times']} times of {row['rounds']}: {row['broke']}"
         yield f"| {' | '.join(cells)} |"
+
+
+def plainly(value: Any) -> Any:
+    """Return a value as it stands in a table."""
+    return ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else value
 
 
 def marks() -> dict[str, str]:
@@ -305,7 +312,7 @@ def ratios(measured: Row) -> Any:
         axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.5, -0.5)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle("dropq's speed, where the raw loop's is 1: medians, lowest to highest", fontsize=13)
+    figure.suptitle("dropq's speed, where the raw loop's is 1: medians; lines: lowest to highest", fontsize=13)
     return figure
 
 

@@ -24,6 +24,21 @@ if TYPE_CHECKING:
     from dropq.root import Root
 
 _NOTHING = (None,) * 7
+#: What a message of send_many may say: what `send` takes.
+_FIELDS = frozenset(
+    {
+        "body",
+        "correlation_id",
+        "delay",
+        "expires_in",
+        "message_class",
+        "message_id",
+        "priority",
+        "properties",
+        "reply_to",
+        "type",
+    }
+)
 #: Messages that send_many makes durable together.
 BATCH = 1000
 
@@ -100,6 +115,8 @@ class Producer:
         Raises:
             NoSuchQueue, StorageError, ValueError: what was sent until then stays sent; the error says how many.
         """
+        if isinstance(messages, bytes | str | Mapping):
+            raise ValueError("send_many takes several messages, such as a list of bodies; send takes one")
         sent: list[Sent] = []
         batch: list[bytes | str | Mapping[str, Any]] = []
         for message in messages:
@@ -137,7 +154,7 @@ class Producer:
         with life.telling("the message was not sent"), life.storage.together(life.layout.working, len(batch)) as each:
             for message in batch:
                 if isinstance(message, Mapping):
-                    body = message["body"]
+                    body = _body_of(message)
                     file, message_id, not_before = self.address(**message)
                 else:
                     body = message
@@ -294,6 +311,16 @@ class Producer:
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
         return self.root.clock.now_ms() + int(seconds * 1000) if seconds else 0
+
+
+def _body_of(message: Mapping[str, Any]) -> bytes | str:
+    unknown = ", ".join(sorted(map(repr, message.keys() - _FIELDS)))
+    if unknown:
+        raise ValueError(f"a message of send_many says {unknown}, which send does not take")
+    if "body" not in message:
+        raise ValueError("a message of send_many has no `body`")
+    body: bytes | str = message["body"]
+    return body
 
 
 def _typed(properties: Mapping[str, Any]) -> dict[str, Typed]:

@@ -121,7 +121,7 @@ class Subscription:
             timeout: how long to wait for one: 0 looks once, None waits for ever.
 
         Returns:
-            The message, or None when there was none in that time.
+            The message, or None when there was none in that time, or it holds as many as it may already (max_backlog).
         """
         news = self._news
         message = self._next()
@@ -175,8 +175,10 @@ class Subscription:
             ValueError: n is below 1, or more than the subscription may hold.
         """
         if n < 1 or (self.max_backlog is not None and n > self.max_backlog):
-            most = "no limit" if self.max_backlog is None else f"a max_backlog of {self.max_backlog}"
-            raise ValueError(f"receive_many({n}): this subscription has {most}, and at least 1 is to be asked for")
+            most = "at least 1 is to be asked for"
+            if n > 0:
+                most = f"this subscription may hold {self.max_backlog}: give subscribe() a max_backlog of {n}, or None"
+            raise ValueError(f"receive_many({n}): {most}; nothing was received")
         first = self.receive(timeout)
         messages = [] if first is None else [first]
         try:
@@ -198,7 +200,7 @@ class Subscription:
         return ack_all(messages)
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages as they come, for ever."""
+        """Yield messages as they come, for ever; while it holds as many as it may (max_backlog, 1) none comes."""
         while (message := self.receive(None)) is not None:
             yield message
 

@@ -644,3 +644,28 @@ class Refusing:
     def _refuse(self, subject: object, *_: object, **__: object) -> None:
         path = subject if isinstance(subject, str) else None
         raise OSError(self._number, os.strerror(self._number), path)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hello", "send takes one"),
+        (b"hello", "send takes one"),
+        ({"body": b"hello"}, "send takes one"),
+        ([b"a", {"priority": 5}], "has no `body`"),
+        ([b"a", {"body": b"b", "colour": "red", "size": 2}], "says 'colour', 'size', which send does not take"),
+    ],
+)
+def test_what_is_no_list_of_messages_is_refused_by_send_many(tmp_path: Path, messages: Any, said: str) -> None:
+    queue = make_queue(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        queue.send_many(messages)
+    assert where(queue) == {}
+
+
+def test_receive_many_tells_how_to_hold_more(tmp_path: Path) -> None:
+    with make_queue(tmp_path).subscribe() as subscription:
+        with pytest.raises(ValueError, match=r"receive_many\(50\).*may hold 1: give subscribe\(\) a max_backlog of 50"):
+            subscription.receive_many(50)
+        with pytest.raises(ValueError, match=r"receive_many\(0\): at least 1 is to be asked for"):
+            subscription.receive_many(0)

@@ -109,7 +109,7 @@ def bodies(job: Job) -> list[str]:
 def commit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stage and commit what a job sends, and be killed before the first rename."""
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise Killed
 
     queue = job.root.queue(job.run.name)

@@ -164,7 +164,7 @@ def _drop(queue: Queue, file: str, name: str) -> None:
 def _leave_behind(queue: Queue) -> None:
     """Let a process die that held a message, and had committed a job of which nothing was sent yet."""
     if (child := os.fork()) == 0:
-        with mock.patch.object(staging, "finish", side_effect=lambda *_: os._exit(0)):
+        with mock.patch.object(staging, "finish", side_effect=lambda *_, **__: os._exit(0)):
             _hold(queue, "held by the dead")
             committed = Job(queue.life, "committed")
             committed.commit(_staged(committed))
