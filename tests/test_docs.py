@@ -47,10 +47,11 @@ def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     counts = dropq.Root(tmp_path / "work").queue("orders").counts()
-    assert counts["processed"] == 3
-    assert sum(counts.values()) == 3
+    assert counts["processed"] == 4
+    assert sum(counts.values()) == 4
     assert "no item in it" in done.stdout  # `dropq show` tells why the message failed
     assert "hello" in done.stdout
+    assert "hello again" in done.stdout
 
 
 @pytest.mark.spark
