@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BufferedWriter
@@ -23,7 +23,7 @@ from typing import IO, NamedTuple
 
 from dropq import names, storage
 from dropq.errors import DropqError, NoSuchQueue
-from dropq.layout import JOB_PREFIX
+from dropq.layout import JOB_PREFIX, STATES
 from dropq.lifecycle import Lifecycle
 from dropq.storage import Draft, storage_error, telling
 
@@ -367,11 +367,19 @@ def finish(life: Lifecycle, folder: str, *, cut_short: bool = True) -> bool:
 
 
 def _remove_what_was_sent(life: Lifecycle, folder: str, listed: Mapping[str, list[str]]) -> None:
-    """Remove the old names of files that were sent before a power cut."""
-    for attempt, files in listed.items():
-        for file in files:
-            path = f"{folder}/{attempt}/{file}"
-            if storage.came_back(path):
+    """Remove the old names of files that were sent before a power cut, where that brought them back, as btrfs does.
+
+    Only what lies in a state of this queue was sent: another name may as well be that of a backup.
+    """
+    paths = (f"{folder}/{attempt}/{file}" for attempt, files in listed.items() for file in files)
+    twice = [path for path in paths if storage.has_another_name(path)]
+    if not twice:
+        return
+    states = map(life.layout.folder, (*STATES, "delayed"))
+    sent = {entry.inode() for state in states for entry in storage.entries(state)}
+    for path in twice:
+        with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+            if storage.inode(path) in sent:
                 life.storage.unlink(path)
 
 

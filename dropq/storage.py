@@ -952,22 +952,12 @@ def inode(path: str) -> int:
     return os.lstat(path).st_ino
 
 
-def came_back(path: str) -> bool:
-    """Tell whether a file is only there because a power cut brought its old name back: it has a newer one.
-
-    btrfs does that to a rename of which only the folder that it led to was synced. Elsewhere the number of a file's
-    names is not trusted: a file system may count as it likes.
-    """
+def has_another_name(path: str) -> bool:
+    """Tell whether a file is there, and under another name, too."""
     try:
-        found = os.lstat(path)
+        return os.lstat(path).st_nlink > 1
     except FileNotFoundError:
         return False
-    return found.st_nlink > 1 and _keeps_old_names(os.path.dirname(path))
-
-
-def _keeps_old_names(folder: str) -> bool:
-    mount = mount_of(folder)
-    return mount is not None and mount.kind == "btrfs"
 
 
 def exists(path: str) -> bool:

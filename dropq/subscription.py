@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dropq")
 
-#: Seconds after which a look that found nothing was a long one: who waits lets pass ten times as much before the next.
+#: Seconds of a processor after which a look that found nothing was long: who waits lets pass ten times as much before
+#: the next.
 LONG_LOOK = 0.02
 #: Seconds for which consumers share what waits, after one was in another's way.
 SHARING = 1.0
@@ -150,14 +151,14 @@ class Subscription:
                 watch.wait(min(left, self.next_look))
                 self._news = object()
             news = self._news
-            began = time.monotonic()
+            began = time.thread_time()
             with self._lock:
                 if self._closed.is_set():
                     return None  # another thread closed it: that is no error of who waits
                 message = self._next()
             if message is not None:
                 return message
-            if (took := time.monotonic() - began) > LONG_LOOK:  # at many, none of which are for it
+            if (took := time.thread_time() - began) > LONG_LOOK:  # at many, none of which are for it
                 self._closed.wait(min(LISTING_SHARE * took, until - time.monotonic(), RESCAN * LISTING_SHARE))
         return None
 
