@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
 import sqlite3
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 
 from dropq.errors import InvalidFilter
 from dropq.filters import Value, compile_filter, for_name
-from dropq.filters.jms import KEYWORDS, NESTING
+from dropq.filters.grammar import KEYWORDS, NESTING
 from dropq.filters.like import Pattern
 from dropq.names import Name, Typed, check_property_name, parse
 
 T, F, U = True, False, None
+#: How many generated expressions are held against sqlite: DROPQ_EXAMPLES=100000 takes about an hour.
+EXAMPLES = int(os.environ.get("DROPQ_EXAMPLES", "2000"))
 
 
 def matches(text: str, **fields: Value) -> bool:
@@ -49,6 +52,9 @@ class TestLiterals:
         ],
     )  # fmt: skip
     def test_a_string_stands_in_single_quotes_and_doubles_its_own(self, text: str, value: str) -> None:
+        """A literal string is any text of Unicode in single quotes; '' within it is one quote, and nothing
+        else is special.
+        """
         assert truth(text, x=value) is T
 
     @pytest.mark.parametrize(
@@ -60,6 +66,9 @@ class TestLiterals:
         ],
     )  # fmt: skip
     def test_an_exact_number_is_a_java_integer_of_64_bits(self, text: str, value: int) -> None:
+        """A number without a point is exact: decimal, hexadecimal or octal as in Java, with an L or without,
+        in a long's range.
+        """
         half = value // 2 if value > 0 else -(-value // 2)
         assert truth(f"x = {text} AND {text} / 2 = half", x=value, half=half) is T
 
@@ -72,6 +81,7 @@ class TestLiterals:
         ],
     )  # fmt: skip
     def test_an_approximate_number_is_a_java_double(self, text: str, value: float) -> None:
+        """A number with a point, an exponent or a suffix F or D is approximate: a double, as Java writes it."""
         assert truth(f"x = {text} AND {text} / 2 = half", x=value, half=value / 2) is T
 
     @pytest.mark.parametrize(
@@ -82,9 +92,11 @@ class TestLiterals:
         ],
     )  # fmt: skip
     def test_what_is_no_number_of_java_or_beyond_its_range_is_refused(self, text: str) -> None:
+        """A literal that Java would not compile does not compile here."""
         assert "expected" in error(f"x = {text}")
 
     def test_booleans_are_true_and_false(self) -> None:
+        """The two literals of the type boolean are TRUE and FALSE, and each is a condition by itself."""
         assert truth("x = TRUE", x=True) is T
         assert truth("x = false", x=True) is F
         assert truth("TRUE") is T
@@ -96,14 +108,17 @@ class TestIdentifiers:
         "name", ["a", "_x", "$a_b", "größe", "a1", "数", "null_", "\u0131s", "e\u0301", "JMS_dropq_x"]
     )
     def test_begin_with_a_letter_an_underscore_or_a_dollar(self, name: str) -> None:
+        """An identifier begins as a Java identifier does, and goes on with such characters and digits."""
         assert truth(f"{name} = 1", **{name: 1}) is T
 
     @pytest.mark.parametrize("name", ["1a", "a.b", "a-b c", "#a", "a b", "a\u00a0b", "\u0301e", '"a"', "a@", "\ud800"])
     def test_are_nothing_else(self, name: str) -> None:
+        """What is no Java identifier is no identifier: no quotes, dots or dashes."""
         error(f"{name} = 1")
 
     @pytest.mark.parametrize("keyword", sorted(KEYWORDS))
     def test_are_never_a_keyword_and_so_no_property_is_called_like_one(self, keyword: str) -> None:
+        """NULL, TRUE, FALSE, NOT, AND, OR, BETWEEN, LIKE, IN, IS and ESCAPE are reserved, in any case."""
         for name in (keyword, keyword.lower(), keyword.title()):
             if keyword in ("TRUE", "FALSE"):
                 assert truth(f"{name} = 1", **{name: 1}) is F
@@ -113,12 +128,15 @@ class TestIdentifiers:
                 check_property_name(name)
 
     def test_are_case_sensitive(self) -> None:
+        """Color and color are two properties."""
         assert truth("color = 'blue'", Color="blue") is U
 
     def test_that_a_message_does_not_have_are_null(self) -> None:
+        """An identifier that a message lacks is NULL."""
         assert truth("nothing IS NULL") is T
 
     def test_keep_the_type_that_was_sent(self) -> None:
+        """No value is converted as getters of properties would do: what was sent as a string is no number."""
         assert truth("NumberOfOrders > 1", NumberOfOrders="2") is F
         assert truth("NumberOfOrders = 2", NumberOfOrders="2") is F
 
@@ -126,35 +144,43 @@ class TestIdentifiers:
 class TestTheWholeSelector:
     @pytest.mark.parametrize("text", ["", " ", "\t\r\n\f"])
     def test_an_empty_one_selects_everything(self, text: str) -> None:
+        """A selector that is empty is none."""
         assert matches(text)
 
     def test_only_what_is_true_matches(self) -> None:
+        """What is false and what is unknown is left to others."""
         selected = [matches("x > 1", x=x) for x in (2, 1, None)]
         assert selected == [True, False, False]
 
     @pytest.mark.parametrize("space", [" ", "\t", "\f", "\r", "\n", "\r\n", " \t "])
     def test_white_space_is_that_of_java(self, space: str) -> None:
+        """Spaces, tabs, form feeds and ends of lines part words."""
         assert truth(f"{space}x{space}={space}1{space}AND{space}y{space}IS{space}NULL{space}", x=1) is T
 
     @pytest.mark.parametrize("space", ["\v", "\u00a0", "\u2003", "\0"])
     def test_other_space_is_none(self, space: str) -> None:
+        """What Unicode has besides is no white space of Java's grammar."""
         assert "column 2" in error(f"x{space}= 1")
 
     def test_white_space_may_be_left_out_between_symbols_and_words(self) -> None:
+        """Where words cannot run together, none is needed."""
         assert truth("(x+1)*2=4 AND'a'=y", x=1, y="a") is T
 
     @pytest.mark.parametrize("text", ["x = 1 -- not two", "x = 1 /* one */", "x = 1; y = 2"])
     def test_comments_and_statements_are_not_part_of_it(self, text: str) -> None:
+        """Only conditional expressions of SQL were taken over."""
         error(text)
         assert truth("x = 1 --1", x=2) is T
 
     def test_keywords_may_be_written_in_any_case(self) -> None:
+        """Names of operators and literals are not case-sensitive, identifiers are."""
         text = "Not x Between 1 aNd 2 oR y lIkE 'a!_' eScApE '!' or z iN ('b') Or w Is nOt nUlL oR v = tRuE"
         assert truth(text, x=1, y="a_") is T
         assert truth(text, x=1, v=True) is T
         assert truth(text, x=1, z="b") is T
 
     def test_the_example_of_the_specification(self) -> None:
+        """A type, a colour and a weight have to be right at once."""
         text = "JMSType = 'car' AND color = 'blue' AND weight > 2500"
         assert truth(text, JMSType="car", color="blue", weight=2501) is T
         assert truth(text, JMSType="car", color="blue", weight=2500) is F
@@ -162,6 +188,7 @@ class TestTheWholeSelector:
         assert truth(text, JMSType="car", color="blue") is U
 
     def test_two_are_equal_when_their_texts_are(self) -> None:
+        """So that who subscribes again can see that nothing changed."""
         assert compile_filter("x = 1") == compile_filter("x = 1") != compile_filter("x=1")
         assert compile_filter("x = 1").text == "x = 1"
 
@@ -177,22 +204,26 @@ class TestLogic:
     def test_and_or_have_three_values(
         self, left: bool | None, right: bool | None, both: bool | None, either: bool | None
     ) -> None:
+        """The tables of AND and OR: the unknown stays open unless the other operand decides."""
         assert truth("a AND b", a=left, b=right) is both
         assert truth("a OR b", a=left, b=right) is either
 
     @pytest.mark.parametrize(("value", "negated"), [(T, F), (F, T), (U, U)])
     def test_not_leaves_the_unknown_unknown(self, value: bool | None, negated: bool | None) -> None:
+        """The table of NOT."""
         assert truth("NOT a", a=value) is negated
         assert truth("NOT NOT a", a=value) is value
         assert truth("NOT NOT NOT a", a=value) is negated
 
     @pytest.mark.parametrize("value", ["true", "", 1, 0, 1.0])
     def test_what_is_no_boolean_is_unknown_as_a_condition(self, value: Value) -> None:
+        """A property of another type is neither true nor false."""
         for text in ("a", "NOT a", "NOT NOT a", "a AND TRUE", "a OR FALSE"):
             assert truth(text, a=value) is U
         assert truth("(NOT NOT a) IS NULL", a=value) is T
 
     def test_not_binds_closer_than_and_and_that_closer_than_or(self) -> None:
+        """Operators are applied in the order NOT, AND, OR; parentheses change it."""
         assert truth("TRUE OR TRUE AND FALSE") is T
         assert truth("(TRUE OR TRUE) AND FALSE") is F
         assert truth("NOT FALSE AND FALSE") is F
@@ -200,6 +231,7 @@ class TestLogic:
         assert truth("NOT x = 1", x=2) is T
 
     def test_a_condition_in_parentheses_is_a_boolean(self) -> None:
+        """It may be compared like one."""
         assert truth("(x > 1) = (y > 1)", x=2, y=3) is T
         assert truth("(x > 1) = y", x=2, y=False) is F
         assert truth("(x > 1) IS NULL", x=None) is T
@@ -213,11 +245,13 @@ class TestComparison:
         ],
     )  # fmt: skip
     def test_orders_numbers(self, symbol: str, less: bool, equal: bool, greater: bool) -> None:
+        """The six operators =, >, >=, <, <= and <>; there are no others."""
         assert [truth(f"x {symbol} 2", x=x) for x in (1, 2, 3)] == [less, equal, greater]
         assert [truth(f"x {symbol} 2", x=x) for x in (1.5, 2.0, 2.5)] == [less, equal, greater]
 
     @pytest.mark.parametrize("symbol", ["=", "<>", "<", "<=", ">", ">="])
     def test_with_null_is_unknown(self, symbol: str) -> None:
+        """A comparison with an unknown value is unknown."""
         assert truth(f"x {symbol} y") is U
         assert truth(f"x {symbol} y", x=1) is U
         assert truth(f"x {symbol} y", y="a") is U
@@ -225,10 +259,12 @@ class TestComparison:
     @pytest.mark.parametrize("symbol", ["=", "<>", "<", "<=", ">", ">="])
     @pytest.mark.parametrize(("x", "y"), [(5, "5"), (1, True), (0.0, False), ("true", True), ("1", 1.0)])
     def test_of_unlike_types_is_false(self, symbol: str, x: Value, y: Value) -> None:
+        """Only values of like types are compared; exact and approximate numbers are of like types."""
         assert truth(f"x {symbol} y", x=x, y=y) is F
         assert truth(f"x {symbol} y", x=y, y=x) is F
 
     def test_of_strings_and_of_booleans_knows_no_order(self) -> None:
+        """They are equal or not, and that is all."""
         assert truth("x = 'a'", x="a") is T
         assert truth("x <> 'a'", x="A") is T
         assert truth("x <> y", x=True, y=False) is T
@@ -238,16 +274,19 @@ class TestComparison:
             assert truth(f"x {symbol} y", x=True, y=False) is F
 
     def test_two_strings_are_equal_only_character_by_character(self) -> None:
+        """The same characters in the same order, with no case folded and no space trimmed."""
         assert truth("x = 'a '", x="a") is F
         assert truth("x = '\u00e9'", x="e\u0301") is F
 
     def test_of_an_integer_and_a_double_is_that_of_two_doubles(self) -> None:
+        """Numbers are promoted by Java's rules."""
         assert truth("x = 5.0", x=5) is T
         assert truth("x < 5.5", x=5) is T
         assert truth("x = 9007199254740992.0", x=9007199254740993) is T
         assert truth("x = 9007199254740992", x=9007199254740993) is F
 
     def test_nan_equals_nothing_and_infinity_is_the_greatest(self) -> None:
+        """Doubles compare as in Java."""
         assert truth("x = x", x=math.nan) is F
         assert truth("x <> x", x=math.nan) is T
         assert truth("x > 1.7976931348623157E308", x=math.inf) is T
@@ -263,6 +302,7 @@ class TestArithmetic:
         ],
     )  # fmt: skip
     def test_goes_by_precedence_and_then_from_left_to_right(self, text: str, value: int) -> None:
+        """Signs, then * and /, then + and -; equals from left to right."""
         assert truth(f"x = {text}", x=value) is T
 
     @pytest.mark.parametrize(
@@ -270,9 +310,11 @@ class TestArithmetic:
         [("7 / 2", 3), ("-7 / 2", -3), ("7 / -2", -3), ("-7 / -2", 3), ("1 / 2", 0), ("-1 / 2", 0)],
     )
     def test_of_integers_drops_the_fraction(self, text: str, value: int) -> None:
+        """Java's division of integers, towards zero."""
         assert truth(f"x = {text}", x=value) is T
 
     def test_with_a_double_is_that_of_doubles(self) -> None:
+        """One approximate operand makes an approximate result."""
         assert truth("x = 7 / 2.0 AND x = 7. / 2 AND x = 3 + 0.5 AND x = 7 * .5", x=3.5) is T
         assert truth("x * 10 > 1E308", x=sys.float_info.max) is T
 
@@ -284,30 +326,36 @@ class TestArithmetic:
         ],
     )  # fmt: skip
     def test_of_integers_wraps_as_in_java(self, text: str) -> None:
+        """Beyond 64 bits a long begins again at the other end."""
         assert truth(f"x = {text}", x=-(1 << 63)) is T
 
     @pytest.mark.parametrize("text", ["1 / 0", "1 / 0.0", "1.5 / 0", "0 / 0", "1 / (x - x)"])
     def test_division_by_zero_is_null(self, text: str) -> None:
+        """Java would throw for integers; here there is no value, as in SQL."""
         assert truth(f"{text} IS NULL", x=5) is T
         assert truth(f"{text} = 1", x=5) is U
 
     @pytest.mark.parametrize("text", ["x + 1", "1 - x", "x * 2", "2 / x", "-x", "+x", "x + x"])
     @pytest.mark.parametrize("value", [None, "1", True])
     def test_on_what_is_no_number_is_null(self, text: str, value: Value) -> None:
+        """Arithmetic on a NULL, or on another type, has no value."""
         assert truth(f"{text} IS NULL", x=value) is T
         assert truth(f"{text} <> 5", x=value) is U
 
 
 class TestBetween:
     def test_includes_both_ends(self) -> None:
+        """a BETWEEN b AND c is a >= b AND a <= c; NOT BETWEEN is a < b OR a > c."""
         assert [truth("age BETWEEN 15 AND 19", age=age) for age in (14, 15, 17.5, 19, 20)] == [F, T, T, T, F]
         assert [truth("age NOT BETWEEN 15 AND 19", age=age) for age in (14, 15, 17.5, 19, 20)] == [T, F, F, F, T]
 
     def test_takes_arithmetic_and_leaves_the_next_and_alone(self) -> None:
+        """Its operands are arithmetic expressions, and its AND is its own."""
         assert truth("x + 1 BETWEEN y - 1 AND y * 2 AND z", x=3, y=2, z=True) is T
         assert truth("NOT x BETWEEN 1 AND 2 AND z", x=3, z=False) is F
 
     def test_is_two_comparisons_where_something_is_null(self) -> None:
+        """An end that is NULL is only missed where the other does not decide."""
         assert truth("x BETWEEN 1 AND 2") is U
         assert truth("x BETWEEN low AND 2", x=3) is F
         assert truth("x NOT BETWEEN low AND 2", x=3) is T
@@ -315,6 +363,7 @@ class TestBetween:
         assert truth("x NOT BETWEEN low AND 4", x=3) is U
 
     def test_is_false_of_what_has_no_order_and_so_is_its_opposite(self) -> None:
+        """As the comparisons are that it stands for."""
         assert truth("x BETWEEN 1 AND 2", x="1") is F
         assert truth("x NOT BETWEEN 1 AND 2", x="1") is F
         assert truth("NOT x BETWEEN 1 AND 2", x="1") is T
@@ -322,6 +371,7 @@ class TestBetween:
 
 class TestIn:
     def test_is_equality_with_one_of_some_strings(self) -> None:
+        """a IN ('b', 'c') is a = 'b' OR a = 'c'."""
         assert truth("Country IN ('UK', 'US', 'it''s')", Country="UK") is T
         assert truth("Country IN ('UK','US','it''s')", Country="it's") is T
         assert truth("Country IN ('UK')", Country="Peru") is F
@@ -329,15 +379,18 @@ class TestIn:
         assert truth("Country NOT IN ('UK', 'US')", Country="US") is F
 
     def test_is_unknown_of_null(self) -> None:
+        """And so is NOT IN."""
         assert truth("Country IN ('UK')") is U
         assert truth("Country NOT IN ('UK')") is U
 
     def test_is_false_of_what_is_no_string(self) -> None:
+        """The identifier's value is to be a string."""
         assert truth("x IN ('1')", x=1) is F
         assert truth("x NOT IN ('1')", x=1) is T
 
     @pytest.mark.parametrize("text", ["x IN ()", "x IN (1)", "x IN ('a',)", "x IN 'a'", "x IN ('a'", "x IN (y)"])
     def test_takes_string_literals_only_and_at_least_one(self, text: str) -> None:
+        """Numbers and identifiers cannot stand in the list."""
         error(text)
 
 
@@ -364,6 +417,9 @@ class TestLike:
     def test_fits_any_text_for_percent_and_one_character_for_an_underscore(
         self, pattern: str, matching: list[str], other: list[str]
     ) -> None:
+        """Other characters stand for themselves, as these two do behind the ESCAPE character; all of the
+        text has to fit.
+        """
         for value in matching:
             assert truth(f"x LIKE {pattern}", x=value) is T
             assert truth(f"x NOT LIKE {pattern}", x=value) is F
@@ -372,10 +428,12 @@ class TestLike:
             assert truth(f"x NOT LIKE {pattern}", x=value) is T
 
     def test_is_unknown_of_null(self) -> None:
+        """And so is NOT LIKE."""
         assert truth("x LIKE '%'") is U
         assert truth("x NOT LIKE '%'") is U
 
     def test_is_false_of_what_is_no_string(self) -> None:
+        """The identifier's value is to be a string."""
         assert truth("x LIKE '%'", x=12) is F
         assert truth("x LIKE '%'", x=True) is F
 
@@ -387,10 +445,12 @@ class TestLike:
         ],
     )  # fmt: skip
     def test_takes_a_literal_pattern_and_a_single_character_to_escape_with(self, text: str) -> None:
+        """Both are literals; the character is one."""
         error(text)
 
     @pytest.mark.parametrize("pattern", ["%a%a%a%a%a%b", "%a" * 500 + "b", "%_" * 500 + "b", "%" * 500 + "b"])
     def test_no_pattern_takes_long(self, pattern: str) -> None:
+        """No piece between two % is ever placed twice."""
         selector, value = compile_filter(f"x LIKE '{pattern}'"), "a" * 20_000
         start = time.perf_counter()
         assert not selector.matches(lambda _: value)
@@ -399,6 +459,7 @@ class TestLike:
 
 class TestIsNull:
     def test_turns_the_unknown_into_true_and_its_opposite_into_false(self) -> None:
+        """It asks whether there is a value, and is never unknown itself."""
         assert truth("x IS NULL") is T
         assert truth("x IS NOT NULL") is F
         assert truth("x IS NULL", x="") is F
@@ -406,6 +467,7 @@ class TestIsNull:
 
     @pytest.mark.parametrize("text", ["x = NULL", "NULL", "x IS 5", "x IS TRUE", "x IS NOT", "x NOT NULL", "IS NULL"])
     def test_is_the_only_place_for_null(self, text: str) -> None:
+        """NULL is no literal that could be compared."""
         error(text)
 
 
@@ -479,10 +541,6 @@ class TestWhatIsWrong:
         said = error(f"a = 1 AND {name} = 1")
         assert said.startswith("bad filter, column 11: expected a header field (JMSPriority, ")
         assert f", found {name}" in said
-
-    @pytest.mark.parametrize(("text", "column"), [("/path > 5", 1), ('a = 1 AND /a/b == "x"', 11), ("(/a)", 2)])
-    def test_a_filter_over_bodies_is_refused_as_not_built(self, text: str, column: int) -> None:
-        assert re.match(rf"bad filter, column {column}: .*bodies are not built in this version", error(text))
 
     def test_a_filter_of_several_lines_is_shown_in_one(self) -> None:
         _, shown, caret = error("a\n=\tb\r\nAND AND").split("\n")
@@ -582,7 +640,8 @@ class Writer:
     """Writes what the two languages share, by the productions of the grammar: each reads it by its own precedence.
 
     Numbers are small, since sqlite makes a double of an integer that overflows, and minus signs stand apart, since two
-    begin a comment in SQL.
+    begin a comment in SQL. Strings, numbers and booleans do not meet, since sqlite has an order among them, and strings
+    have none here. Division by zero is NULL to both.
     """
 
     def __init__(self, seed: int) -> None:
@@ -660,7 +719,7 @@ def sql() -> Callable[..., bool | None]:
 
 
 class TestAgreement:
-    @settings(max_examples=3000, deadline=None)
+    @settings(max_examples=EXAMPLES, deadline=None)
     @given(seeds)
     def test_with_sqlite_on_what_the_languages_share(self, sql: Any, seed: int) -> None:
         text, message = Writer(seed).condition(2), Writer(seed + 1).message()

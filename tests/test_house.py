@@ -91,7 +91,13 @@ def test_nobody_imports_upwards(module: str) -> None:
 
 @pytest.mark.parametrize(
     ("package", "home"),
-    [("watchdog", ("dropq/watch.py",)), ("pyspark", ("dropq/spark/",)), ("typer", ("cli/",)), ("rich", ("cli/",))],
+    [
+        ("watchdog", ("dropq/watch.py",)),
+        ("pyspark", ("dropq/spark/",)),
+        ("re2", ("dropq/filters/regex.py",)),
+        ("typer", ("cli/",)),
+        ("rich", ("cli/",)),
+    ],
 )
 def test_a_heavy_package_has_one_importer(package: str, home: tuple[str, ...]) -> None:
     importers = {

@@ -1,7 +1,8 @@
-"""Filters: conditions on messages, as JMS selectors.
+"""Filters: conditions on messages, as JMS selectors over what names tell, or as AMPS filters over bodies too.
 
-Invariant: a filter is compiled once and cannot change; asking it never raises and never opens a file. What is neither
-true nor false, because a message lacks what is asked about, is unknown, and only what is true matches.
+Invariant: a filter is compiled once and cannot change; asking it never raises. What is neither true nor false, because
+a message lacks what is asked about, is unknown, and only what is true matches. A filter without a path, such as
+`/order/total`, never has a body read.
 """
 
 from __future__ import annotations
@@ -9,11 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dropq.errors import InvalidFilter
-from dropq.filters import jms
+from dropq.filters import tree
+from dropq.filters.bodies import LIMIT
+from dropq.filters.grammar import Parser, Source
 from dropq.filters.headers import for_name
+from dropq.filters.jms import Selector
 from dropq.filters.tree import Lookup, Node, Value
 
-__all__ = ["Filter", "Lookup", "Value", "check_chooses", "compile_filter", "for_name"]
+__all__ = [
+    "LIMIT",
+    "Expression",
+    "Filter",
+    "Lookup",
+    "Value",
+    "check_chooses",
+    "compile_expression",
+    "compile_filter",
+    "for_name",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +36,11 @@ class Filter:
 
     Attributes:
         text: the filter as it was written.
+        reads_body: whether it has paths, and so may ask for a message's body.
     """
 
     text: str
+    reads_body: bool
     _condition: Node = field(repr=False, compare=False)
 
     def matches(self, lookup: Lookup) -> bool:
@@ -34,6 +50,24 @@ class Filter:
             lookup: gives the value of an identifier, None for NULL; `for_name` makes one for a message.
         """
         return self._condition(lookup) is True
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A compiled expression, which has a value for each message; two are equal when their texts are.
+
+    Attributes:
+        text: the expression as it was written.
+        reads_body: whether it has paths, and so may ask for a message's body.
+    """
+
+    text: str
+    reads_body: bool
+    _node: Node = field(repr=False, compare=False)
+
+    def value(self, lookup: Lookup) -> Value:
+        """Return its value for a message: of an array the first element's; None for NULL, and for an object."""
+        return tree.single(self._node(lookup))
 
 
 def check_chooses(text: str) -> None:
@@ -50,6 +84,30 @@ def compile_filter(text: str) -> Filter:
     """Compile a filter; a blank one matches every message.
 
     Raises:
-        InvalidFilter: it is not a JMS selector; the message points at the column and says what was expected there.
+        InvalidFilter: it is neither a JMS selector nor an AMPS filter; the message points at the column and says what
+            was expected there.
+        Unavailable: it has a regular expression, and RE2 is not installed.
     """
-    return Filter(text, jms.parse(text))
+    parser, reads_body = _parser(Source(text))
+    return Filter(text, reads_body, parser.condition())
+
+
+def compile_expression(text: str) -> Expression:
+    """Compile an expression of any kind, such as one to order messages by.
+
+    Raises:
+        InvalidFilter: it is blank, or cannot be read; the message points at the column.
+        Unavailable: it has a regular expression, and RE2 is not installed.
+    """
+    parser, reads_body = _parser(Source(text, "expression"))
+    return Expression(text, reads_body, parser.expression())
+
+
+def _parser(source: Source) -> tuple[Parser, bool]:
+    """Return what reads a text, by whether it has a path, and whether it has one."""
+    if "/" in source.text:
+        from dropq.filters.amps import AmpsFilter, has_path  # few look into bodies
+
+        if has_path(source.text):
+            return AmpsFilter(source), True
+    return Selector(source), False

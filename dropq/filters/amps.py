@@ -1,0 +1,159 @@
+"""The language of AMPS filters: conditions over fields of JSON bodies, header fields and properties.
+
+    comparison = sum ( = | == | <> | != | < | <= | > | >= ) sum
+    predicate  = BETWEEN sum AND sum | IN ( sum *( , sum ) ) | LIKE string | ( BEGINS | ENDS ) WITH strings
+    strings    = string | ( string *( , string ) )
+    product    = signed *( ( * | / | % | MOD ) signed )
+    value      = path | function ( either , either ) | identifier | string | number | TRUE | FALSE | NULL
+    function   = INSTR | INSTR_I | STREQUAL_I       string = '...' | "..."
+    path       = / [ name ] *( [n] ) *( / name *( [n] ) )
+
+A name that has more than letters, digits and _ $ @ . : in it stands in quotes. The rest of the grammar stands in
+`grammar`. AMPS's own words are none where an operand may stand, so that a property may be called like one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
+
+from dropq.errors import InvalidFilter
+from dropq.filters import arrays, tree
+from dropq.filters.arrays import AFFIXES, FUNCTIONS, Members
+from dropq.filters.grammar import WORDS, Dialect, Parser, Part, Source, tokens, unquoted
+from dropq.filters.regex import Regex
+from dropq.filters.tree import Found, Node, Path
+
+_STRING = r"""'[^']*(?:''[^']*)*'(?!') | "[^"]*(?:""[^"]*)*"(?!")"""
+_LEXEME = re.compile(
+    rf"""(?P<phrase>(?i:BEGINS|ENDS)[ \t\f\r\n]+(?i:WITH)(?![0-9A-Za-z_$\x80-\U0010ffff]))
+    | {WORDS}
+    | (?P<string>{_STRING})
+    | (?P<symbol><>|!=|<=|>=|==|[=<>+\-*/%(),])""",
+    re.VERBOSE,
+)
+_NAME = r"[\w$@.:]+"
+#: One step of a path; the first may have no name.
+_STEP = re.compile(rf"/(?P<name>{_NAME}|{_STRING})? | \[(?P<index>[0-9]{{1,9}})\]", re.VERBOSE)
+#: What would be read in one way by who means a field's name, and in another by who subtracts.
+_DASHED = re.compile(r"-[\w$@.:]")
+
+
+def _path(source: Source, start: int) -> Path:
+    """Read a path.
+
+    Raises:
+        InvalidFilter: a step has no name, or it cannot be seen where it ends.
+    """
+    text, at = source.text, start
+    steps: list[str | int] = []
+    while found := _STEP.match(text, at):
+        if found["index"]:
+            steps.append(int(found["index"]))
+        elif name := found["name"]:
+            steps.append(unquoted(name) if name[0] in "'\"" else name)
+        elif at > start:
+            break  # a division
+        at = found.end()
+        if text.startswith("/", at) and (at == start + 1 or text.startswith("//", at)):
+            raise source.invalid(at, "the name of a field", "/")
+    if text.startswith("[", at):
+        raise source.invalid(at, "a place in an array, from [0]", "[")
+    if _DASHED.match(text, at):
+        raise source.invalid(at, "a space on either side of -, to subtract, or quotes around the name", "-")
+    return Path(source.text[start:at], tuple(steps))
+
+
+_DIALECT = Dialect(
+    _LEXEME,
+    path=_path,
+    kinds={"==": "=", "!=": "<>", "MOD": "%"},
+    instead={"'": "a closing ' to this string", '"': 'a closing " to this string'},
+)
+
+
+def has_path(text: str) -> bool:
+    """Tell whether a text has a path where an operand may stand, and so is an AMPS filter."""
+    if "/" not in text:
+        return False
+    dialect = _DIALECT._replace(path=lambda source, at: Path("/", ()))
+    try:
+        words = takewhile(lambda token: token.kind != "end", tokens(Source(text), dialect))
+        return any(token.kind == "path" for token in words)
+    except InvalidFilter:
+        return False
+
+
+class AmpsFilter(Parser):
+    """Reads an AMPS filter."""
+
+    dialect = _DIALECT
+    products = ("*", "/", "%")
+    predicates = ("BETWEEN", "IN", "LIKE", "BEGINS WITH", "ENDS WITH")
+
+    def _compared(self, left: Part, symbol: str, right: Part) -> Node:
+        return tree.operation(partial(arrays.compare, symbol), left.node, right.node)
+
+    def _predicate(self, left: Part, negated: bool) -> Node:
+        if self._accept("BETWEEN"):
+            low, high = self._bounds()
+            node = tree.operation(arrays.between, left.node, low.node, high.node)
+        elif self._accept("IN"):
+            node = self._within(left)
+        else:
+            node = tree.operation(self._test_of_strings(), self._typed(left, "string"))
+        return tree.operation(tree.negation, node) if negated else node
+
+    def _within(self, left: Part) -> Node:
+        parts: list[Part] = []
+        self._listed(lambda: parts.append(self._sum()))
+        members = Members(part.literal for part in parts if part.literal is not None)
+        others = [part.node for part in parts if part.literal is None]
+        return tree.operation(partial(arrays.within, members), left.node, *others)
+
+    def _test_of_strings(self) -> Callable[[Found], bool | None]:
+        if self._accept("LIKE"):
+            token, pattern = self._token, self._string()
+            try:
+                return partial(arrays.like, Regex(pattern))
+            except ValueError as error:
+                expected = f"a regular expression that RE2 knows ({error})"
+                raise self._source.invalid(token.at, expected, token.text) from None
+        affix = self._accept("BEGINS WITH") or self._expect("ENDS WITH")
+        strings: list[str] = []
+        if self._token.kind == "(":
+            self._listed(lambda: strings.append(self._string()))
+        else:
+            strings.append(self._string())
+        return partial(AFFIXES[affix.kind], tuple(strings))
+
+    def _value(self) -> Part:
+        token = self._token
+        if isinstance(token.value, Path):
+            self._expect("path")
+            return Part(tree.identifier(token.value), token.at, None)
+        if self._accept("NULL"):
+            return Part(tree.constant(None), token.at, None)
+        part = super()._value()
+        if token.kind == "identifier" and self._token.kind == "(" and token.text.upper() in FUNCTIONS:
+            return self._call(token.at, FUNCTIONS[token.text.upper()])
+        return part
+
+    def _call(self, at: int, function: Callable[[Found, Found], int | None]) -> Part:
+        """Read what a function is given; its value may be a condition, too."""
+        self._open()
+        first = self._either()
+        self._expect(",")
+        second = self._closed(")", ")")
+        self._depth -= 1
+        return Part(tree.operation(function, first.node, second.node), at, None)
+
+    def _typed(self, part: Part, kind: str) -> Node:
+        """Let TRUE be 1 and FALSE be 0, and a number that is not 0 be true."""
+        if kind == "condition" and part.kind != "string":
+            return part.node if part.kind == kind else tree.operation(arrays.truth, part.node)
+        if kind == "number" and part.kind != "string":
+            return part.node if part.kind == kind else tree.operation(arrays.number, part.node)
+        return super()._typed(part, kind)
