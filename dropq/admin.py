@@ -48,7 +48,7 @@ def select(
         queue: the queue.
         state: the folder.
         ids: message ids, file names or receipts.
-        filter: a JMS selector: only what it matches.
+        filter: only what it matches.
         older_than: seconds since a message came to this state.
     """
     if filter is not None:

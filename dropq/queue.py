@@ -132,7 +132,7 @@ class Queue(Producer):
 
         Args:
             client_id: who receives, for people who read processing/; None takes host and process.
-            filter: a JMS selector: other messages are left to others.
+            filter: other messages are left to others, as those are that the queue's own filter does not match.
             max_backlog: how many messages it may hold at once; None for as many as the queue's cap allows.
             lease_period: after which a claim runs out; None takes the queue's.
             detached: its claims outlive the process, as those of a shell command; they must have a lease.
@@ -140,6 +140,7 @@ class Queue(Producer):
         Raises:
             ConfigError: a detached subscription without a lease.
             InvalidFilter: the filter cannot be read, or is empty.
+            Unavailable: a filter needs an extra that is not installed.
         """
         from dropq.subscription import Subscription
 
@@ -160,10 +161,20 @@ class Queue(Producer):
             client_id=client_id or _client_id(),
             max_backlog=min(limits) if limits else None,
             lease=lease or None,
-            matches=None if filter is None else matching(filter, life.sidecars),
+            matches=self._taking(filter),
             read_locks=(self.root.layout.read_lock, life.layout.read_lock),
             detached=detached,
         )
+
+    def _taking(self, filter: str | None) -> Callable[[Waiting], bool] | None:
+        """Return what tells which messages a subscription takes, by the queue's filter and its own; None for all."""
+        tests = [self._matching(one) for one in (self.config.filter, filter) if one is not None]
+        return (lambda waiting: all(test(waiting) for test in tests)) if len(tests) > 1 else next(iter(tests), None)
+
+    def _matching(self, filter: str, state: str = "target") -> Callable[[Waiting], bool]:
+        life = self.life
+        folder, message_type = life.layout.folder(state), life.config.message_type
+        return matching(filter, life.sidecars, state, folder=folder, message_type=message_type)
 
     def receive(self, timeout: Duration | None = 0) -> Message | None:
         """Claim the next message, on a subscription that lives as long as this object.
@@ -262,7 +273,7 @@ class Queue(Producer):
 
         Args:
             state: the state.
-            filter: a JMS selector: only what it matches.
+            filter: only what it matches.
 
         Raises:
             InvalidFilter: the filter cannot be read; the error points at the column.
@@ -273,7 +284,7 @@ class Queue(Producer):
     def listed(self, state: str = "target", filter: str | None = None) -> Iterator[Waiting]:
         """Yield the files of a state's messages in order of delivery, by one listing."""
         life = self.life
-        matches = None if filter is None else matching(filter, life.sidecars, state)
+        matches = None if filter is None else self._matching(filter, state)
         with life.telling("nothing was changed"):
             for waiting in self._waiting(state):
                 if (state not in RESERVED or not self._is_reserved(state, waiting.file)) and (
@@ -356,7 +367,7 @@ class Queue(Producer):
         Args:
             ids: which; None takes all of the state.
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims.
-            filter: a JMS selector: only what it matches.
+            filter: only what it matches.
         """
         from dropq import admin
 

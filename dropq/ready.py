@@ -12,6 +12,8 @@ of theirs, so that the share of a consumer that is busy, or dead, is passed over
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import random
 import re
@@ -20,11 +22,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, groupby, islice
 from operator import itemgetter
+from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 from dropq import names, storage
 from dropq.lifecycle import Waiting
 from dropq.sidecars import Sidecars
+
+if TYPE_CHECKING:
+    from dropq.filters import Lookup
+
+log = logging.getLogger("dropq")
+
+T = TypeVar("T")
 
 #: Seconds after which a view is refreshed although it is not used up.
 MAX_AGE = 0.1
@@ -38,6 +48,8 @@ OLDEST_EACH = 32
 PARTS = 64
 #: Order keys that are kept for names that do not tell their time; beyond it they are looked up again.
 ARRIVALS_LIMIT = 100_000
+#: Files whose answers to a question about their bodies are kept at the least; twice as many at the most.
+REMEMBERED = 100_000
 
 #: Names of one priority; of those that do not tell their time, what they are offered as.
 _Group = Sequence[str | Waiting]
@@ -261,25 +273,118 @@ class _First:
                 self._end = bundle, files[-1]
 
 
-def matching(filter: str, sidecars: Sidecars, state: str = "target") -> Callable[[Waiting], bool]:
-    """Return a test of listed files by a filter, which sees the delivery that is to come, or the last there was.
+def matching(
+    filter: str, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json"
+) -> Callable[[Waiting], bool]:
+    """Return a test of a folder's listed files by a filter; what a body answered is remembered.
+
+    Args:
+        filter: the filter.
+        sidecars: what reads names.
+        state: which state the folder is: a filter sees the delivery that is to come, or the last there was.
+        folder: where the files lie whose bodies it may read.
+        message_type: what bodies are: json, text or binary.
 
     Raises:
         InvalidFilter: it cannot be read.
+        Unavailable: it needs an extra that is not installed.
     """
-    from dropq.filters import compile_filter, for_name  # few ask for one
+    from dropq.filters import compile_filter  # few ask for one
 
     compiled = compile_filter(filter)
-    waits = state in ("target", "delayed")
+    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type)
+    return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
-    def matches(waiting: Waiting) -> bool:
+
+class Lookups:
+    """What filters and expressions are asked about the listed files of one folder.
+
+    Args:
+        sidecars: what reads names.
+        state: which state the folder is: the delivery that is seen is the one to come, or the last there was.
+        folder: where the files lie.
+        message_type: what their bodies are: json, text or binary.
+    """
+
+    def __init__(self, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json") -> None:
+        self._sidecars = sidecars
+        self._waits = state in ("target", "delayed")
+        self._folder = folder
+        self._message_type = message_type
+
+    def asking(self, ask: Callable[[Lookup], T]) -> Callable[[Waiting], T]:
+        """Return a question to the name of a file."""
+        return lambda waiting: ask(self._lookup(waiting, None))
+
+    def remembering(self, ask: Callable[[Lookup], T]) -> Callable[[Waiting], T]:
+        """Return a question to a file's name and body, which remembers what the last `REMEMBERED` files answered.
+
+        RACE: a file that somebody claimed since the listing has no body here; it is asked again when it comes back.
+        """
+        recent: dict[tuple[str, int], T] = {}
+        before: dict[tuple[str, int], T] = {}
+
+        def answer(waiting: Waiting) -> T:
+            nonlocal recent, before
+            key = waiting.file, waiting.arrival  # another file may come under a foreign name
+            if key in recent:
+                return recent[key]
+            if key in before:
+                answered, known = before[key], True
+            else:
+                body = _Body(f"{self._folder}/{waiting.file}")
+                answered = ask(self._lookup(waiting, body))
+                known = not body.refused
+            if known:
+                if len(recent) >= REMEMBERED:  # what was not asked for since the last time is forgotten
+                    recent, before = {}, recent
+                recent[key] = answered
+            return answered
+
+        return answer
+
+    def _lookup(self, waiting: Waiting, body: _Body | None) -> Lookup:
+        from dropq.filters import for_name
+
         claim, bare = names.split_claim(waiting.file)
-        name = sidecars.full(sidecars.parse(bare))
+        parsed = self._sidecars.parse(bare)
+        name = self._sidecars.full(parsed)
+        if body is not None and parsed.meta and name is parsed:
+            body.refused = True  # what its sidecar holds may be there the next time
         seen = max(name.delivery_count, claim.number if claim else 0)
-        count = seen + 1 if waits else max(seen, 1)
-        return compiled.matches(for_name(name, delivery_count=count, arrival=waiting.arrival or None))
+        count = seen + 1 if self._waits else max(seen, 1)
+        return for_name(
+            name,
+            delivery_count=count,
+            arrival=waiting.arrival or None,
+            body=body,
+            message_type=self._message_type,
+        )
 
-    return matches
+
+class _Body:
+    """Reads a file's body for a filter.
+
+    Attributes:
+        refused: whether it, or what else is known of the message, could not be read, which may be otherwise the next
+            time.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.refused = False
+
+    def __call__(self) -> bytes:
+        from dropq.filters import LIMIT
+
+        try:
+            return storage.read_body(self._path, LIMIT)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                log.warning("filters see only NULLs in %s: it is longer than %d MiB", self._path, LIMIT >> 20)
+            else:
+                self.refused = True
+            raise
 
 
 def _by_priority(files: list[str]) -> Iterator[_Group]:
