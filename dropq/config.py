@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from dropq import durations
 from dropq.durations import format_duration, parse_duration
-from dropq.errors import ConfigError, InvalidName
+from dropq.errors import ConfigError, InvalidFilter, InvalidName, Unavailable
 from dropq.names import CLASSES, Name, check_queue_name
 
 __all__ = [
@@ -47,17 +47,13 @@ FORMAT = 1
 #: Keys that are validated in full, and refused when they are set to anything but their default.
 NOT_BUILT = frozenset(
     {
-        "barrier_expression",
         "dead_letter_queue",
         "default_publish_target",
         "deferred_ack_expiration",
         "fairness_model",
-        "filter",
         "max_backlog",
         "max_unprocessed",
-        "message_type",
         "overflow",
-        "priority",
         "recovery_point",
         "selector",
         "self_destruct",
@@ -177,6 +173,31 @@ def _expression(value: object) -> str:
     if not _text(value):
         raise ValueError
     return _text(value)
+
+
+def _filter(value: object) -> str:
+    from dropq.filters import compile_filter  # few queues have one
+
+    return _compiled(value, compile_filter)
+
+
+def _order(value: object) -> str:
+    from dropq.filters import compile_expression
+
+    return _compiled(value, compile_expression)
+
+
+def _compiled(value: object, compiler: Callable[[str], object]) -> str:
+    text = _expression(value)
+    if not text.strip():
+        raise ValueError
+    try:
+        compiler(text)
+    except Unavailable:
+        pass  # whoever sends needs no extra; who uses the filter is told
+    except InvalidFilter as error:
+        raise ValueError(str(error).partition("\n")[0]) from None
+    return text
 
 
 def _queue_name(value: object) -> str:
@@ -305,6 +326,7 @@ _LIFETIME = _Kind(_lifetime, durations.ALLOWED, format_duration)
 _COUNT, _LIMIT, _DEPTH = _whole(0), _whole(1), _whole(1000)
 _SWITCH = _Kind(_switch, "true or false")
 _EXPRESSION = _Kind(_expression, "an expression as a string")
+_FILTER, _ORDER = _Kind(_filter, _EXPRESSION.allowed), _Kind(_order, _EXPRESSION.allowed)
 _QUEUE_NAME = _Kind(_queue_name, "the name of a queue")
 _TOPIC = _Kind(_topic, "a topic")
 _POINT = _Kind(_recovery_point, "epoch, now, creation, an id that dropq made, or an ISO 8601 time")
@@ -356,7 +378,7 @@ class QueueConfig:
     expiration_model: Literal["default", "queue", "earliest", "latest"] = _key(
         _one_of("default", "queue", "earliest", "latest"), "default"
     )
-    filter: str | None = _key(_EXPRESSION)
+    filter: str | None = _key(_FILTER)
     fairness_model: Literal["fast", "round-robin", "proportional"] = _key(
         _one_of("fast", "round-robin", "proportional"), "fast"
     )
@@ -366,8 +388,8 @@ class QueueConfig:
     redelivery_attempts: int = _key(_COUNT, 0)
     redelivery_delay: float = _key(_PERIOD, 0.0)
     redelivery_backoff: float = _key(_FACTOR, 1.0)
-    priority: str | None = _key(_EXPRESSION)
-    barrier_expression: str | None = _key(_EXPRESSION)
+    priority: str | None = _key(_ORDER)
+    barrier_expression: str | None = _key(_FILTER)
     target_queue_depth: int | None = _key(_DEPTH)
     deferred_ack_expiration: float = _key(_PERIOD, 86400.0)
     recovery_point: str = _key(_POINT, "epoch")
