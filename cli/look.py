@@ -22,11 +22,14 @@ from .shell import Shell, arguments
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
+    from dropq.explain import Explanation
     from dropq.health import Health
 
 #: The columns of messages: of any, and what more is told of those in a state.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), "error": ("reason",), "expired": ("reason",)}
+#: The columns of `browse --explain`.
+WHY = ("id", "state", "why", "until", "holders", "detail")
 #: Columns that give way to those in a table.
 LESS = ("priority", "bytes", "type")
 #: Bytes of a body that `show` shows on a terminal.
@@ -120,17 +123,38 @@ def _health_lines(health: Health) -> Iterator[Record]:
 def browse(
     ctx: typer.Context,
     queue: QueueName,
-    state: Annotated[State, state("Where to look.")] = "target",
+    state: Annotated[State | None, state("Where to look; target without.")] = None,
     count: Annotated[int | None, typer.Option("-n", metavar="N", min=0, help="Only the first N.")] = None,
     filter: Filter = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell why each waits, or who holds it.")] = False,
     json: Json = False,
 ) -> None:
-    """List the messages of a state, in order of delivery."""
+    """List the messages of a state, in order of delivery.
+
+    With --explain it goes through target/, delayed/ and processing/, or the one of them that --state names, and says of
+    each message why nobody is handed it, or by whom it is held and what would bring it back.
+    """
     shell = Shell(ctx, json)
-    messages = islice(shell.queue(queue).browse(state, filter=filter), count)
-    more = MORE.get(state, ())
+    if explain:
+        told = islice(shell.queue(queue).explain(state, filter=filter), count)
+        return shell.show(map(_explained, told), WHY)
+    looked_at = state or "target"
+    messages = islice(shell.queue(queue).browse(looked_at, filter=filter), count)
+    more = MORE.get(looked_at, ())
     brief = tuple(key for key in COLUMNS if key not in LESS) if more else COLUMNS
-    shell.show(_records(messages), (*COLUMNS, *more), table=(*brief, *more))
+    return shell.show(_records(messages), (*COLUMNS, *more), table=(*brief, *more))
+
+
+def _explained(told: Explanation) -> Record:
+    return {
+        "id": told.message.id,
+        "queue": told.message.queue.name,
+        "state": told.message.state,
+        "why": told.why,
+        "until": told.until,
+        "holders": list(told.holders),
+        "detail": told.detail,
+    }
 
 
 def _records(messages: Iterable[Message]) -> Iterator[Record]:

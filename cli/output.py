@@ -167,6 +167,8 @@ def cell(record: Record, key: str) -> str:
     if isinstance(value, Mapping):
         pairs = (f"{name}={item}" for name, item in value.items())
         return escape(reason_text(value) if key == "reason" else " ".join(pairs))
+    if isinstance(value, list):
+        return escape(" ".join(map(str, value)))
     return escape(str(value))
 
 

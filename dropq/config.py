@@ -50,8 +50,6 @@ NOT_BUILT = frozenset(
         "dead_letter_queue",
         "default_publish_target",
         "deferred_ack_expiration",
-        "fairness_model",
-        "max_backlog",
         "max_unprocessed",
         "overflow",
         "recovery_point",
@@ -676,6 +674,9 @@ def _conflicts(given: Mapping[str, _Given], name: str | None) -> list[str]:
     ]
     if "underlying_topic" in there or "default_publish_target" in there:
         problems += _topic_conflicts(there.get("underlying_topic"), there.get("default_publish_target"))
+    if "barrier_expression" in there and "semantics" in there and there["semantics"].value == "at-most-once":
+        why = "a barrier is held until it is acknowledged"
+        problems.append(f"{_both(there['barrier_expression'], there['semantics'])} do not fit: {why}")
     letter, overflow = there.get("dead_letter_queue"), there.get("overflow")
     if letter and letter.value == name:
         problems.append(letter.problem("a queue cannot be its own dead-letter queue; another one is allowed"))

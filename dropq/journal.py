@@ -355,7 +355,9 @@ class Journal:
 
 
 def check_semantics(queue: Queue) -> None:
-    """Refuse a queue that delivers at most once, for readers that may have to read a message again."""
+    """Refuse a queue whose messages Spark cannot claim: one that delivers at most once, or has barriers."""
+    if queue.config.barrier_expression is not None:
+        raise ConfigError(f"queue {queue.name} has barriers: Spark's batches have no place for a share of one")
     if queue.config.semantics == "at-most-once":
         raise ConfigError(
             f'queue {queue.name} has semantics = "at-most-once", and Spark may have to read a message twice'

@@ -6,6 +6,7 @@ where a queue has DropboxMQ's layout.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ JOB_PREFIX = ".job-"
 DOCTOR_PREFIX = "doctor-"
 
 
+#: What lies in a queue's private folder under its own name.
+_PRIVATE = ("consumers", "held", "reasons", "delayed", "staged", "ledger", "streams", "turns", "barriers", "lock")
+
+
 @dataclass(frozen=True, slots=True)
 class QueueLayout:
     """The paths of one queue; `base` is where `target/` lies, `home` is the queue's own folder."""
@@ -61,6 +66,9 @@ class QueueLayout:
     ledger: str = field(init=False)
     streams: str = field(init=False)
     set_aside: str = field(init=False)
+    turns: str = field(init=False)
+    barriers: str = field(init=False)
+    lock: str = field(init=False)
     read_lock: str = field(init=False)
     config_file: str = field(init=False)
     folders: dict[str, str] = field(init=False, repr=False, hash=False, compare=False)
@@ -69,7 +77,7 @@ class QueueLayout:
         private = f"{self.base}/{PRIVATE}"
         for name in (*FOLDERS, "routing"):
             object.__setattr__(self, name, f"{self.base}/{name}")
-        for name in ("consumers", "held", "reasons", "delayed", "staged", "ledger", "streams"):
+        for name in _PRIVATE:
             object.__setattr__(self, name, f"{private}/{name}")
         object.__setattr__(self, "private", private)
         object.__setattr__(self, "set_aside", f"{private}/set-aside")
@@ -87,12 +95,19 @@ class QueueLayout:
         """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
         return cls(home, f"{home}/{INCOMING}")
 
+    def holding_in(self, folder: str) -> QueueLayout:
+        """Return the same layout with another folder for what is held."""
+        other = copy.copy(self)
+        object.__setattr__(other, "processing", folder)
+        object.__setattr__(other, "folders", {**self.folders, "processing": folder})
+        return other
+
     @property
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are made when they are needed, and never links."""
         reasons = (f"{self.reasons}/error", f"{self.reasons}/expired")
         own = (self.consumers, self.held, self.reasons, *reasons, self.delayed, self.staged, self.ledger, self.streams)
-        return (self.private, *own, self.set_aside)
+        return (self.private, *own, self.turns, self.barriers, self.set_aside)
 
     def folder(self, state: str) -> str:
         """Return the folder of a state, `delayed` included.

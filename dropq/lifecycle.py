@@ -179,7 +179,7 @@ class Lifecycle:
             again: its name goes on telling whose lease ran out, since it is the same stream that takes it.
         """
         lying, arrival, plain = waiting
-        number, file = (1, lying) if plain else self._next_delivery(lying, again=again)
+        number, file = (1, lying) if plain else self.next_delivery(lying, again=again)
         layout = self.layout
         held = Held(layout.processing, Claim(owner, deadline, number), file, arrival)
         try:
@@ -193,7 +193,7 @@ class Lifecycle:
             raise storage_error(error, "the message stays in target/") from error
         return held
 
-    def _next_delivery(self, waiting: str, *, again: bool) -> tuple[int, str]:
+    def next_delivery(self, waiting: str, *, again: bool = False) -> tuple[int, str]:
         """Return the number of the next delivery of a file, and its name without a prefix left by hand."""
         by_hand, file = names.split_claim(waiting)
         name = self.sidecars.parse(file)
@@ -210,6 +210,10 @@ class Lifecycle:
     def waiting_expires_at(self, waiting: Waiting) -> int:
         """Return when a waiting message expires, in ms since 1970; 0 for never."""
         return self.expires_at(self.sidecars.parse(names.split_claim(waiting.file)[1]), waiting.arrival)
+
+    def has_expired(self, waiting: Waiting) -> bool:
+        """Tell whether a waiting message's time is over."""
+        return self.may_expire(waiting) and 0 < self.waiting_expires_at(waiting) <= self.clock.now_ms()
 
     def expires_at(self, name: Name, arrival: int) -> int:
         """Return when a message expires, in ms since 1970; 0 for never. AMPS's four expiration models."""

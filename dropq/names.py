@@ -34,6 +34,8 @@ NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer ones are 
 ID_LIMIT = 100  #: bytes of an encoded message id
 PREFIX_LIMIT = 62  #: bytes of a claim prefix: owner 36, deadline 13, number 10, three separators
 CLASSES = "MBSPOT"
+#: The client's part in the claims of barriers; `client_part` never makes it.
+BARRIER = "barrier%"
 
 _log = logging.getLogger("dropq")
 _INT_BITS = {"Y": 7, "H": 15, "I": 31, "L": 63}
@@ -226,6 +228,11 @@ class Claim(NamedTuple):
     def subscription(self) -> str:
         """The owner without the sequence of the claim: what a live consumer is known by."""
         return self.owner.rpartition("-")[0] if self.ours else self.owner
+
+    @property
+    def of_barrier(self) -> bool:
+        """Whether it is a barrier's, which several subscriptions have a share of."""
+        return self.owner.startswith(f"{BARRIER}-")
 
     @property
     def prefix(self) -> str:

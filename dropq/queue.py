@@ -16,6 +16,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from dropq import names, storage
+from dropq.admission import view_of, wanting
 from dropq.config import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, LeaseLost, NoSuchMessage
@@ -24,11 +25,11 @@ from dropq.lifecycle import Lifecycle, Waiting
 from dropq.message import Duration, Message, utc
 from dropq.opening import find_layout, open_queue
 from dropq.producer import Producer
-from dropq.ready import Ready, matching
 
 # What sends and counts is imported here; the rest by the verbs that need it, so that a shell's `send` does not wait.
 if TYPE_CHECKING:
     from dropq.admin import Outcome
+    from dropq.explain import Explanation
     from dropq.fsck import Finding
     from dropq.root import Root
     from dropq.subscription import Subscription
@@ -161,20 +162,10 @@ class Queue(Producer):
             client_id=client_id or _client_id(),
             max_backlog=min(limits) if limits else None,
             lease=lease or None,
-            matches=self._taking(filter),
+            filter=filter,
             read_locks=(self.root.layout.read_lock, life.layout.read_lock),
             detached=detached,
         )
-
-    def _taking(self, filter: str | None) -> Callable[[Waiting], bool] | None:
-        """Return what tells which messages a subscription takes, by the queue's filter and its own; None for all."""
-        tests = [self._matching(one) for one in (self.config.filter, filter) if one is not None]
-        return (lambda waiting: all(test(waiting) for test in tests)) if len(tests) > 1 else next(iter(tests), None)
-
-    def _matching(self, filter: str, state: str = "target") -> Callable[[Waiting], bool]:
-        life = self.life
-        folder, message_type = life.layout.folder(state), life.config.message_type
-        return matching(filter, life.sidecars, state, folder=folder, message_type=message_type)
 
     def receive(self, timeout: Duration | None = 0) -> Message | None:
         """Claim the next message, on a subscription that lives as long as this object.
@@ -211,6 +202,10 @@ class Queue(Producer):
         if ours is not None and ours.queue.layout.home == self.layout.home:
             return ours  # settled by its receipt, or by who received it: it is one message
         held = life.find_claim(claim.owner)
+        if held is None and storage.exists(self.layout.barriers):
+            from dropq.admission.barrier import find_share
+
+            held, life = find_share(life, claim.owner) or (None, life)
         if held is None:
             raise LeaseLost(
                 f"no claim {claim.owner} on queue {self.name}: its lease ran out, or it was settled; "
@@ -226,6 +221,8 @@ class Queue(Producer):
         for entry in storage.entries(self.layout.processing):
             claim, file = names.split_claim(entry.name)
             if claim is not None and claim.ours and self._is(file, message_id):
+                if claim.of_barrier:
+                    raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
                 held = self.life.find_claim(claim.owner)
                 if held is not None:
                     return Message(self, self.life, "processing", held.filename, held=held)
@@ -281,10 +278,24 @@ class Queue(Producer):
         for waiting in self.listed(state, filter):
             yield Message(self, self.life, state, waiting.file)
 
+    def explain(self, state: str | None = None, filter: str | None = None) -> Iterator[Explanation]:
+        """Say of each message that is not settled why nobody is handed it, or who holds it.
+
+        Args:
+            state: target, delayed or processing; None for all three.
+            filter: only what it matches.
+
+        Raises:
+            InvalidFilter: the filter cannot be read; the error points at the column.
+        """
+        from dropq.explain import explain
+
+        return explain(self, state, filter)
+
     def listed(self, state: str = "target", filter: str | None = None) -> Iterator[Waiting]:
         """Yield the files of a state's messages in order of delivery, by one listing."""
         life = self.life
-        matches = None if filter is None else self._matching(filter, state)
+        matches = None if filter is None else wanting(life, filter, state)
         with life.telling("nothing was changed"):
             for waiting in self._waiting(state):
                 if (state not in RESERVED or not self._is_reserved(state, waiting.file)) and (
@@ -323,7 +334,7 @@ class Queue(Producer):
     def _waiting(self, state: str = "target") -> Iterator[Waiting]:
         life = self.life
         try:
-            return Ready(life.layout.folder(state), life.sidecars, ignoring(life.config.ignore)).waiting()
+            return view_of(life, state).waiting()
         except FileNotFoundError:
             if state != "delayed":
                 raise

@@ -118,6 +118,10 @@ class Ready:
         self.view, self._pieces, self._end = iter(()), iter(()), None
         self.fresh_until = self._worn_at = 0.0
 
+    def put_back(self, waiting: Waiting) -> None:
+        """Offer a message again that the view offered last."""
+        self.view = chain((waiting,), self.view)
+
     def refresh(self, rank: int = 0, consumers: int = 1) -> None:
         """Make the view anew from a listing, for one of several consumers who know their order.
 

@@ -20,18 +20,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from dropq import names, storage
+from dropq.admission import belonging, gate_for, view_of, wanting
 from dropq.consumers import FORKS, Presence
 from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
-from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message, ack_all
-from dropq.ready import DEPTH, LISTING_SHARE, MAX_AGE, Ready
+from dropq.ready import DEPTH, LISTING_SHARE, MAX_AGE
 from dropq.storage import storage_error, telling
 from dropq.sweep import QuickSweep, held_by
 from dropq.watch import RESCAN, Watch
 
 if TYPE_CHECKING:
+    from dropq.admission.gate import Gate
     from dropq.queue import Queue
 
 log = logging.getLogger("dropq")
@@ -39,6 +40,9 @@ log = logging.getLogger("dropq")
 #: Seconds of a processor after which a look that found nothing was long: who waits lets pass ten times as much before
 #: the next.
 LONG_LOOK = 0.02
+#: Seconds between two looks whether another has taken its turn: the first pause, and the longest, to which it doubles.
+FIRST_PAUSE = 0.0005
+LONGEST_PAUSE = 0.01
 #: Seconds for which consumers share what waits, after one was in another's way.
 SHARING = 1.0
 #: After so many messages of a view that others took first, a new one is made; after twice as many the next one, until
@@ -57,7 +61,7 @@ class Subscription:
         client_id: who holds what it claims, for people who read processing/.
         max_backlog: how many messages it may hold at once; None for no limit.
         lease: seconds after which a claim runs out; None for never.
-        matches: tells which messages it takes; None for all.
+        filter: which messages it takes; None for all.
         read_locks: files that, while one of them exists, make the queue look empty.
         detached: its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
     """
@@ -70,7 +74,7 @@ class Subscription:
         client_id: str,
         max_backlog: int | None,
         lease: float | None,
-        matches: Callable[[Waiting], bool] | None = None,
+        filter: str | None = None,
         read_locks: tuple[str, ...],
         detached: bool = False,
     ) -> None:
@@ -80,11 +84,10 @@ class Subscription:
         self.lease = lease
         self._queue = queue
         self._life = life
-        self._matches = matches
+        self._matches = _all_of(belonging(life), None if filter is None else wanting(life, filter))
         self._read_locks = read_locks
         self._snapshot = False
-        depth = life.config.target_queue_depth or DEPTH
-        self._ready = Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore), depth=depth)
+        self._ready = view_of(life, depth=life.config.target_queue_depth or DEPTH)
         self._shares_until = 0.0
         self._lost = 0
         self._losses = LOSSES
@@ -104,6 +107,7 @@ class Subscription:
         self._news = object()  # another one whenever there may be something to look for
         self._presence: Presence | None = None
         _OF_THIS_PROCESS[self.id] = self
+        self._gate = gate_for(life, self.id, allowed=max_backlog, filter=filter, lasting=not detached)
         if detached:
             return
         try:
@@ -219,7 +223,10 @@ class Subscription:
     @property
     def next_look(self) -> float:
         """Seconds after which to look again without news: then a delay or a lease may have ended."""
-        return max(min(self._sweep.again - time.monotonic(), RESCAN), 0.001)
+        again = min(self._sweep.again - time.monotonic(), RESCAN)
+        if self._gate is not None and self._gate.recheck is not None:
+            again = min(again, self._gate.recheck)
+        return max(again, 0.001)
 
     def snapshot(self) -> None:
         """Offer from now on only what waits at this moment."""
@@ -246,7 +253,7 @@ class Subscription:
                 self._forget_lost()
                 if len(self._held) >= self.max_backlog:
                     return None
-            return self._take(refreshed)
+            return self._take(refreshed) if self._gate is None else self._admitted(self._gate, refreshed)
 
     def _attend(self) -> bool:
         """See to what is not done for each message: the end, sweeps, read-locks; tell whether the view is new."""
@@ -289,6 +296,53 @@ class Subscription:
                     return None
                 refreshed = True
                 self._refresh()
+
+    def _admitted(self, gate: Gate, refreshed: bool) -> Message | None:
+        """Take the next message where the queue has a policy; wait for another subscription to take its turn first."""
+        pause = FIRST_PAUSE
+        while True:
+            with gate.entered() as alone:
+                message = self._take_alone(gate, refreshed) if alone else None
+                if message is not None:
+                    gate.passed()
+                elif not gate.closed:
+                    gate.waits()
+            if message is not None or not gate.gives_way or self._closed.wait(pause):
+                return message
+            pause = min(2 * pause, LONGEST_PAUSE)
+            refreshed = refreshed and not self._ready.stale
+
+    def _take_alone(self, gate: Gate, refreshed: bool) -> Message | None:
+        """Take one message under the policy lock, where nobody else who takes it is in the way."""
+        shared = gate.share(self.next_owner, self._deadline)
+        for waiting in () if shared or gate.closed else self._offered(refreshed):
+            if gate.stops_at(waiting, self._anew):
+                self._ready.clear()  # what comes behind a barrier is not to be taken from this view
+                shared = gate.share(self.next_owner, self._deadline)
+                break
+            if (message := self._claim(waiting)) is not None:
+                return message
+            if gate.closed:
+                self._ready.put_back(waiting)
+                break
+        if shared is not None:
+            return self._hand_out(*shared)
+        self._tell_refused()
+        return None
+
+    def _offered(self, refreshed: bool) -> Iterator[Waiting]:
+        """Yield what waits: what is left of the view, and then of a new one, unless it is as new as that."""
+        yield from self._ready.view
+        while self._go_on():
+            yield from self._ready.view
+        if not (refreshed or self._snapshot):
+            self._refresh()
+            yield from self._offered(refreshed=True)
+
+    def _anew(self) -> Iterator[Waiting]:
+        """List the queue anew, and return what waits from the first on."""
+        self._refresh()
+        return self._ready.view
 
     def _paused(self) -> bool:
         with telling("no message was touched"):
@@ -345,21 +399,30 @@ class Subscription:
             return None
         deadline = 0
         if self._timed or not waiting.plain:
-            now = life.clock.now_ms()
-            if life.may_expire(waiting) and 0 < life.waiting_expires_at(waiting) <= now:
+            if life.has_expired(waiting):
                 self._expire(waiting)
                 return None
-            deadline = now + int(self.lease * 1000) if self.lease else 0
+            deadline = self._deadline()
+        if self._gate is not None and not self._gate.admits(waiting):
+            return None
         try:
             held = life.claim(waiting, self.next_owner(), deadline)
         except StorageError as error:
             self._refused = self._refused or error  # the others may be as good as before; one tells of all
             return None
         if held is None:
-            self._share()
+            if self._gate is None:
+                self._share()
+            return None
+        if self._gate is not None and self._gate.breaks():
+            life.give_back(held, counted=False, delay=0)
             return None
         self._losses = LOSSES
         return self._settled_first(held) if self._at_most_once else self._hand_out(held)
+
+    def _deadline(self) -> int:
+        """Return when the lease of a claim that is made now runs out, in ms since 1970; 0 for never."""
+        return self._life.clock.now_ms() + int(self.lease * 1000) if self.lease else 0
 
     def _expire(self, waiting: Waiting) -> None:
         try:
@@ -371,10 +434,10 @@ class Subscription:
         """Return what identifies the next claim: no two claims, of whichever process, ever share it."""
         return names.owner(self.id, next(self._claims))
 
-    def _hand_out(self, held: Held) -> Message:
+    def _hand_out(self, held: Held, life: Lifecycle | None = None) -> Message:
         owner = held.claim.owner
         # The message keeps its subscription: one that nobody else refers to is still alive while it holds something.
-        message = Message(self._queue, self._life, "processing", held.filename, held=held, holder=self)
+        message = Message(self._queue, life or self._life, "processing", held.filename, held=held, holder=self)
         self._held[owner] = message
         return message
 
@@ -423,6 +486,8 @@ class Subscription:
         try:
             with self._life.telling("what is still held returns with the next sweep"):
                 self._return_held()
+                if self._gate is not None:
+                    self._gate.leave()
                 self._presence.end()
         except BaseException:
             self._presence.abandon()
@@ -457,6 +522,11 @@ class Subscription:
         if self.inherited:
             raise DropqError(f"subscription {self.id} was opened before a fork, by the parent: open another here")
         raise DropqError(f"subscription {self.id} on queue {self._queue.name} is closed")
+
+
+def _all_of(*tests: Callable[[Waiting], bool] | None) -> Callable[[Waiting], bool] | None:
+    asked = [test for test in tests if test is not None]
+    return (lambda waiting: all(test(waiting) for test in asked)) if asked else None
 
 
 #: The subscriptions of this process by id, as long as anybody refers to them.

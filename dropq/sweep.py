@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 
 from dropq import consumers, journal, names, staging, storage
+from dropq.admission import barrier, fairness
 from dropq.errors import DropqError, LeaseLost
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
@@ -38,6 +39,7 @@ class SweepReport:
 
     dead: int = 0
     lapsed: int = 0
+    barriers: int = 0
     foreign: int = 0
     unleased: int = 0
     delayed: int = 0
@@ -129,9 +131,14 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     """
     claims = list(_claims(life))
     known = consumers.known(life.layout.consumers)
-    for subscription in known if idle else known & {claimed.claim.subscription for claimed in claims}:
+    barriers = storage.exists(life.layout.barriers)
+    holders = {claimed.claim.subscription for claimed in claims} | (barrier.sharers(life) if barriers else set())
+    for subscription in known if idle else known & holders:
         with _passing_over(life, report, f"subscription {subscription}"):
-            report.dead += _return_dead(life, report, subscription)
+            report.dead += _return_dead(life, report, subscription, barriers=barriers)
+    if barriers:
+        with _passing_over(life, report, "a barrier"):
+            report.barriers += barrier.sweep(life, claims)
     now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
     lapsed = [claimed for claimed in leased if claimed.claim.deadline <= now]
@@ -140,11 +147,13 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     return [claimed.claim.deadline for claimed in leased if claimed.claim.deadline > now]
 
 
-def _return_dead(life: Lifecycle, report: SweepReport, subscription: str) -> int:
+def _return_dead(life: Lifecycle, report: SweepReport, subscription: str, *, barriers: bool) -> int:
     returned = 0
     with consumers.dead(life.layout.consumers, subscription) as is_dead:
         if is_dead:
             returned = sum(_returned(life, report, claimed) for claimed in held_by(life, subscription))
+            if barriers:
+                report.barriers += barrier.give_up(life, subscription)
             if not held_by(life, subscription):  # what was refused is left to the next sweep
                 consumers.bury(life.layout.consumers, subscription, life.storage)
     return returned
@@ -334,6 +343,7 @@ def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
             with _passing_over(life, report, entry.path):
                 life.storage.unlink(entry.path)
                 cleared += 1
+    cleared += fairness.clear(life, known)
     for entry in storage.entries(life.layout.held):
         claim, _ = names.split_claim(f"{entry.name},0,1~x")
         if claim is None or claim.subscription in known or life.find_claim(claim.owner) is not None:

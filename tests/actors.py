@@ -62,6 +62,8 @@ def main(role: str, root: str, notes: str, *arguments: str) -> None:
         "hold": hold,
         "fork": fork,
         "renew": renew,
+        "limited": limited,
+        "turns": turns,
     }
     roles[role](Root(root).queue("q"), Path(notes), *arguments)
 
@@ -172,6 +174,46 @@ def renew(queue: Queue, notes: Path, lease: str, times: str) -> None:
             message.extend(lease)
         message.ack()
         say("acked")
+
+
+def limited(queue: Queue, notes: Path, most: str) -> None:
+    """Take messages and ack them until there is a file `stop`; see that the living hold no more than a limit."""
+    with queue.subscribe(max_backlog=None) as subscription:
+        while not stopped(notes):
+            for message in iter(lambda: subscription.receive(0.1), None):
+                mark = notes / "holding" / f"{os.getpid()}.{message.id}"
+                mark.touch()
+                holders = [int(name.partition(".")[0]) for name in os.listdir(notes / "holding")]
+                if len([pid for pid in holders if alive(pid)]) > int(most):
+                    (notes / "violations" / message.id).touch()
+                mark.unlink()
+                message.ack()
+                (notes / "acked" / f"{message.id}.{os.getpid()}").touch()
+
+
+def turns(queue: Queue, notes: Path, allowed: str, handling: str) -> None:
+    """Take messages until none comes for half a second, each for some ms; note when each was asked for and given.
+
+    With no handling it keeps them all; else it acknowledges the oldest when it holds as many as it may.
+    """
+    held: list[Message] = []
+    log = []
+    with queue.subscribe(max_backlog=int(allowed)) as subscription:
+        say("ready")
+        sys.stdin.readline()
+        while True:
+            asked = time.monotonic_ns()
+            message = subscription.receive(0.5)
+            if message is None:
+                break
+            log.append(f"{asked} {time.monotonic_ns()} {len(held)} {allowed}\n")
+            held.append(message)
+            if int(handling) and len(held) == int(allowed):
+                time.sleep(int(handling) / 1000)
+                held.pop(0).ack()
+        (notes / "out" / f"turns.{os.getpid()}").write_text("".join(log))
+        for message in held:
+            message.ack()
 
 
 if __name__ == "__main__":

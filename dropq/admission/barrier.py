@@ -1,0 +1,377 @@
+"""`barrier_expression`: a message that waits for all before it, goes to everybody, and holds what is behind it.
+
+A barrier is handed out as topics and jobs are: staged out of sight, committed by one rename, rolled forward by anyone.
+
+    .dropq/barriers/TOKEN/SHARE            a link to the message for each subscription that lives: its share
+    processing/TOKEN,0,N~NAME              the message itself; its claim is the commit
+    .dropq/barriers/TOKEN/acked|left|aside/SHARE      shares that are settled; when no other is left, the message is
+
+A share is named as a claim, `SUBSCRIPTION-SEQ,DEADLINE,N~NAME`; its SEQ is 0 until the subscription takes it. It is
+settled as any message is, by one rename. The message itself is archived when one of its shares was acknowledged and
+none set aside, goes to error/ or expired/ when one was, and returns to target/ when all who had one are gone.
+
+What a crash leaves: a folder without a claim was not committed, or is done with, and is removed; a claim without a
+folder is returned. Both are seen to by whoever looks next, and by any sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from dropq import consumers, names, storage
+from dropq.admission import wanting
+from dropq.errors import LeaseLost, StorageError
+from dropq.lifecycle import Held, Lifecycle, Place, Rest, T, Waiting
+from dropq.names import Claim
+
+log = logging.getLogger("dropq")
+
+#: Milliseconds after which a folder without a claim is removed by a sweep, which does not take the policy lock.
+STAGING_AGE = 60_000
+
+_ACKED, _LEFT, _ASIDE = "acked", "left", "aside"
+_WHY = ".why.json"
+
+
+class Barrier:
+    """What the barriers of a queue are to one subscription; all of it is to be called under the policy lock.
+
+    Args:
+        life: the queue's transitions.
+        subscription: its id.
+    """
+
+    def __init__(self, life: Lifecycle, subscription: str) -> None:
+        assert life.config.barrier_expression is not None
+        self._life = life
+        self._subscription = subscription
+        self._matches = wanting(life, life.config.barrier_expression)
+        self._out: Shares | None = None
+
+    def look(self, held: Collection[str]) -> None:
+        """See whether a barrier is out, by what lies in processing/, and finish what a crash left half-done."""
+        self._out = None
+        for token in _tokens(self._life):
+            shares = Shares(self._life, token)
+            if not any(file.startswith(f"{token},") for file in held):
+                shares.clear()  # nobody stages a barrier while we have the lock
+            elif not shares.complete():
+                self._out = shares
+
+    @property
+    def is_out(self) -> bool:
+        """Whether a barrier is handed out: nothing else is, until it is settled."""
+        return self._out is not None
+
+    def is_one(self, waiting: Waiting) -> bool:
+        """Tell whether a waiting message is a barrier."""
+        return self._matches(waiting)
+
+    def share(self, owner: str, deadline: int) -> tuple[Held, Lifecycle] | None:
+        """Take the subscription's share of the barrier that is out, and what settles it; None where it has none."""
+        if self._out is None:
+            return None
+        held = self._out.take(self._subscription, owner, deadline)
+        return None if held is None else (held, self._out)
+
+    def hand_out(self, waiting: Waiting) -> bool:
+        """Hand out a barrier that is the first of what waits, while nothing is held; False where it cannot be yet."""
+        life = self._life
+        if self._is_awaiting(waiting):
+            return False
+        token = names.owner(f"{names.BARRIER}-{secrets.token_hex(5)}", 0)
+        shares = Shares(life, token)
+        staged = shares.prepare(waiting, {self._subscription, *_alive(life)})
+        # The commit. Who dies before it leaves a folder that belongs to no claim.
+        # RACE: a script that takes the message by `mv`; whose rename succeeds has it.
+        if not staged or life.claim(waiting, token, 0) is None:
+            shares.clear()
+            return False
+        self._out = shares
+        return True
+
+    def _is_awaiting(self, waiting: Waiting) -> bool:
+        """Tell whether a message before it was given back, and is delayed: that is not settled."""
+        place = _place(self._life, waiting.file, waiting.arrival)
+        for file in storage.names_in(self._life.layout.delayed):
+            if self._life.sidecars.parse(file).delivery_count and _place(self._life, file) < place:
+                return True
+        return False
+
+    def leave(self) -> None:
+        """Give up what the subscription has of barriers: it ends."""
+        give_up(self._life, self._subscription)
+
+
+class Shares(Lifecycle):
+    """The shares of one barrier: a life of their own, in a folder of their own, at whose end the barrier is settled.
+
+    Args:
+        life: the queue's transitions, which settle the barrier itself.
+        token: what claims the barrier.
+    """
+
+    def __init__(self, life: Lifecycle, token: str) -> None:
+        self._queue = life
+        #: What claims the barrier.
+        self.token = token
+        self._folder = f"{life.layout.barriers}/{token}"
+        super().__init__(
+            life.layout.holding_in(self._folder),
+            life.config,
+            storage=life.storage,
+            sidecars=life.sidecars,
+            reasons=life.reasons,
+            clock=life.clock,
+        )
+
+    # -- handing out -------------------------------------------------------------------------------------------
+
+    def prepare(self, waiting: Waiting, subscriptions: Iterable[str]) -> bool:
+        """Link a waiting message for each subscription; False when it is gone."""
+        _, file = self.next_delivery(waiting.file)
+        for folder in ("", f"/{_ACKED}", f"/{_LEFT}", f"/{_ASIDE}"):
+            self.storage.make_folder(f"{self._folder}{folder}")
+        source = f"{self._queue.layout.target}/{waiting.file}"
+        for subscription in subscriptions:
+            share = self._share(subscription, file)
+            try:
+                self.storage.link_or_copy(source, share.path)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _share(self, subscription: str, file: str) -> Held:
+        """Return a share that its subscription has not taken yet, or is to take again."""
+        return Held(self._folder, Claim(names.owner(subscription, 0), 0, 0), file)
+
+    def take(self, subscription: str, owner: str, deadline: int) -> Held | None:
+        """Take the share of a subscription; None when it has none that is free."""
+        for share in self.held():
+            if share.claim.subscription != subscription or not _is_free(share):
+                continue
+            name = self.sidecars.parse(share.file)
+            if name.not_before > self.clock.now_ms():
+                return None
+            taken = Held(self._folder, Claim(owner, deadline, name.delivery_count + 1), share.file)
+            with suppress(FileNotFoundError):  # RACE: a sweep took the subscription for dead
+                self.storage.rename(share.path, taken.path)
+                return taken
+        return None
+
+    def held(self) -> list[Held]:
+        """Return the shares that are not settled."""
+        split = (names.split_claim(file) for file in storage.names_in(self._folder))
+        return [Held(self._folder, claim, file) for claim, file in split if claim is not None]
+
+    # -- settling a share --------------------------------------------------------------------------------------
+
+    def archive(self, held: Held, *, synced: bool = True) -> Place:
+        """Acknowledge a share; the last one archives the barrier."""
+        self._settle(held, _ACKED)
+        return Place("processed", held.file)
+
+    def archived(self, place: Place | None = None, fate: str = "") -> None:
+        """Do nothing: a share is no message, and the barrier is made durable when it is settled."""
+
+    def give_back(
+        self,
+        held: Held,
+        *,
+        cancel: bool = False,
+        counted: bool = True,
+        delay: float | None = None,
+        lapsed: str = "",
+    ) -> Place:
+        """Return a share to its subscription, which is to take it again; the limits of a message are the share's."""
+        name = self._counted(held, cancel=cancel, counted=counted)
+        if reason := self._exhausted(name, cancel=cancel, counted=counted):
+            return self.set_aside(held, self.config.exhausted, reason, cancel=cancel)
+        wait = self._redelivery_delay(name) if delay is None else delay
+        name = replace(name, not_before=self.clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
+        again = self._share(held.claim.subscription, self.sidecars.fit(self.unique(name)))
+        self._leave(held, self.storage.rename, again.path)
+        return Place("delayed" if name.not_before else "target", again.file)
+
+    def set_aside(
+        self,
+        held: Held,
+        state: str,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        *,
+        cancel: bool = False,
+    ) -> Place:
+        """Refuse a share: the barrier goes to error/ or expired/ when all are settled, with this reason."""
+        why = {"state": state, "reason": reason, "details": {"holder": held.claim.owner, **(details or {})}}
+        try:
+            self.storage.write_small(f"{self._folder}/{_WHY}", json.dumps(why).encode())
+        except FileNotFoundError as error:
+            raise LeaseLost(self._lost(held)) from error
+        self._settle(held, _ASIDE)
+        return Place(state, held.file)
+
+    def _settle(self, held: Held, how: str) -> None:
+        self._leave(held, lambda path: self.storage.rename(path, f"{self._folder}/{how}/{held.filename}"))
+        self.complete()
+
+    def _leave(self, held: Held, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
+        if self._queue.find_claim(self.token) is None:
+            raise LeaseLost(self._lost(held))  # somebody settled, or requeued, the barrier itself
+        try:
+            return super()._leave(held, move, *args)
+        except StorageError as error:
+            if storage.exists(self._folder):
+                raise
+            raise LeaseLost(self._lost(held)) from error
+
+    # -- settling the barrier ----------------------------------------------------------------------------------
+
+    def complete(self) -> bool:
+        """Settle the barrier when no share is left; tell whether none is.
+
+        RACE: whoever settled the last share, whoever looks next, and sweeps; whose rename succeeds settles it.
+        """
+        if self.held():
+            return False
+        barrier = self._queue.find_claim(self.token)
+        if barrier is not None:
+            with suppress(LeaseLost):
+                self._settle_barrier(barrier)
+        self.clear()
+        return True
+
+    def _settle_barrier(self, barrier: Held) -> None:
+        why = storage.read_small(f"{self._folder}/{_WHY}")
+        if why is not None and storage.names_in(f"{self._folder}/{_ASIDE}"):
+            said = json.loads(why)
+            self._queue.set_aside(barrier, said["state"], said["reason"], said["details"])
+        elif storage.names_in(f"{self._folder}/{_ACKED}"):
+            self._queue.archive(barrier)
+        else:
+            delivered = any(
+                _number(file) >= barrier.claim.number for file in storage.names_in(f"{self._folder}/{_LEFT}")
+            )
+            self._queue.give_back(barrier, counted=delivered, delay=None if delivered else 0)
+
+    def clear(self) -> None:
+        """Remove the folder, whole: what is staged in it at this moment is not committed by half."""
+        gone = f"{self._queue.layout.barriers}/.gone-{secrets.token_hex(8)}"
+        with suppress(FileNotFoundError):
+            self.storage.rename_folder(self._folder, gone)
+            self.storage.remove_tree(gone)
+
+    def sweep(self) -> int:
+        """Give back what outlived its lease, and give up what nobody can take any more; return how many there were."""
+        seen_to = 0
+        now, known = self.clock.now_ms(), consumers.known(self._queue.layout.consumers)
+        for share in self.held():
+            share.as_seen = True  # RACE: whoever renewed it since the listing keeps it
+            with suppress(LeaseLost):
+                if _is_free(share) and share.claim.subscription not in known:
+                    self._settle(share, _LEFT)
+                    seen_to += 1
+                elif 0 < share.claim.deadline <= now:
+                    self.give_back(share)
+                    seen_to += 1
+        self.complete()
+        return seen_to
+
+    def leave(self, subscription: str) -> int:
+        """Give up the shares of one subscription; return how many it had."""
+        left = 0
+        for share in self.held():
+            if share.claim.subscription == subscription:
+                with suppress(LeaseLost):
+                    self._settle(share, _LEFT)
+                    left += 1
+        return left
+
+
+def sweep(life: Lifecycle, claims: Iterable[Held]) -> int:
+    """Give back shares whose leases ran out, and finish what crashes left; return how many there were.
+
+    The shares of the dead are given up before their deaths are forgotten, by `give_up`. It takes no lock: each step is
+    one rename, which somebody else may have made.
+
+    Args:
+        life: the queue's transitions.
+        claims: what lies in processing/.
+    """
+    seen_to = 0
+    for token in _tokens(life):
+        shares = Shares(life, token)
+        if life.find_claim(token) is not None:
+            seen_to += shares.sweep()
+        elif _age(life, f"{life.layout.barriers}/{token}") > STAGING_AGE:
+            shares.clear()
+    for held in claims:
+        if held.claim.of_barrier and not storage.exists(f"{life.layout.barriers}/{held.claim.owner}"):
+            with suppress(LeaseLost):
+                life.give_back(held, counted=False, delay=0)
+                seen_to += 1
+    return seen_to
+
+
+def give_up(life: Lifecycle, subscription: str) -> int:
+    """Give up the shares of a subscription that ends, or is dead; return how many it had."""
+    return sum(shares.leave(subscription) for shares in all_shares(life))
+
+
+def sharers(life: Lifecycle) -> set[str]:
+    """Return the subscriptions that have a share of a barrier, taken or not."""
+    return {share.claim.subscription for shares in all_shares(life) for share in shares.held()}
+
+
+def find_share(life: Lifecycle, owner: str) -> tuple[Held, Lifecycle] | None:
+    """Return the share of a barrier that a claim took, and what settles it."""
+    for shares in all_shares(life):
+        if (share := shares.find_claim(owner)) is not None:
+            return share, shares
+    return None
+
+
+def all_shares(life: Lifecycle) -> Iterator[Shares]:
+    """Yield the shares of each barrier that is out."""
+    for token in _tokens(life):
+        yield Shares(life, token)
+
+
+def _tokens(life: Lifecycle) -> list[str]:
+    """Return the claims of the barriers that there are; a hidden name is on the way to being removed."""
+    return [name for name in storage.names_in(life.layout.barriers) if name[0] != "."]
+
+
+def _age(life: Lifecycle, path: str) -> int:
+    try:
+        return life.clock.now_ms() - storage.changed_ms(path)
+    except FileNotFoundError:
+        return 0
+
+
+def _is_free(share: Held) -> bool:
+    return share.filename.startswith(f"{names.owner(share.claim.subscription, 0)},")
+
+
+def _number(file: str) -> int:
+    """Return the number of the last delivery of a share."""
+    claim, name = names.split_claim(file)
+    return max(names.parse(name).delivery_count, claim.number if claim is not None else 0)
+
+
+def _place(life: Lifecycle, file: str, arrival: int = 0) -> tuple[str, str]:
+    """Return what sorts a message by time alone."""
+    _, time, name = names.order(life.sidecars.parse(names.split_claim(file)[1]), arrival)
+    return time, name
+
+
+def _alive(life: Lifecycle) -> Iterator[str]:
+    """Yield the subscriptions that live, and those of which nobody here can tell."""
+    for subscription in consumers.known(life.layout.consumers):
+        if not consumers.is_dead(life.layout.consumers, subscription):
+            yield subscription

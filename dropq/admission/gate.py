@@ -1,0 +1,156 @@
+"""What stands between a waiting message and its consumer where the queue has a policy: one lock, and what it guards.
+
+Each look goes through the gate as a whole: it takes the lock, sees how things stand, takes one message at the most, and
+lets go. What is seen under the lock stays true until it is released, as far as consumers of dropq's are concerned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dropq import storage
+from dropq.admission import belonging
+from dropq.admission.backlog import Backlog
+from dropq.admission.barrier import Barrier
+from dropq.admission.fairness import Turns
+from dropq.admission.lock import PolicyLock
+from dropq.layout import ignoring
+from dropq.lifecycle import Held, Lifecycle, Waiting
+from dropq.storage import telling
+
+#: Seconds after which to look again where it is an ack, which gives no event, that opens the gate.
+RECHECK = 0.05
+#: What becomes of messages when a look fails.
+UNTOUCHED = "no message was touched"
+
+
+class Gate:
+    """The policies of a queue as one subscription meets them.
+
+    Args:
+        life: the queue's transitions.
+        subscription: the subscription's id.
+        allowed: how many messages it may hold; None for any number.
+        filter: which messages it takes, beyond the queue's own filter; None for all.
+        lasting: it lives on between its looks.
+    """
+
+    def __init__(
+        self,
+        life: Lifecycle,
+        subscription: str,
+        *,
+        allowed: int | None,
+        filter: str | None,
+        lasting: bool,
+    ) -> None:
+        config = life.config
+        self._life = life
+        self._ignored = ignoring(config.ignore)
+        self._belongs = belonging(life)
+        self._lock = PolicyLock(life.layout, life.storage)
+        self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
+        self._barrier = Barrier(life, subscription) if config.barrier_expression is not None else None
+        self._turns: Turns | None = None
+        if config.fairness_model != "fast":
+            self._turns = Turns(life, subscription, allowed=allowed, filter=filter, lasting=lasting)
+        #: Whether nothing more is to be taken at this look.
+        self.closed = False
+        #: Whether that is so because it is the turn of another, who is to come for it.
+        self.gives_way = False
+        #: Seconds after which to look again although nothing came; None where news tell.
+        self.recheck: float | None = None
+        self._held: list[str] = []
+
+    @contextmanager
+    def entered(self) -> Iterator[bool]:
+        """Be alone in looking and taking for the block; False where that is not to be had now.
+
+        Raises:
+            StorageError: the lock cannot be had for another reason than that somebody has it.
+        """
+        with self._lock.held(self._ask) as alone:
+            self.closed, self.gives_way, self.recheck = False, False, None
+            if alone:
+                with telling(UNTOUCHED):
+                    self._look()
+            yield alone
+
+    def _look(self) -> None:
+        life = self._life
+        self._held = [
+            name for names in storage.files_in(life.layout.processing) for name in names if not self._ignored(name)
+        ]
+        if self._turns is not None:
+            self._turns.look(self._held)
+        if self._barrier is not None:
+            self._barrier.look(self._held)
+        if self._backlog is not None and not self._backlog.has_room(self._held):
+            self._close_until_settled()
+
+    def _close_until_settled(self) -> None:
+        self.closed, self.recheck = True, RECHECK
+
+    def share(self, owner: Callable[[], str], deadline: Callable[[], int]) -> tuple[Held, Lifecycle] | None:
+        """Take the share of a barrier that is out, and what settles it; nothing else is handed out meanwhile."""
+        if self._barrier is None or not self._barrier.is_out:
+            return None
+        self._close_until_settled()
+        with telling(UNTOUCHED):
+            return self._barrier.share(owner(), deadline())
+
+    def stops_at(self, waiting: Waiting, anew: Callable[[], Iterator[Waiting]]) -> bool:
+        """Tell whether a waiting message is a barrier: it is handed out if nothing is before it; else all wait for it.
+
+        Args:
+            waiting: the message.
+            anew: lists what waits now, in order.
+        """
+        if self._barrier is None or not self._is_here(waiting) or not self._barrier.is_one(waiting):
+            return False
+        self._close_until_settled()
+        first = next(filter(self._is_here, anew()), None)
+        if not self._held and first is not None and first.file == waiting.file:
+            with telling("the barrier stays in target/"):
+                self._barrier.hand_out(first)
+        return True
+
+    def _is_here(self, waiting: Waiting) -> bool:
+        """Tell whether a waiting message is in the queue: it passes the queue's filter, and its time is not over."""
+        return (self._belongs is None or self._belongs(waiting)) and not self._life.has_expired(waiting)
+
+    def admits(self, waiting: Waiting) -> bool:
+        """Tell whether the subscription may take a message that it wants."""
+        if self._turns is not None and self._turns.is_anothers(waiting):
+            self.closed = self.gives_way = True
+            return False
+        return True
+
+    def breaks(self) -> bool:
+        """Tell whether somebody else may have been as alone as we: then what was taken is to be given back.
+
+        RACE: the lock file was removed while we were inside, and another has locked a new one. Both give back.
+        """
+        self.closed = self._lock.broken
+        return self.closed
+
+    def passed(self) -> None:
+        """Count a message that was taken."""
+        if self._turns is not None:
+            self._turns.took()
+
+    def waits(self) -> None:
+        """Say that the subscription found nothing, and would take what comes."""
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._turns is not None:
+            self._turns.ask()
+
+    def leave(self) -> None:
+        """Take no more part in it: the subscription ends, and holds nothing any more."""
+        if self._barrier is not None:
+            self._barrier.leave()
+        if self._turns is not None:
+            self._turns.leave()

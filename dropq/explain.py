@@ -1,0 +1,204 @@
+"""Why a message is not handed out, and who holds those that are: for the person who looks at a queue that stands still.
+
+It reads and changes nothing, and takes no lock: what it says was so when it looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from dropq import consumers, names, storage
+from dropq.admission import belonging, wanting
+from dropq.lifecycle import Lifecycle, Waiting
+from dropq.message import Message, utc
+
+if TYPE_CHECKING:
+    from dropq.queue import Queue
+
+#: The states whose messages are explained, in this order.
+EXPLAINED = ("target", "delayed", "processing")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a message is where it is.
+
+    Attributes:
+        message: the message.
+        why: `ready`, `paused`, `expired`, `filter`, `barrier`, `backlog`, `turn`, `delay`; of what is held: `held`,
+            `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
+        detail: the same for a person, with the way out where there is one.
+        holders: the subscriptions that hold it; of one that waits, those that keep it waiting.
+        until: when that ends by itself; None when nobody knows.
+    """
+
+    message: Message
+    why: str
+    detail: str
+    holders: tuple[str, ...] = ()
+    until: datetime | None = None
+
+
+def explain(queue: Queue, state: str | None = None, filter: str | None = None) -> Iterator[Explanation]:
+    """Say of each message that is not settled why nobody is handed it, or who holds it; in order of delivery.
+
+    Args:
+        queue: the queue.
+        state: target, delayed or processing; None for all three.
+        filter: only messages that match.
+
+    Raises:
+        ValueError: messages of that state are in nobody's way.
+        InvalidFilter: the filter cannot be read.
+    """
+    if state is not None and state not in EXPLAINED:
+        raise ValueError(f"state {state!r}: why a message waits is told of {', '.join(EXPLAINED)}")
+    look = _Look(queue)
+    for one in EXPLAINED if state is None else (state,):
+        tells = {"target": look.waiting, "delayed": look.delayed, "processing": look.held}[one]
+        for listed in queue.listed(one, filter):
+            message = Message(queue, queue.life, one, listed.file)
+            why, detail, *rest = tells(listed)
+            yield Explanation(message, why, detail, *rest)
+
+
+#: Why, the detail, and where they are known the holders and until when.
+_Told = tuple[str, str] | tuple[str, str, tuple[str, ...]] | tuple[str, str, tuple[str, ...], datetime | None]
+
+
+class _Look:
+    """What stands between a queue's messages and its consumers at this moment."""
+
+    def __init__(self, queue: Queue) -> None:
+        life = self._life = queue.life
+        self._locks = (queue.root.layout.read_lock, life.layout.read_lock)
+        self._belongs = belonging(life)
+        expression = life.config.barrier_expression
+        self._is_barrier = None if expression is None else wanting(life, expression)
+        self._barrier: str | None = None  # the id of the first that waits, as soon as it was met
+        self._ahead = 0
+        self._out = _barriers_out(life)
+        claims = (names.split_claim(file)[0] for file in storage.names_in(life.layout.processing) if file[0] != ".")
+        self._claims = list(claims)
+        self._alive = _Alive(life)
+
+    # -- what waits ------------------------------------------------------------------------------------------------
+
+    def waiting(self, waiting: Waiting) -> _Told:
+        """Tell why nobody is handed a message of target/: the first reason that holds."""
+        for lock in self._locks:
+            if storage.exists(lock):
+                return "paused", f"{lock} keeps consumers waiting: `dropq resume`, or remove it"
+        if self._life.has_expired(waiting):
+            return "expired", "its time is over: any consumer, or `dropq sweep`, moves it to expired/"
+        if self._belongs is not None and not self._belongs(waiting):
+            return "filter", "it does not match the queue's filter: nobody is handed it"
+        return self._behind_barrier(waiting) or self._over_backlog() or self._ready()
+
+    def _behind_barrier(self, waiting: Waiting) -> _Told | None:
+        if self._is_barrier is None:
+            return None
+        for token, holders in self._out.items():
+            return "barrier", f"a barrier is out: claim {token} has to be settled first", holders
+        if self._barrier is not None:
+            return "barrier", f"it comes behind the barrier {self._barrier}"
+        if self._is_barrier(waiting):
+            self._barrier = names.parse(names.split_claim(waiting.file)[1]).id
+            return self._first_barrier()
+        self._ahead += 1
+        return None
+
+    def _first_barrier(self) -> _Told:
+        if self._ahead or self._claims:
+            before = f"{self._ahead} before it wait, {len(self._claims)} are held"
+            return "barrier", f"it is a barrier, and waits until all before it are settled: {before}", self._holders()
+        if not self._alive.known:
+            return "barrier", "it is a barrier, and nobody is subscribed whom it could go to"
+        return "ready", f"it is a barrier, and goes to {len(self._alive.known)} subscriptions at the next look"
+
+    def _over_backlog(self) -> _Told | None:
+        most = self._life.config.max_backlog
+        if most is None or len(self._claims) < most:
+            return None
+        return "backlog", f"{len(self._claims)} are held, and max_backlog is {most}", self._holders()
+
+    def _ready(self) -> _Told:
+        turns = self._next_turns()
+        if turns:
+            return "turn", "whoever waits takes the next in turn, and has a moment to come for it", turns
+        if not self._alive.known:
+            return "ready", "nobody is subscribed; whoever asks is handed it"
+        return "ready", "whoever of the subscriptions asks first is handed it", tuple(sorted(self._alive.known))
+
+    def _next_turns(self) -> tuple[str, ...]:
+        if self._life.config.fairness_model == "fast":
+            return ()
+        from dropq.admission.fairness import waiting_by_turn
+
+        return waiting_by_turn(self._life)
+
+    def _holders(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(claim.subscription if claim else "a script" for claim in self._claims))
+
+    def delayed(self, waiting: Waiting) -> _Told:
+        """Tell until when a message is delayed."""
+        name = self._life.sidecars.parse(waiting.file)
+        given_back = "it was given back" if name.delivery_count else "it was sent with a delay"
+        if name.not_before <= self._life.clock.now_ms():
+            return "delay", f"{given_back}, and its time has come: any consumer, or `dropq sweep`, lets it in"
+        return "delay", f"{given_back}, and waits for its time", (), utc(name.not_before)
+
+    # -- what is held ----------------------------------------------------------------------------------------------
+
+    def held(self, waiting: Waiting) -> _Told:
+        """Tell who holds a message, and what would bring it back."""
+        claim, _ = names.split_claim(waiting.file)
+        if claim is None or not claim.ours:
+            who = claim.owner if claim is not None else "a script"
+            way_out = "nothing returns it but `dropq sweep --foreign-older-than`"
+            return "script", f"taken by {who}, with no sign of life: {way_out}", (who,)
+        if claim.of_barrier:
+            holders = self._out.get(claim.owner, ())
+            return "barrier", f"{len(holders)} subscriptions have not settled their share of it", holders
+        return self._leased(claim.subscription, claim.deadline)
+
+    def _leased(self, subscription: str, deadline: int) -> _Told:
+        holder = (subscription,)
+        if self._alive.is_dead(subscription):
+            return "dead", "its holder is dead: any consumer, or `dropq sweep`, returns it", holder
+        if 0 < deadline <= self._life.clock.now_ms():
+            return "lapsed", "its lease ran out: any consumer, or `dropq sweep`, returns it", holder, utc(deadline)
+        if deadline:
+            return "lease", "its holder has a lease on it", holder, utc(deadline)
+        if subscription in self._alive.known:
+            return "held", "its holder lives, and has no lease that could run out", holder
+        return "unleased", "no lease, no known holder: `dropq sweep --unleased-older-than` returns it", holder
+
+
+class _Alive:
+    """Which subscriptions have a sign of life, and which of them are dead."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._folder = life.layout.consumers
+        known = consumers.known(self._folder)
+        self._dead = {one for one in known if consumers.is_dead(self._folder, one)}
+        self.known = known - self._dead
+
+    def is_dead(self, subscription: str) -> bool:
+        return subscription in self._dead
+
+
+def _barriers_out(life: Lifecycle) -> dict[str, tuple[str, ...]]:
+    """Return the claims of the barriers that are out, with the subscriptions that have not settled their shares."""
+    if not storage.exists(life.layout.barriers):
+        return {}
+    from dropq.admission.barrier import all_shares
+
+    return {
+        shares.token: tuple(sorted(share.claim.subscription for share in shares.held()))
+        for shares in all_shares(life)
+        if life.find_claim(shares.token) is not None
+    }
