@@ -26,7 +26,9 @@ COMMANDS = {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend"), "messages"),
         **dict.fromkeys(("work", "wait"), "working"),
     },
-    "Repair": dict.fromkeys(("requeue", "move", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"),
+    "Repair": dict.fromkeys(
+        ("requeue", "replay", "move", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"
+    ),
 }
 
 

@@ -52,6 +52,54 @@ def requeue(
     return shell.report(outcomes, "would_requeue" if dry_run else "requeued", total)
 
 
+def _point(text: str) -> str:
+    from dropq.replay import checked
+
+    try:
+        return checked(output.unescape(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def replay(
+    ctx: typer.Context,
+    queue: QueueName,
+    ids: Ids = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            parser=_point,
+            metavar="POINT",
+            help="Where to begin: epoch, now, creation, an id that dropq made, or an ISO 8601 date or time, in UTC "
+            "where it does not say; else the queue's recovery_point, or, of ids, anywhere.",
+            show_default=False,
+        ),
+    ] = None,
+    filter: Filter = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="Q", help="Another queue to send them to.")] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> int:
+    """Send what lies in processed/ again, oldest first.
+
+    It stays there, too. Each message comes once, as one that was delivered before. Without ID all from a point on come.
+    """
+    from dropq.replay import replay as replayed
+
+    shell = Shell(ctx, json)
+    wanted = shell.ids(ids, everything=not ids)
+    found = shell.queue(queue)
+    goal = shell.queue(to) if to is not None else found
+    total = len(wanted) if wanted is not None else None
+    if wanted is None and not dry_run:
+        point = start or found.config.recovery_point
+        shell.confirm(f"Replay what lies in processed/ of {found.name}, from {point} on, to {goal.name}?", yes=yes)
+    outcomes = replayed(found, start, ids=wanted, filter=filter, to=goal, dry_run=dry_run)
+    return shell.report(outcomes, "would_replay" if dry_run else "replayed", total)
+
+
 def move(
     ctx: typer.Context,
     queue: QueueName,

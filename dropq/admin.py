@@ -162,8 +162,32 @@ def _each(
     older_than: float | None = None,
 ) -> Iterator[Outcome]:
     wanted = None if ids is None else list(dict.fromkeys(ids))
+    messages = select(queue, state, ids=wanted, filter=filter, older_than=older_than)
+    return each(queue, state, messages, wanted=wanted, act=act, done=done, dry_run=dry_run)
+
+
+def each(
+    queue: Queue,
+    state: str,
+    messages: Iterable[Message],
+    *,
+    wanted: Iterable[str] | None,
+    act: Callable[[Message], str | None],
+    done: str,
+    dry_run: bool,
+) -> Iterator[Outcome]:
+    """Do something to each message, one at a time; yield what became of each, and which of those wanted there is not.
+
+    Args:
+        queue, state: where they lie.
+        messages: the messages.
+        wanted: the ids, file names or receipts that were asked for; None where it was no certain ones.
+        act: does it; returns the message's name where it went, None when somebody else was first.
+        done: what was done, in words.
+        dry_run: only say what would be done.
+    """
     found: set[str] = set()
-    for message in select(queue, state, ids=wanted, filter=filter, older_than=older_than):
+    for message in messages:
         found |= {message.id, message.name, message.file}
         if dry_run:
             yield Outcome(message.id, message.file, True, f"would be {done}")

@@ -27,6 +27,7 @@ from dropq.names import CLASSES, Name, check_queue_name
 __all__ = [
     "FORMAT",
     "NOT_BUILT",
+    "POINTS",
     "QueueConfig",
     "RootConfig",
     "Selector",
@@ -37,6 +38,7 @@ __all__ = [
     "load_queue",
     "load_root",
     "parse_duration",
+    "recovery_point",
     "toml_text",
     "validate_options",
 ]
@@ -52,12 +54,14 @@ NOT_BUILT = frozenset(
         "deferred_ack_expiration",
         "max_unprocessed",
         "overflow",
-        "recovery_point",
         "selector",
         "self_destruct",
         "underlying_topic",
     }
 )
+
+#: What a point that a replay begins at may be.
+POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 time"
 
 #: AMPS keys of a queue that is hosted by a group of servers, which dropq has not.
 _GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
@@ -219,7 +223,12 @@ def _topic(value: object) -> str:
     return topic
 
 
-def _recovery_point(value: object) -> str:
+def recovery_point(value: object) -> str:
+    """Return a point that a replay may begin at, as text; a date is one too.
+
+    Raises:
+        ValueError: it is none; `POINTS` says what is allowed.
+    """
     if isinstance(value, date):
         return value.isoformat()
     point = _text(value)
@@ -327,7 +336,7 @@ _EXPRESSION = _Kind(_expression, "an expression as a string")
 _FILTER, _ORDER = _Kind(_filter, _EXPRESSION.allowed), _Kind(_order, _EXPRESSION.allowed)
 _QUEUE_NAME = _Kind(_queue_name, "the name of a queue")
 _TOPIC = _Kind(_topic, "a topic")
-_POINT = _Kind(_recovery_point, "epoch, now, creation, an id that dropq made, or an ISO 8601 time")
+_POINT = _Kind(recovery_point, POINTS)
 _FACTOR = _Kind(_factor, "a number from 1 to 1000")
 _OPS, _ENABLED = _one_of("move", "copy", "bounce"), _one_of("enabled")
 _OP, _METADATA = _Kind(_op, _OPS.allowed), _Kind(_metadata, _ENABLED.allowed)

@@ -41,7 +41,19 @@ DOCTOR_PREFIX = "doctor-"
 
 
 #: What lies in a queue's private folder under its own name.
-_PRIVATE = ("consumers", "held", "reasons", "delayed", "staged", "ledger", "streams", "turns", "barriers", "lock")
+_PRIVATE = (
+    "consumers",
+    "held",
+    "reasons",
+    "delayed",
+    "staged",
+    "ledger",
+    "streams",
+    "turns",
+    "barriers",
+    "lock",
+    "created",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,7 @@ class QueueLayout:
     staged: str = field(init=False)
     ledger: str = field(init=False)
     streams: str = field(init=False)
+    created: str = field(init=False)
     set_aside: str = field(init=False)
     turns: str = field(init=False)
     barriers: str = field(init=False)

@@ -376,13 +376,10 @@ class Lifecycle:
         Returns:
             Its name in target/; None when somebody else took it.
         """
-        name = self.sidecars.parse(names.split_claim(file)[1])
-        expiration = name.expiration if keep_expiration else 0
-        now = to.clock.now_ms()
-        fresh = replace(
-            name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, since=now, expiration=expiration, lapsed=""
-        )
-        return self._carried(source, file, to, fresh)
+        name = self._anew(file, to)
+        if keep_expiration:
+            name = replace(name, expiration=self.sidecars.parse(names.split_claim(file)[1]).expiration)
+        return self._carried(source, file, to, name)
 
     def carry(self, source: str, file: str, to: Lifecycle) -> str | None:
         """Move a file into a queue's target/ with its counters and its expiration as they are; as for requeue."""
@@ -398,6 +395,41 @@ class Lifecycle:
         if placed is not None:
             self._settled(source)
         return placed
+
+    # -- replaying: a copy of what is in processed -> target ---------------------------------------------------
+
+    def replay(self, file: str, to: Lifecycle) -> str | None:
+        """Send a copy of an archived message, as one that was delivered once before; the archive keeps its own.
+
+        Whoever dies meanwhile leaves at most the copy in working/, as a send does.
+
+        Args:
+            file: its name in processed/.
+            to: the queue that the copy goes to, which may be this one.
+
+        Returns:
+            The copy's name in target/; None when the message is not in the archive any more.
+        """
+        name = replace(self._anew(file, to), delivery_count=1)
+        if to.sidecars.folder != self.sidecars.folder:
+            name = self.sidecars.whole(name)  # another root has sidecars of its own
+        copy = to.sidecars.fit(to.unique(name, chosen=True))  # the archive has its id already
+        source = f"{self.layout.processed}/{file}"
+        try:
+            to.storage.copy(source, f"{to.layout.working}/{copy}")
+        except OSError as error:
+            if storage.is_gone(error) and not storage.exists(source):
+                return None  # RACE: somebody pruned or requeued it
+            raise to.not_sent(error) from error
+        to.send(copy)
+        to.sent()
+        return copy
+
+    def _anew(self, file: str, to: Lifecycle) -> Name:
+        """Return the name of a message that begins anew in a queue: its counters, its expiration, the queue's clock."""
+        name = self.sidecars.parse(names.split_claim(file)[1])
+        begun = replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, expiration=0, lapsed="")
+        return replace(begun, since=to.clock.now_ms())
 
     def remove(self, state: str, file: str) -> bool:
         """Remove a message for good, with its reason; False when somebody else took it."""

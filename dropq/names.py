@@ -27,7 +27,8 @@ from dropq.errors import InvalidName
 __all__ = [
     "CLASSES", "ID_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "Claim", "IdSource", "Name", "Typed", "check_message_id",
     "check_property_name", "check_queue_name", "check_text", "claim_id", "claim_order", "client_part", "decode",
-    "encode", "file_name", "is_plain", "order", "owner", "parse", "restore", "shorten", "split_claim", "write",
+    "encode", "file_name", "is_plain", "moment", "order", "owner", "parse", "restore", "shorten", "split_claim",
+    "write",
 ]  # fmt: skip
 
 NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer ones are shortened
@@ -562,6 +563,16 @@ def order(name: Name, arrival: int) -> tuple[int, str, str]:
     """
     time = name.id[:16] if name.generated else f"{name.since or arrival:013d}000"
     return -name.priority, time, file_name(name)
+
+
+def moment(name: Name, arrival: int) -> int:
+    """Return the time of a message, in thousandths of a ms as generated ids tell it.
+
+    Args:
+        name: the name.
+        arrival: when its file came, in ms; counts where the name tells no time.
+    """
+    return int(name.id[:16]) if name.generated else (name.since or arrival) * 1000
 
 
 class IdSource:

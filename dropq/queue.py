@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -383,6 +383,34 @@ class Queue(Producer):
         from dropq import admin
 
         return list(admin.requeue(self, ids=ids, state=state, filter=filter))
+
+    def replay(
+        self,
+        start: str | date | None = None,
+        *,
+        filter: str | None = None,
+        ids: Iterable[str] | None = None,
+        to: Queue | None = None,
+        dry_run: bool = False,
+    ) -> list[Outcome]:
+        """Send archived messages again, each once and oldest first; return what became of each. The archive stays.
+
+        They come as redelivered ones, without their own expirations, and the queue's clock starts again.
+
+        Args:
+            start: `epoch`, `now`, `creation`, an id that dropq made, an ISO 8601 date or time (UTC where it does not
+                say); None is the queue's recovery_point, or all where ids are given.
+            filter: a JMS selector: only what it matches.
+            ids: which; None takes all from the point on.
+            to: the queue that they go to; None is this one.
+            dry_run: only say what would be done.
+
+        Raises:
+            ValueError: start is no point to begin at.
+        """
+        from dropq.replay import replay
+
+        return list(replay(self, start, ids=ids, filter=filter, to=to, dry_run=dry_run))
 
     @_telling("the sweep did not come to its end: the next one goes on")
     def sweep(

@@ -140,6 +140,7 @@ class Root:
             for folder in (*FOLDERS, "routing"):
                 store.make_folder(f"{layout.base}/{folder}")
             store.make_folder(layout.private)
+            store.touch(layout.created)  # its modification time is when the queue was made
             if options:
                 store.write_small(layout.config_file, toml_text(options).encode())
             store.move_folder(hidden, home)

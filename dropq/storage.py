@@ -465,8 +465,33 @@ class Storage:
             # RACE: over NFS a link whose reply was lost is made again, and is there.
             if isinstance(error, FileExistsError) and os.path.samefile(source, destination):
                 return
-            with open_body(source) as reading, open(self.create(destination), "wb") as writing:
-                shutil.copyfileobj(reading, writing, READ_SIZE)
+            self.copy(source, destination, synced=False)
+
+    def copy(self, source: str, destination: str, *, synced: bool = True) -> None:
+        """Write a file that was not there as a copy of another, which stays as it is; a failure leaves none.
+
+        The copy tells when its content was written as the other does, where the file system can keep that.
+
+        Args:
+            source: the file that is copied.
+            destination: the copy.
+            synced: make it durable at once, as far as that is asked for.
+        """
+        with open_body(source) as reading:
+            fd = self.create(destination)
+            try:
+                with open(fd, "wb") as writing:
+                    shutil.copyfileobj(reading, writing, READ_SIZE)
+                    writing.flush()
+                    found = os.fstat(reading.fileno())
+                    with contextlib.suppress(OSError):
+                        os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
+                    if synced:
+                        self.sync_file(fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(destination)
+                raise
 
     # -- moving ------------------------------------------------------------------------------------------
 

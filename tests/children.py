@@ -7,8 +7,13 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import TypeVar
+
+from torture.calls import come_between
+from torture.cases import DIED
+from torture.crashes import Dying, Moment
 
 T = TypeVar("T")
 
@@ -34,6 +39,37 @@ def in_child(function: Callable[[], T]) -> T:
     if outcome == "raised":
         raise value
     return value  # type: ignore[no-any-return]
+
+
+def killed_at_each_call(build: Callable[[], T], act: Callable[[T], object]) -> Iterator[T]:
+    """Let children die before each call of a function that changes something on disk, and in the middle of each write.
+
+    Args:
+        build: makes what the function is called with, anew for each child.
+        act: the function.
+
+    Yields:
+        What was built, once its child is dead; the last child came to its end.
+    """
+    for number in count():
+        for midway in (False, True):
+            built = build()
+            if (pid := os.fork()) == 0:
+                signal.alarm(PATIENCE)
+                status = 1
+                try:
+                    come_between(Dying(Moment(number, midway)), noreplace=True)
+                    act(built)
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(status)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            assert status in (0, DIED), f"the child ended with {status}"
+            yield built
+        if status == 0:
+            return
 
 
 def unprivileged(function: Callable[[], T]) -> T:

@@ -799,6 +799,31 @@ def test_move_keeps_what_requeue_resets(run: Run, root: Root, q: Queue) -> None:
     assert moved.expiration is not None
 
 
+def test_replay_sends_what_was_archived_again(run: Run, root: Root, q: Queue) -> None:
+    sent = q.send_many([b"1", b"2", b"3"])
+    while message := q.receive():
+        message.ack()
+    refused = run("replay", "q")
+    assert refused.code == 2 and "Replay what lies in processed/ of q, from epoch on, to q?" in refused.err
+    assert [row[:2] for row in run("replay", "q", "--dry-run").rows] == [[one.id, "ok"] for one in sent]
+    assert q.counts()["target"] == 0
+    done = run("replay", "q", "--from", sent[1].id, "--yes", "--json")
+    assert done.code == 0 and "replayed=2 failed=0" in done.err
+    assert [record["id"] for record in done.records] == [one.id for one in sent[1:]]
+    other = root.create_queue("other", durability="none")
+    listed = run("browse", "q", "--state", "processed", "--filter", f"JMSMessageID = '{sent[0].id}'").raw
+    assert run("replay", "q", "-", "nothing", "--to", "other", input=listed).code == 1
+    assert [message.id for message in other.browse()] == [sent[0].id]
+    assert q.counts()["processed"] == 3
+
+
+@pytest.mark.parametrize("point", ["yesterday", "", "2026-13-01"])
+def test_replay_refuses_a_bad_point_and_says_what_is_allowed(run: Run, q: Queue, point: str) -> None:
+    refused = run("replay", "q", "--from", point, "--yes")
+    assert refused.code == 2
+    assert "epoch, now, creation, an id that dropq made, or an ISO 8601 time" in refused.err
+
+
 def test_purge_removes_by_id_by_age_or_all(run: Run, q: Queue) -> None:
     ids = failed(q, b"1", b"2", b"3")
     purge = ("purge", "q", "--state", "error")

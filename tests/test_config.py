@@ -65,7 +65,6 @@ VALID_BUT_NOT_BUILT: dict[str, object] = {
     "deferred_ack_expiration": "15m",
     "max_unprocessed": 10,
     "overflow": "block",
-    "recovery_point": "2024-11-05T10:00:00Z",
     "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],
     "self_destruct": True,
     "underlying_topic": "prices.eu",

@@ -37,6 +37,7 @@ HOUSE = (
     "subscription",
     "explain",
     "admin",
+    "replay",
     "opening",
     "producer",
     "queue",
