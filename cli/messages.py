@@ -16,7 +16,7 @@ import typer
 from . import output
 from .look import record_of
 from .options import Filter, Json, QueueName, Receipts, duration
-from .output import NO_INPUT, OK
+from .output import NO_INPUT, OK, Record
 from .shell import Shell, UsageError, arguments, stdin, whoever_reads
 
 if TYPE_CHECKING:
@@ -160,9 +160,67 @@ def receive(
 # -- settling --------------------------------------------------------------------------------------------------
 
 
-def ack(ctx: typer.Context, queue: QueueName, receipts: Receipts, json: Json = False) -> int:
-    """Acknowledge messages: they are done."""
-    return _settle(Shell(ctx, json), queue, receipts, lambda message: message.ack())
+def ack(
+    ctx: typer.Context,
+    queue: QueueName,
+    receipts: Receipts,
+    defer: Annotated[
+        bool, typer.Option("--defer", help="Remember the acks of ids that dropq made and that are not here yet.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Acknowledge messages: they are done.
+
+    By its id a message is acknowledged also while it waits. With --defer one that is not here yet is archived once it
+    comes, and not delivered: so long as the queue's deferred_ack_expiration says, and once.
+    """
+    shell = Shell(ctx, json)
+    found = shell.queue(queue)
+    named = arguments(receipts, column=1)
+
+    def acknowledge(receipt: str) -> None:
+        record = _acked_by_id(found, receipt, defer) if _is_id(receipt) else _acked(found.claimed(receipt))
+        if shell.json:
+            shell.line(record, ())
+
+    with whoever_reads():
+        return shell.each(_deferrable(named) if defer else named, acknowledge)
+
+
+def _is_id(text: str) -> bool:
+    from dropq.names import split_claim
+
+    claim, _ = split_claim(text)
+    return claim is None or not claim.ours
+
+
+def _deferrable(named: Iterable[str]) -> list[str]:
+    """Return what was named, once all of it is known to be receipts, or ids whose acks can be deferred."""
+    from dropq import deferred
+
+    found = list(named)
+    for id in filter(_is_id, found):
+        try:
+            deferred.check(id)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    return found
+
+
+def _acked(message: Message) -> Record:
+    message.ack()
+    return {"id": message.id, "state": message.state, "receipt": message.receipt}
+
+
+def _acked_by_id(queue: Queue, id: str, defer: bool) -> Record:
+    from dropq import deferred
+
+    if queue.ack(id, defer):
+        return {"id": id, "state": "processed" if queue.config.history else "removed", "receipt": None}
+    if not defer or id not in deferred.remembered(queue.layout):
+        return _acked(queue.claimed(id))  # which says why it is not to be had
+    output.note(f"{output.escape(id)} is not here yet: its ack is remembered")
+    return {"id": id, "state": None, "receipt": None}
 
 
 def nack(

@@ -51,7 +51,6 @@ NOT_BUILT = frozenset(
     {
         "dead_letter_queue",
         "default_publish_target",
-        "deferred_ack_expiration",
         "max_unprocessed",
         "overflow",
         "selector",

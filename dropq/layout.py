@@ -77,6 +77,7 @@ class QueueLayout:
     staged: str = field(init=False)
     ledger: str = field(init=False)
     streams: str = field(init=False)
+    acks: str = field(init=False)
     created: str = field(init=False)
     set_aside: str = field(init=False)
     turns: str = field(init=False)
@@ -119,7 +120,8 @@ class QueueLayout:
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are made when they are needed, and never links."""
         reasons = (f"{self.reasons}/error", f"{self.reasons}/expired")
-        own = (self.consumers, self.held, self.reasons, *reasons, self.delayed, self.staged, self.ledger, self.streams)
+        jobs = (self.staged, self.ledger, self.streams)
+        own = (self.consumers, self.held, self.reasons, *reasons, self.delayed, *jobs, self.acks)
         return (self.private, *own, self.turns, self.barriers, self.set_aside)
 
     def folder(self, state: str) -> str:

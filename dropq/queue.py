@@ -236,21 +236,44 @@ class Queue(Producer):
 
         Args:
             id: the message's id.
-            defer: remember the ack for a message that is not here yet; not built yet.
+            defer: remember the ack of a message that is not here yet, for deferred_ack_expiration: it is archived once
+                it comes, and not delivered. This still returns False then: nothing was acknowledged so far.
+
+        Raises:
+            ValueError: the ack of an id that dropq did not make cannot be deferred: another message may come under it.
         """
-        if defer:
-            raise ConfigError("ack(defer=True) is not built in this version: deferred acks are not remembered")
+        if not defer:
+            return self._acknowledged(id)
+        from dropq import deferred
+
+        deferred.check(id)
+        deferred.remember(self.life, id)
+        # RACE: a message that comes from now on meets its ack, whoever takes it; one that came before is found here.
+        done = self._acknowledged(id)
+        if done or self._is_past_ack(id):
+            deferred.forget(self.life, id)
+        return done
+
+    def _acknowledged(self, message_id: str) -> bool:
         own = {message.id: message for message in (self._own.held if self._own else ())}
         try:
-            if id in own:
-                own[id].ack()
+            if message_id in own:
+                own[message_id].ack()
                 return True
             if self.config.leasing == "sublet":
-                self._claimed_by_id(id).ack()
+                self._claimed_by_id(message_id).ack()
                 return True
         except LeaseLost:
             pass  # not held, or not any more: it may wait
-        return self._ack_waiting(id)
+        return self._ack_waiting(message_id)
+
+    def _is_past_ack(self, message_id: str) -> bool:
+        """Tell whether an ack has nothing to wait for: the message is settled, or another's by strict leasing."""
+        try:
+            state = self.find(message_id).state
+        except NoSuchMessage:
+            return False
+        return state in RESERVED or (state == "processing" and self.config.leasing == "strict")
 
     def _ack_waiting(self, message_id: str) -> bool:
         life = self.life

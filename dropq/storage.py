@@ -653,10 +653,13 @@ class Storage:
         if not (self._noreplace and self._without_replacing(source, destination)):
             self.rename(source, destination)
 
-    def unlink(self, path: str) -> None:
-        """Remove a file of ours; that it is gone already is no error."""
-        with contextlib.suppress(FileNotFoundError):
+    def unlink(self, path: str) -> bool:
+        """Remove a file of ours; False when it was gone already."""
+        try:
             os.unlink(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     # -- folders -----------------------------------------------------------------------------------------
 
@@ -832,7 +835,9 @@ def entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def names_in(folder: str) -> frozenset[str]:
-    """Return the names of all that lies in a folder; one that is not there is empty."""
+    """Return the names of all that lies in a folder; one that is not there is empty, which is soon found out."""
+    if not os.access(folder, os.F_OK):  # at half the price of an error
+        return frozenset()
     try:
         return frozenset(os.listdir(folder))
     except FileNotFoundError:

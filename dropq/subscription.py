@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from dropq import names, storage
+from dropq import deferred, names, storage
 from dropq.admission import belonging, gate_for, view_of, wanting
 from dropq.consumers import FORKS, Presence
 from dropq.durations import parse_duration
@@ -88,6 +88,7 @@ class Subscription:
         self._read_locks = read_locks
         self._snapshot = False
         self._ready = view_of(life, depth=life.config.target_queue_depth or DEPTH)
+        self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
         self._shares_until = 0.0
         self._lost = 0
         self._losses = LOSSES
@@ -363,10 +364,14 @@ class Subscription:
             if self._presence is not None:
                 self._presence.keep()  # before the listing: what is claimed from it is claimed by the living
             self._ready.refresh(*self._place())
+            self._acked = deferred.remembered(self._life.layout)  # RACE: after the messages that it may be about
 
     def _go_on(self) -> bool:
         with self._listing():
-            return self._ready.go_on()
+            if not self._ready.go_on():
+                return False
+            self._acked = deferred.remembered(self._life.layout)
+            return True
 
     @contextmanager
     def _listing(self) -> Iterator[None]:
@@ -395,6 +400,8 @@ class Subscription:
 
     def _claim(self, waiting: Waiting) -> Message | None:
         life = self._life
+        if self._acked and self._was_acked(waiting):
+            return None
         if self._matches is not None and not self._matches(waiting):
             return None
         deadline = 0
@@ -423,6 +430,17 @@ class Subscription:
     def _deadline(self) -> int:
         """Return when the lease of a claim that is made now runs out, in ms since 1970; 0 for never."""
         return self._life.clock.now_ms() + int(self.lease * 1000) if self.lease else 0
+
+    def _was_acked(self, waiting: Waiting) -> bool:
+        """Archive a message whose ack came before it; False where it is to be delivered."""
+        life = self._life
+        if life.sidecars.parse(names.split_claim(waiting.file)[1]).id not in self._acked:
+            return False
+        try:
+            return deferred.settle(life, waiting, self.next_owner(), self._deadline())
+        except StorageError as error:
+            self._refused = self._refused or error
+            return True
 
     def _expire(self, waiting: Waiting) -> None:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 
-from dropq import consumers, journal, names, staging, storage
+from dropq import consumers, deferred, journal, names, staging, storage
 from dropq.admission import barrier, fairness
 from dropq.errors import DropqError, LeaseLost
 from dropq.layout import ignoring
@@ -330,7 +330,7 @@ def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[tuple
 
 
 def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
-    """Remove private files that nothing can need: names given up, bodies of the dead, reasons of files that went."""
+    """Remove private files that nothing can need: names given up, bodies of the dead, old acks, reasons of no file."""
     cleared = 0
     known = consumers.known(life.layout.consumers)
     for entry in storage.entries(life.layout.private):
@@ -358,6 +358,9 @@ def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
             if entry.is_dir(follow_symlinks=False) and _newest(life, entry.path) > STREAMS_AGE:
                 life.storage.remove_tree(entry.path)
                 cleared += 1
+    for path in deferred.expired(life):
+        with _passing_over(life, report, path):
+            cleared += life.storage.unlink(path)  # RACE: an ack that is given anew at this moment may go too
     for state in ("error", "expired"):
         for entry in storage.entries(f"{life.layout.reasons}/{state}"):
             if _age(life, entry.path) > LEFTOVERS_AGE and not _explains_something(life, state, entry.path):

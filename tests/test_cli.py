@@ -679,6 +679,26 @@ def test_what_receive_printed_can_be_piped_into_the_verbs(run: Run, root: Root) 
     assert strict.counts()["processed"] == 3
 
 
+def test_an_ack_is_deferred_where_that_is_asked_for(run: Run, q: Queue) -> None:
+    id, waits = "1763805600000000-0123456789", q.send(b"waits").id
+    assert run("ack", "q", id).code == 1
+    done = run("ack", "q", id, waits, "--defer", "--json")
+    assert done.code == 0 and f"{id} is not here yet: its ack is remembered" in done.err
+    assert [(record["id"], record["state"]) for record in done.records] == [(id, None), (waits, "processed")]
+    assert q.counts()["processed"] == 1
+    q.send(b"x", message_id=id)
+    assert run("receive", "q").code == 66
+    assert q.counts()["processed"] == 2
+    assert run("ack", "q", id, "--defer").code == 1, "it is settled"
+
+
+def test_no_ack_is_deferred_when_one_of_the_ids_cannot_be(run: Run, q: Queue) -> None:
+    sent = q.send(b"a")
+    refused = run("ack", "q", "-", "--defer", input=f"{sent.id}\norder-17\n")
+    assert refused.code == 2 and "the ack of 'order-17' cannot be deferred" in refused.err
+    assert q.counts()["target"] == 1
+
+
 def test_of_several_receipts_the_good_ones_are_settled(run: Run, q: Queue) -> None:
     q.send_many([b"1", b"2"])
     good = [row[1] for row in run("receive", "q", "-n", "2").rows]

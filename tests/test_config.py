@@ -62,7 +62,6 @@ AMPS = {
 #: A valid value, other than the default, of each key that is not built.
 VALID_BUT_NOT_BUILT: dict[str, object] = {
     "dead_letter_queue": "letters",
-    "deferred_ack_expiration": "15m",
     "max_unprocessed": 10,
     "overflow": "block",
     "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],

@@ -27,6 +27,7 @@ HOUSE = (
     "lifecycle",
     "ready",
     "consumers",
+    "deferred",
     "message",
     "admission",
     "staging",

@@ -204,6 +204,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "bodies": lambda scene: [[body("new#9")]],
     "body": lambda scene: [body("new", 3000)],
     "counted": lambda scene: [False],
+    "defer": lambda scene: [True],
     "delay": lambda scene: ["1h"],
     "dropboxmq": lambda scene: [True],
     "file": lambda scene: ["4.new.B"],
@@ -242,8 +243,8 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
 }
 #: Arguments that choose, name or describe: with them, a verb does what it does without.
 NO_MATTER = {
-    "client_id", "clock", "concurrency", "correlation_id", "count", "defer", "detached", "dry_run", "expires_in",
-    "filter", "ids", "keep_expiration", "lease_period", "max_backlog", "message_class", "message_id", "priority",
+    "client_id", "clock", "concurrency", "correlation_id", "count", "detached", "dry_run", "expires_in", "filter",
+    "ids", "keep_expiration", "lease_period", "max_backlog", "message_class", "message_id", "priority",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
 }  # fmt: skip
 #: What would not end without it.
