@@ -21,8 +21,9 @@ from dropq.config import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, LeaseLost, NoSuchMessage
 from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignored_ends, ignoring
-from dropq.lifecycle import Lifecycle, Waiting
+from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message, utc
+from dropq.names import Claim
 from dropq.opening import find_layout, open_queue
 from dropq.producer import Producer
 
@@ -213,20 +214,43 @@ class Queue(Producer):
             )
         return Message(self, life, "processing", held.filename, held=held)
 
-    def _claimed_by_id(self, message_id: str) -> Message:
-        if self.config.leasing == "strict":
+    def _claimed_by_id(self, message_id: str, *, unleased: bool = False) -> Message:
+        """Take up a claim by the message's id: this object's own, and where leasing is `sublet` anybody's.
+
+        With `unleased`, where it is `strict`, also one that nobody has any more, which a sweep would return.
+        """
+        for message in self._own.held if self._own is not None and not self._own.inherited else ():
+            if message.id == message_id:
+                return message
+        strict = self.config.leasing == "strict"
+        if strict and not unleased:
             raise LeaseLost(
                 f"{message_id!r} is no receipt, and queue {self.name} has strict leasing: ids do not settle claims"
             )
+        for claim, file in self._claims_of(message_id):
+            if claim.of_barrier:
+                raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
+            held = self._nobodys(claim, file) if strict else self.life.find_claim(claim.owner)
+            if held is not None:
+                return Message(self, self.life, "processing", held.filename, held=held)
+        raise LeaseLost(f"no message {message_id!r} is held on queue {self.name}; nothing was changed")
+
+    def _claims_of(self, message_id: str) -> Iterator[tuple[Claim, str]]:
         for entry in storage.entries(self.layout.processing):
             claim, file = names.split_claim(entry.name)
             if claim is not None and claim.ours and self._is(file, message_id):
-                if claim.of_barrier:
-                    raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
-                held = self.life.find_claim(claim.owner)
-                if held is not None:
-                    return Message(self, self.life, "processing", held.filename, held=held)
-        raise LeaseLost(f"no message {message_id!r} is held on queue {self.name}; nothing was changed")
+                yield claim, file
+
+    def _nobodys(self, claim: Claim, file: str) -> Held | None:
+        """Return a claim whose lease ran out, or whose holder is dead; None of any other."""
+        from dropq import consumers
+
+        lapsed = 0 < claim.deadline <= self.life.clock.now_ms()
+        if not lapsed and not consumers.is_dead(self.layout.consumers, claim.subscription):
+            return None
+        held = Held(self.layout.processing, claim, file)
+        held.as_seen = True  # RACE: whoever renewed it since the listing keeps it
+        return held
 
     @_telling("whether the message was acknowledged, `dropq show` tells")
     def ack(self, id: str, defer: bool = False) -> bool:
@@ -255,16 +279,11 @@ class Queue(Producer):
         return done
 
     def _acknowledged(self, message_id: str) -> bool:
-        own = {message.id: message for message in (self._own.held if self._own else ())}
         try:
-            if message_id in own:
-                own[message_id].ack()
-                return True
-            if self.config.leasing == "sublet":
-                self._claimed_by_id(message_id).ack()
-                return True
+            self._claimed_by_id(message_id, unleased=True).ack()
+            return True
         except LeaseLost:
-            pass  # not held, or not any more: it may wait
+            pass  # not held, or not any more, or another's: it may wait
         return self._ack_waiting(message_id)
 
     def _is_past_ack(self, message_id: str) -> bool:

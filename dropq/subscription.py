@@ -317,6 +317,8 @@ class Subscription:
         """Take one message under the policy lock, where nobody else who takes it is in the way."""
         shared = gate.share(self.next_owner, self._deadline)
         for waiting in () if shared or gate.closed else self._offered(refreshed):
+            if self._acked and self._was_acked(waiting):
+                continue
             if gate.stops_at(waiting, self._anew):
                 self._ready.clear()  # what comes behind a barrier is not to be taken from this view
                 shared = gate.share(self.next_owner, self._deadline)
