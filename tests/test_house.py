@@ -18,6 +18,7 @@ HOUSE = (
     "names",
     "filters",
     "layout",
+    "properties",
     "mounts",
     "storage",
     "watch",
