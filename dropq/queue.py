@@ -498,7 +498,7 @@ class Queue(Producer):
     @_telling("nothing was changed")
     def paused(self) -> bool:
         """Whether consumers see an empty queue: by this queue's read-lock or the root's."""
-        return storage.exists(self.layout.read_lock) or storage.exists(self.root.layout.read_lock)
+        return storage.is_there(self.layout.read_lock) or storage.is_there(self.root.layout.read_lock)
 
     def close(self) -> None:
         """Return what this object's own subscription holds."""

@@ -999,6 +999,20 @@ def exists(path: str) -> bool:
     return True
 
 
+def is_there(path: str) -> bool:
+    """Tell whether a switch is there, such as a read-lock, by opening it: on NFS only that asks the server anew.
+
+    One that may not be opened is there all the same.
+    """
+    try:
+        os.close(os.open(path, _READ))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return exists(path)
+    return True
+
+
 def device(path: str) -> int:
     """Return the number of the file system that a path lies on."""
     return os.stat(path).st_dev
