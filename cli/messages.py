@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dropq.errors import QueueFull
+
 from . import output
 from .look import record_of
 from .options import Filter, Json, QueueName, Receipts, duration
-from .output import NO_INPUT, OK, Record
+from .output import NEGATIVE, NO_INPUT, OK, Record
 from .shell import Shell, UsageError, arguments, stdin, whoever_reads
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ def send(
     """Send each FILE, or standard input, as a message; prints the ids.
 
     Without FILE standard input is sent, when it is not a terminal. Once an id is printed, the message is in target/,
-    as durable as the queue's configuration asks.
+    as durable as the queue's configuration asks. A queue that is full (max_unprocessed) is told by 75, or, where it
+    discards what comes, by 1 and no id.
     """
     shell = Shell(ctx, json)
     sources = _sources(files, id=id, lines=lines, move=move)
@@ -72,13 +75,21 @@ def send(
     }
     goal = shell.root.queue(output.unescape(queue))
 
+    discarded: list[Sent] = []
+
     def send_all(source: str) -> None:
         sent = _send_lines(goal, source, fields) if lines else iter([_send_one(goal, source, move, fields)])
         for one in shell.progress(sent, "sent") if lines else sent:
-            shell.line(one._asdict(), ("id",))
+            if not one.accepted:
+                discarded.append(one)
+            if one.accepted or shell.json:  # an id that is printed alone is that of a message in target/
+                shell.line(one._asdict(), ("id",))
 
     with whoever_reads():
-        return shell.each(sources if lines else shell.progress(sources, "sending", len(sources)), send_all)
+        code = shell.each(sources if lines else shell.progress(sources, "sending", len(sources)), send_all)
+    if discarded:
+        output.note(f"discarded={len(discarded)}")
+    return code or (NEGATIVE if discarded else OK)
 
 
 def _sources(files: list[str] | None, *, id: str | None, lines: bool, move: bool) -> list[str]:
@@ -109,7 +120,11 @@ def _send_one(queue: Queue, source: str, move: bool, fields: Mapping[str, Any]) 
 def _send_lines(queue: Queue, source: str, fields: Mapping[str, Any]) -> Iterator[Sent]:
     with _reading(source) as file:
         for lines in _batches(file):
-            yield from queue.send_many({**fields, "body": line} for line in lines)
+            try:
+                yield from queue.send_many({**fields, "body": line} for line in lines)
+            except QueueFull as full:
+                yield from full.sent
+                raise
 
 
 def _reading(source: str) -> AbstractContextManager[BufferedReader]:

@@ -51,8 +51,6 @@ NOT_BUILT = frozenset(
     {
         "dead_letter_queue",
         "default_publish_target",
-        "max_unprocessed",
-        "overflow",
         "selector",
         "self_destruct",
         "underlying_topic",

@@ -6,6 +6,13 @@ file, where that is in doubt.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dropq.producer import Sent
+
 __all__ = [
     "ConfigError",
     "DropqError",
@@ -38,7 +45,13 @@ class QueueExists(DropqError):
 
 
 class QueueFull(DropqError):
-    """Raised when a send would take a queue over its limit; the message was not sent."""
+    """Raised when a send would take a queue over its limit; the message was not sent.
+
+    Attributes:
+        sent: of a `send_many`, what was sent before, in order.
+    """
+
+    sent: Sequence[Sent] = ()
 
 
 class LeaseLost(DropqError):

@@ -84,6 +84,7 @@ class QueueLayout:
     barriers: str = field(init=False)
     lock: str = field(init=False)
     read_lock: str = field(init=False)
+    write_lock: str = field(init=False)
     config_file: str = field(init=False)
     folders: dict[str, str] = field(init=False, repr=False, hash=False, compare=False)
 
@@ -96,6 +97,7 @@ class QueueLayout:
         object.__setattr__(self, "private", private)
         object.__setattr__(self, "set_aside", f"{private}/set-aside")
         object.__setattr__(self, "read_lock", f"{self.base}/read-lock")
+        object.__setattr__(self, "write_lock", f"{self.base}/write-lock.properties")
         object.__setattr__(self, "config_file", f"{self.base}/queue.toml")
         object.__setattr__(self, "folders", {state: getattr(self, state) for state in (*FOLDERS, "delayed")})
 

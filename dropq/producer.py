@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from dropq import names, storage
+from dropq.admission.entry import Entry
 from dropq.durations import parse_duration
-from dropq.errors import DropqError, StorageError
+from dropq.errors import DropqError, QueueFull, StorageError
 from dropq.lifecycle import Lifecycle
 from dropq.message import Duration
 from dropq.names import Name, Typed
@@ -23,7 +25,7 @@ from dropq.storage import Draft, storage_error
 if TYPE_CHECKING:
     from dropq.root import Root
 
-_NOTHING = (None,) * 7
+_NOTHING = (None,) * 6
 #: What a message of send_many may say: what `send` takes.
 _FIELDS = frozenset(
     {
@@ -44,7 +46,10 @@ BATCH = 1000
 
 
 class Sent(NamedTuple):
-    """What became of a send: the message's id, whether the queue took it, and the queue that it went to."""
+    """What became of a send: the message's id, whether the queue took it, and the queue that it went to.
+
+    A queue that is full and discards does not take it: then nothing was sent, and it went to no queue.
+    """
 
     id: str
     accepted: bool
@@ -56,6 +61,9 @@ class Producer:
 
     root: Root
     name: str
+    #: What lets messages in, from the first send on, and when it is to be asked again, by `time.monotonic()`.
+    _entry: Entry | None = None
+    _asks_at = 0.0
 
     @property
     def life(self) -> Lifecycle:
@@ -78,6 +86,8 @@ class Producer:
     ) -> Sent:
         """Send a message: once this returns, it is in target/, as durable as the queue's configuration asks.
 
+        Where the queue has a write-lock, or is full and blocks, it waits first; periods count from the call.
+
         Args:
             body: bytes, or text, which is sent as UTF-8 and as class T.
             priority: higher is delivered first; any 32-bit integer.
@@ -90,16 +100,19 @@ class Producer:
 
         Raises:
             NoSuchQueue, StorageError: the message was not sent, unless the error says that it is visible.
+            QueueFull: the queue is full, and rejects; nothing was sent.
             ValueError: a value that no name can hold; nothing was sent.
         """
         life = self.life
-        said = (type, correlation_id, reply_to, expires_in, delay, properties, message_id)
-        if said == _NOTHING:
+        headers = (type, correlation_id, reply_to, expires_in, delay, properties)
+        if message_id is None and headers == _NOTHING:
             file, message_id, not_before = self._plain_address(body, priority, message_class)
+            if time.monotonic() >= self._asks_at and not self._admit():
+                file = ""
         else:
-            file, message_id, not_before = self.address(
-                body, priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
-            )
+            file, message_id, not_before = self.address(body, priority, *headers, message_class, message_id, asks=True)
+        if not file:
+            return Sent(message_id, False, "")
         life.stage(file, body.encode() if isinstance(body, str) else body)
         life.send(file, not_before=not_before)
         if life.storage.syncs_folders:
@@ -114,6 +127,7 @@ class Producer:
 
         Raises:
             NoSuchQueue, StorageError, ValueError: what was sent until then stays sent; the error says how many.
+            QueueFull: the same, and the error has what was sent.
         """
         if isinstance(messages, bytes | str | Mapping):
             raise ValueError("send_many takes several messages, such as a list of bodies; send takes one")
@@ -122,11 +136,32 @@ class Producer:
         for message in messages:
             batch.append(message)
             if len(batch) == BATCH:
-                self._send_batch(batch, sent)
+                self._send_admitted(batch, sent)
                 batch = []
         if batch:
-            self._send_batch(batch, sent)
+            self._send_admitted(batch, sent)
         return sent
+
+    def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
+        """Send a batch, in as many parts as the queue lets it in; what it discards is passed over."""
+        while batch:
+            try:
+                admitted = self._admit(len(batch))
+            except BaseException as error:
+                error.add_note(_so_many(sent))
+                if isinstance(error, QueueFull):
+                    error.sent = sent
+                raise
+            if admitted:
+                self._send_batch(batch[:admitted], sent)
+            else:
+                sent.append(self._discarded(batch[0]))
+            batch = batch[admitted or 1 :]
+
+    def _discarded(self, message: bytes | str | Mapping[str, Any]) -> Sent:
+        """Return what is told of a message that is discarded: it is not looked at any more."""
+        chosen = message.get("message_id") if isinstance(message, Mapping) else None
+        return Sent(chosen or self.root.ids.next(), False, "")
 
     def _send_batch(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         life = self.life
@@ -143,7 +178,7 @@ class Producer:
             for file in staged:
                 with suppress(OSError):  # what cannot be taken away now, fsck finds
                     life.storage.unlink(f"{life.layout.working}/{file}")
-            error.add_note(f"{len(sent)} messages of this send_many were sent before the error")
+            error.add_note(_so_many(sent))
             raise
         finally:
             for not_before in delayed:
@@ -172,11 +207,14 @@ class Producer:
 
         Raises:
             StorageError: the file cannot be read; nothing was sent.
+            QueueFull: the queue is full, and rejects; nothing was sent, and the file stays where it is.
         """
         if not isinstance(path, str | os.PathLike):
             return self._send_open(path, **fields)
         source = os.fspath(path)
-        file, message_id, not_before = self.address(b"", **fields)
+        file, message_id, not_before = self.address(b"", **fields, asks=True)
+        if not file:
+            return Sent(message_id, False, "")
         staged = f"{self.life.layout.working}/{file}"
         adopted = move and self._adopted(source, staged)
         if not adopted:
@@ -209,7 +247,9 @@ class Producer:
             raise storage_error(error, "nothing was sent") from error
 
     def _send_open(self, reading: IO[bytes], **fields: Any) -> Sent:
-        file, message_id, not_before = self.address(b"", **fields)
+        file, message_id, not_before = self.address(b"", **fields, asks=True)
+        if not file:
+            return Sent(message_id, False, "")
         try:
             with self._staged(file) as writing:
                 shutil.copyfileobj(reading, writing, storage.READ_SIZE)
@@ -223,10 +263,19 @@ class Producer:
     def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
         """Write a message piece by piece: it is sent when the block ends, and discarded when it raises.
 
+        Whether the queue has room is seen before the block begins; what it discards is written to nowhere.
+
         Args:
             fields: the arguments of `send`, but for the body.
+
+        Raises:
+            QueueFull: the queue is full, and rejects.
         """
-        file, _, not_before = self.address(b"", **fields)
+        file, _, not_before = self.address(b"", **fields, asks=True)
+        if not file:
+            with open(os.devnull, "wb") as nowhere:
+                yield nowhere
+            return
         with self._staged(file) as writing:
             yield writing
         self.life.send(file, not_before=not_before)
@@ -267,8 +316,14 @@ class Producer:
         properties: Mapping[str, Any] | None = None,
         message_class: str | None = None,
         message_id: str | None = None,
+        *,
+        asks: bool = False,
     ) -> tuple[str, str, int]:
-        """Return the file name of a message to send, its id, and the time before which it may not be delivered."""
+        """Return the file name of a message to send, its id, and the time before which it may not be delivered.
+
+        Where it `asks`, the message is good and let in before anything is written; of one that is discarded there is no
+        file name.
+        """
         life = self.life  # a queue that is refused is refused before the clock writes its probe
         chosen = message_id is not None
         if message_id is not None:
@@ -288,6 +343,8 @@ class Producer:
             type=type,
             not_before=0 if delay is None else self._in(delay),
         )
+        if asks and not self._admit():
+            return "", message_id, 0
         file = life.sidecars.fit(life.unique(name, chosen=chosen))
         if life.sidecars.ignored(file):
             raise ValueError(f"the message would be called {file}, which queue {self.name} ignores: see `ignore`")
@@ -304,6 +361,23 @@ class Producer:
         message_id = self.root.ids.next()
         return names.plain_name(message_id, priority, message_class), message_id, 0
 
+    def admit_job(self, count: int) -> bool:
+        """Let in a job of so many messages as a whole, after a wait where one is due; False where it is discarded.
+
+        Raises:
+            QueueFull: the queue rejects it, or never has room for so many.
+        """
+        return bool(self._admit(count, whole=True))
+
+    def _admit(self, count: int = 1, *, whole: bool = False) -> int:
+        """Do what `Entry.admit` does; nothing of a message may have been written yet."""
+        entry = self._entry
+        if entry is None or not entry.is_ours:
+            entry = self._entry = Entry(self.name, self.life)
+        admitted = entry.admit(count, whole=whole)
+        self._asks_at = entry.asks_at
+        return admitted
+
     def plain_addresses(self, count: int, message_class: str) -> list[str]:
         """Return the file names of so many messages that have nothing to say but their class."""
         return [names.plain_name(message_id, 4, message_class) for message_id in self.root.ids.take(count)]
@@ -311,6 +385,12 @@ class Producer:
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
         return self.root.clock.now_ms() + int(seconds * 1000) if seconds else 0
+
+
+def _so_many(sent: list[Sent]) -> str:
+    """Say how much of a send_many was sent before an error."""
+    count = sum(1 for one in sent if one.accepted)
+    return f"{count} messages of this send_many were sent before the error"
 
 
 def _body_of(message: Mapping[str, Any]) -> bytes | str:

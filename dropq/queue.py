@@ -20,7 +20,7 @@ from dropq.admission import view_of, wanting
 from dropq.config import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, LeaseLost, NoSuchMessage
-from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignored_ends, ignoring
+from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.message import Duration, Message, utc
 from dropq.names import Claim
@@ -386,7 +386,8 @@ class Queue(Producer):
     def counts(self) -> dict[str, int]:
         """Return how many messages lie in each state, by one listing of each folder."""
         patterns = self.config.ignore
-        return {state: _count(self.layout.folder(state), patterns) for state in (*FOLDERS, "delayed")}
+        counts = storage.message_counts
+        return {state: sum(counts(self.layout.folder(state), patterns)) for state in (*FOLDERS, "delayed")}
 
     @_telling("nothing was changed")
     def stats(self) -> dict[str, StateStats]:
@@ -511,16 +512,6 @@ class Queue(Producer):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _count(folder: str, patterns: tuple[str, ...]) -> int:
-    ignored, ends = ignoring(patterns), ignored_ends(patterns)
-    return sum(
-        1
-        for files in storage.files_in(folder)
-        for name in files
-        if name[0] != "." and not ((ends is None or name[-1] in ends) and ignored(name))
-    )
 
 
 def _seconds(period: Duration | None) -> float | None:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol, TypeVar
 
 from dropq.errors import StorageError
-from dropq.layout import PRIVATE
+from dropq.layout import PRIVATE, ignored_ends, ignoring
 from dropq.mounts import mount_of
 
 log = logging.getLogger("dropq")
@@ -853,6 +853,13 @@ def files_in(folder: str) -> Iterator[list[str]]:
     with found as entries:
         while chunk := list(islice(entries, CHUNK)):
             yield message_files(chunk)
+
+
+def message_counts(folder: str, patterns: tuple[str, ...]) -> Iterator[int]:
+    """Count the messages in a folder, so many at a time, by their names alone; `patterns` are of what is ignored."""
+    ignored, ends = ignoring(patterns), ignored_ends(patterns)
+    for files in files_in(folder):
+        yield sum(1 for name in files if name[0] != "." and not ((ends is None or name[-1] in ends) and ignored(name)))
 
 
 def message_files(entries: Sequence[os.DirEntry[str]]) -> list[str]:

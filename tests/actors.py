@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from dropq import DropqError, LeaseLost, Message, Queue, Root
+from dropq import DropqError, LeaseLost, Message, Queue, QueueFull, Root
 
 
 def start(role: str, root: Path, notes: Path, *arguments: object) -> subprocess.Popen[bytes]:
@@ -57,6 +58,7 @@ def say(text: object) -> None:
 def main(role: str, root: str, notes: str, *arguments: str) -> None:
     roles: dict[str, Callable[..., None]] = {
         "produce": produce,
+        "fill": fill,
         "consume": consume,
         "sweep": sweep,
         "hold": hold,
@@ -76,6 +78,18 @@ def produce(queue: Queue, notes: Path, prefix: str, count: str) -> None:
     """Send bodies, and say each that was sent."""
     for number in range(int(count)):
         queue.send(f"{prefix}-{number}".encode())
+
+
+def fill(queue: Queue, notes: Path, prefix: str) -> None:
+    """Send when told to, until the queue is full; say how many that were."""
+    say("ready")
+    sys.stdin.readline()
+    number = 0
+    with suppress(QueueFull):
+        while True:
+            queue.send(f"{prefix}-{number}".encode())
+            number += 1
+    say(number)
 
 
 def consume(queue: Queue, notes: Path, lease: str = "0", backlog: str = "1") -> None:

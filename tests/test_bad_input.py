@@ -419,7 +419,7 @@ def test_a_configuration_that_may_not_be_read_is_refused(tmp_path: Path) -> None
     ("options", "said"),
     [
         ({"lease_peroid": "5m"}, "lease_period"),
-        ({"max_unprocessed": 5}, "not built"),
+        ({"self_destruct": True}, "not built"),
         ({"durability": "some"}, '"none", "file", "full"'),
         ({"file_mode": "0666"}, "not everybody"),
     ],

@@ -62,8 +62,6 @@ AMPS = {
 #: A valid value, other than the default, of each key that is not built.
 VALID_BUT_NOT_BUILT: dict[str, object] = {
     "dead_letter_queue": "letters",
-    "max_unprocessed": 10,
-    "overflow": "block",
     "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],
     "self_destruct": True,
     "underlying_topic": "prices.eu",

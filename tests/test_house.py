@@ -32,6 +32,7 @@ HOUSE = (
     "message",
     "admission",
     "staging",
+    "admission",
     "journal",
     "sweep",
     "findings",

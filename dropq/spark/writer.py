@@ -77,7 +77,8 @@ class QueueWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send all that was staged, once, in the driver."""
-        sent = self._job().commit(_staged(messages))
+        queue = self.options.open()
+        sent = _commit(queue, Job(queue.life, self.job_id), _staged(messages))
         log.info("job %s sent %d messages to queue %s", self.job_id, sent, self.options.queue)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -116,14 +117,14 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send all that an epoch staged, once, in the driver."""
-        life = self.options.open().life
+        queue = self.options.open()
         for query in _queries(messages):
-            epoch = Epoch(life, query, batchId)
+            epoch = Epoch(queue.life, query, batchId)
             if epoch.sent:
                 log.warning(
                     "%s was sent to queue %s before: this run of it sends nothing", epoch.id, self.options.queue
                 )
-            sent = epoch.commit(_staged(messages))
+            sent = _commit(queue, epoch, _staged(messages))
             log.info("%s: %d messages were sent to queue %s", epoch.id, sent, self.options.queue)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -133,6 +134,18 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             epoch = Epoch(life, query, batchId)
             if epoch.abort():
                 log.warning("%s was committed before it failed: all of it is sent", epoch.id)
+
+
+def _commit(queue: Queue, job: Job, staged: list[Staged]) -> int:
+    """Send what a job staged, as a whole and once the queue lets it in; return how many were sent.
+
+    A job that was sent before is not asked about: it takes no room.
+    """
+    count = sum(len(part.files) for part in staged)
+    if count and not job.sent and not queue.admit_job(count):
+        job.abort()
+        return 0
+    return job.commit(staged)
 
 
 def _queries(messages: Iterable[WriterCommitMessage | None]) -> list[str]:

@@ -34,7 +34,7 @@ INNER = {
     "Typed", "SweepReport",  # they hold what was found, or is to be said
     "Message.link",  # of a worker, for its own private folder
     "Subscription.adopt", "Subscription.forget", "Subscription.holding",  # of journals and messages
-    "Queue.address", "Queue.plain_addresses",  # of sends: they only make names
+    "Queue.address", "Queue.plain_addresses", "Queue.admit_job",  # of sends: they make names, and only look
     "Queue.replay",  # what it sends is in the archive, too: tests/test_replay.py lets it die
     "finish", "roll_forward", "held_by",
     "lapsed_claim", "runs", "check_semantics", "is_committed", "has_manifest", "select", "each",
@@ -100,7 +100,10 @@ SETTINGS = (
     Setting("no history, retries", {"history": False, "redelivery_attempts": 3, "redelivery_delay": "1h"}),
     Setting("at most once", {"semantics": "at-most-once"}, foreign=True),
     Setting("at most once, no history", {"semantics": "at-most-once", "history": False}),
-    Setting("limits, modes", {"max_deliveries": 1, "max_cancels": 1, "exhausted": "expired", "file_mode": "0640"}),
+    Setting(
+        "limits, modes",
+        {"max_deliveries": 1, "max_cancels": 1, "exhausted": "expired", "max_unprocessed": 100, "file_mode": "0640"},
+    ),
 )
 
 LONG = {"text": "x" * 300}
