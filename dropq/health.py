@@ -33,6 +33,9 @@ __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", 
 MAX_ERROR = 10
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
+#: The states that `max_unprocessed` is about, and what each `overflow` does to a send.
+_UNPROCESSED = ("target", "delayed", "processing")
+_OVERFLOW = {"reject": "sends are refused", "discard": "what is sent is discarded", "block": "senders wait"}
 
 #: Folders of a root that may be closed to whoever looks, and are no queues.
 _NO_QUEUES = ("dropboxmq", "topic-root", "lost+found")
@@ -61,7 +64,7 @@ class Health:
     Attributes:
         queue: its name.
         reasons: why it is not well; none where it is.
-        notes: what does no harm, but explains much: that it is paused.
+        notes: what does no harm, but explains much: that it is paused, that senders wait, that it is full.
         counts: how many messages lie in each state; empty for a queue that cannot be read.
         oldest_age: seconds that the oldest message has waited, one that is held without a running lease included; None
             where there is none.
@@ -293,6 +296,13 @@ class _Look:
         """Yield what does no harm, but explains much."""
         if self._pause:
             yield Reason("paused", f"consumers see an empty queue; {self._pause}")
+        if storage.is_there(lock := self._life.layout.write_lock):
+            yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them go on")
+        count, most = sum(self.counts[state] for state in _UNPROCESSED), self._life.config.max_unprocessed
+        if most is not None and count >= most:
+            text = f"{_many(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
+            fate = _OVERFLOW.get(self._life.config.overflow, "sends go elsewhere")
+            yield Reason("full", f"{text}: {fate}; {self._way_on()}", count, most)
 
     @cached_property
     def _pause(self) -> str:

@@ -109,6 +109,22 @@ def test_a_paused_queue_is_well_and_says_so(queue: Queue) -> None:
     assert "dropq resume --all" in health(queue).notes[0].message
 
 
+def test_a_queue_whose_senders_wait_is_well_and_says_so(queue: Queue) -> None:
+    lock = Path(queue.layout.write_lock)
+    lock.touch()
+    (note,) = health(queue).notes
+    assert note.kind == "write-lock" and f"{lock} says; remove it" in note.message
+
+
+def test_a_full_queue_is_well_and_says_what_becomes_of_sends(queue: Queue) -> None:
+    for overflow, fate in (("reject", "refused"), ("discard", "discarded"), ("block", "wait")):
+        full = queue.root.create_queue(overflow, max_unprocessed=2, overflow=overflow)
+        full.send_many([b"x", b"y"])
+        found = health(full)
+        assert found.healthy and [note.kind for note in found.notes] == ["full"]
+        assert fate in found.notes[0].message and "start a consumer" in found.notes[0].message
+
+
 # -- age, count, errors --------------------------------------------------------------------------------------------
 
 
