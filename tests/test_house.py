@@ -32,7 +32,6 @@ HOUSE = (
     "message",
     "admission",
     "staging",
-    "admission",
     "journal",
     "sweep",
     "findings",
