@@ -43,6 +43,8 @@ ROOM = 8192
 SELDOM = 3
 #: Queues whose claims that came too late are counted.
 COUNTED = (Raw, Dropq, DropqLease)
+#: Policies that take a lock.
+GUARDED = {"max_backlog", "fairness_model", "barrier_expression"}
 #: Parts that other scripts measure, which print a line of JSON for each row.
 SCRIPTS = ("calls", "waking", "startup")
 
@@ -102,6 +104,15 @@ def depth(plan: Plan) -> Iterator[Row]:
             yield from deep(folder, waiting, min(plan.rounds, 3 if waiting == DEPTHS[-1] else 5))
 
 
+def policies(plan: Plan) -> Iterator[Row]:
+    """What each policy costs: the ratios are to dropq without any, by one process and by four that take."""
+    yield from compare("policies", "tmpfs", plan, (Dropq, *peers.POLICIES), one_and_one)
+    guarded = [peer for peer in peers.POLICIES if peer.options.keys() & GUARDED]
+    yield from compare(
+        "contended", "tmpfs", replace(plan, messages=plan.messages // 2), (Dropq, *guarded), four_that_take
+    )
+
+
 def script(name: str) -> Callable[[Plan], Iterator[Row]]:
     """Return a part that another script measures."""
 
@@ -130,6 +141,7 @@ PARTS: dict[str, Callable[[Plan], Iterator[Row]]] = {
     "four": four,
     "batch": batch,
     "depth": depth,
+    "policies": policies,
     **{name: script(name) for name in SCRIPTS},
 }
 
@@ -320,7 +332,7 @@ SHOWN = {
     "one": ("what", "per_s", "ratio", "range", "sending", "taking", "like", "lost", "doubled"),
     "four": ("what", "per_s", "ratio", "range", "like", "wasted", "lost", "doubled"),
 }
-SHOWN |= {"batch": SHOWN["one"], "drained": SHOWN["four"]}
+SHOWN |= {"batch": SHOWN["one"], "drained": SHOWN["four"], "policies": SHOWN["one"], "contended": SHOWN["four"]}
 
 
 def in_words(row: Row, before: Row | None) -> str:

@@ -326,6 +326,27 @@ class DropqManyFull(DropqMany):
     options: ClassVar[dict[str, Any]] = {"durability": "full"}
 
 
+def with_policy(note: str, **options: Any) -> type[Dropq]:
+    """Return dropq with options that ask for a policy; what it costs is seen beside dropq without any."""
+    members = {"name": f"dropq, {note}", "options": {"durability": "none", **options}}
+    return type("DropqWithPolicy", (Dropq,), members)
+
+
+#: A policy each, none of which keeps a message from the one consumer there is.
+POLICIES = (
+    with_policy("max_unprocessed", max_unprocessed=1_000_000),
+    with_policy("filter, of names", filter="JMSPriority >= 0"),
+    with_policy("filter, of bodies", filter="/ BEGINS WITH ('0')", message_type="text"),
+    with_policy("priority, of names", priority="JMSPriority"),
+    with_policy("priority, of bodies", priority="INSTR(/, 'x')", message_type="text"),
+    with_policy("max_backlog", max_backlog=1000),
+    with_policy("round-robin", fairness_model="round-robin"),
+    with_policy("proportional", fairness_model="proportional"),
+    with_policy("barrier_expression", barrier_expression="JMSType = 'none'"),
+    with_policy("max_backlog, proportional", max_backlog=1000, fairness_model="proportional"),
+)
+
+
 # -- what PyPI has ---------------------------------------------------------------------------------------------------
 
 

@@ -117,6 +117,8 @@ TITLES = {
     "drained": "Four that take",
     "batch": "One by one, and by the thousand",
     "depth": "Many that wait",
+    "policies": "Policies",
+    "contended": "Policies, and four that take",
 }
 TOLD = {
     "one": "One process sends all, then takes all.",
@@ -124,6 +126,8 @@ TOLD = {
     "drained": "Four processes take what was sent before: none of them ever waits.",
     "batch": "All synced; the ratios are to dropq's one by one.",
     "depth": "A new process takes the first message, then 20,000 more, or as many as there are.",
+    "policies": "One process sends all, then takes all; the ratios are to dropq without a policy.",
+    "contended": "Four processes take what was sent before; the ratios are to dropq without a policy.",
 }
 #: A table's columns: the key in a row, its title, how it is written.
 TABLE = (

@@ -49,6 +49,7 @@ _PRIVATE = (
     "staged",
     "ledger",
     "streams",
+    "acks",
     "turns",
     "barriers",
     "lock",

@@ -133,17 +133,22 @@ class Shares(Lifecycle):
     # -- handing out -------------------------------------------------------------------------------------------
 
     def prepare(self, waiting: Waiting, subscriptions: Iterable[str]) -> bool:
-        """Link a waiting message for each subscription; False when it is gone."""
+        """Link a waiting message for each subscription; False when it is gone.
+
+        The folder is hidden until it is whole: a listing that a network file system keeps shows all shares or none.
+        """
         _, file = self.next_delivery(waiting.file)
-        for folder in ("", f"/{_ACKED}", f"/{_LEFT}", f"/{_ASIDE}"):
-            self.storage.make_folder(f"{self._folder}{folder}")
-        source = f"{self._queue.layout.target}/{waiting.file}"
-        for subscription in subscriptions:
-            share = self._share(subscription, file)
-            try:
-                self.storage.link_or_copy(source, share.path)
-            except FileNotFoundError:
-                return False
+        hidden = f"{self._queue.layout.barriers}/.{self.token}"
+        for folder in (hidden, f"{hidden}/{_ACKED}", f"{hidden}/{_LEFT}", f"{hidden}/{_ASIDE}"):
+            self.storage.make_folder(folder)
+        try:
+            for subscription in subscriptions:
+                share = self._share(subscription, file).filename
+                self.storage.link_or_copy(f"{self._queue.layout.target}/{waiting.file}", f"{hidden}/{share}")
+            self.storage.rename_folder(hidden, self._folder)
+        except FileNotFoundError:
+            self.storage.remove_tree(hidden)
+            return False
         return True
 
     def _share(self, subscription: str, file: str) -> Held:
@@ -237,7 +242,7 @@ class Shares(Lifecycle):
 
         RACE: whoever settled the last share, whoever looks next, and sweeps; whose rename succeeds settles it.
         """
-        if self.held():
+        if self.held() or self.held():  # RACE: a listing may miss a file that is being renamed; two in a row do not
             return False
         barrier = self._queue.find_claim(self.token)
         if barrier is not None:
@@ -260,7 +265,7 @@ class Shares(Lifecycle):
             self._queue.give_back(barrier, counted=delivered, delay=None if delivered else 0)
 
     def clear(self) -> None:
-        """Remove the folder, whole: what is staged in it at this moment is not committed by half."""
+        """Remove the folder, whole: its claim, if it is made in this moment, finds all of it or nothing."""
         gone = f"{self._queue.layout.barriers}/.gone-{secrets.token_hex(8)}"
         with suppress(FileNotFoundError):
             self.storage.rename_folder(self._folder, gone)
@@ -304,6 +309,10 @@ def sweep(life: Lifecycle, claims: Iterable[Held]) -> int:
         claims: what lies in processing/.
     """
     seen_to = 0
+    for name in storage.names_in(life.layout.barriers):
+        path = f"{life.layout.barriers}/{name}"
+        if name[0] == "." and _age(life, path) > STAGING_AGE:
+            life.storage.remove_tree(path)  # who was making it, or removing it, is dead
     for token in _tokens(life):
         shares = Shares(life, token)
         if life.find_claim(token) is not None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from dropq import consumers, names, storage
 from dropq.admission import wanting
+from dropq.errors import DropqError
 from dropq.lifecycle import Lifecycle, Waiting
 
 log = logging.getLogger("dropq")
@@ -117,10 +118,17 @@ class Turns:
     def _takes(self, other: Standing, waiting: Waiting) -> bool:
         """Tell whether a message passes the filter of another subscription, which is read once."""
         if other.subscription not in self._wants:
-            text = (storage.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="replace")
-            self._wants[other.subscription] = wanting(self._life, text) if text else None
+            self._wants[other.subscription] = self._filter_of(other)
         wants = self._wants[other.subscription]
         return wants is None or wants(waiting)
+
+    def _filter_of(self, other: Standing) -> Callable[[Waiting], bool] | None:
+        text = (storage.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="replace")
+        try:
+            return wanting(self._life, text) if text else None
+        except DropqError as error:  # it needs an extra that is not here: it is taken to want all, and passed over
+            log.warning("%s takes turns by a filter that cannot be read here: %s", other.subscription, error)
+            return None
 
     def _has_gone(self, first: Standing) -> bool:
         """Tell whether who is next does not count any more: it is dead, or did not come for its turn."""
