@@ -123,7 +123,7 @@ class _Look:
         most = self._life.config.max_backlog
         if most is None or len(self._claims) < most:
             return None
-        return "backlog", f"{len(self._claims)} are held, and max_backlog is {most}", self._holders()
+        return "backlog", f"{len(self._claims)} held, as many as max_backlog allows", self._holders()
 
     def _ready(self) -> _Told:
         turns = self._next_turns()

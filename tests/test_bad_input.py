@@ -377,7 +377,7 @@ def test_sending_what_is_no_file_sends_nothing(tmp_path: Path, move: bool) -> No
         (b"\xff\xfe\x00", ["UTF-8"]),
         (b"lease_peroid = '5m'\n", ["lease_peroid", "lease_period"]),
         (b"lease_period = 'soon'\n", ["lease_period", "soon", "30s"]),
-        (b"max_backlog = 5\n", ["max_backlog", "not built"]),
+        (b"self_destruct = true\n", ["self_destruct", "not built"]),
         (b"name = 'other'\n", ["other", "'q'"]),
     ],
     ids=["no-toml", "no-text", "unknown-key", "bad-value", "not-built", "other-name"],

@@ -52,6 +52,9 @@ def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
     assert "no item in it" in done.stdout  # `dropq show` tells why the message failed
     assert "hello" in done.stdout
     assert "hello again" in done.stdout
+    assert "1 held, as many as max_backlog allows" in done.stdout
+    jobs = dropq.Root(tmp_path / "work").queue("jobs")
+    assert [message.text for message in jobs.browse("processing")] == ['{"urgency": 5, "region": "US"}\n']
 
 
 @pytest.mark.spark

@@ -589,7 +589,7 @@ def test_a_private_folder_that_consumers_write_in_and_this_user_may_not_is_told(
 
 @pytest.mark.usefixtures("plain")
 def test_a_private_folder_that_is_missing_is_told_where_this_user_may_not_make_it_alone(queue: Queue) -> None:
-    Path(queue.layout.private).rmdir()
+    shutil.rmtree(queue.layout.private)
     for mode, kinds_told in ((0o755, ["folders"]), (0o555, ["closed-folder"])):
         base(queue).chmod(mode)
         try:
@@ -691,7 +691,7 @@ def test_who_may_send_is_told_where_a_delay_is_refused(queue: Queue) -> None:
 
 @pytest.mark.usefixtures("plain")
 def test_who_may_send_is_told_that_delayed_is_missing_rather_than_forbidden(queue: Queue) -> None:
-    Path(queue.layout.private).rmdir()
+    shutil.rmtree(queue.layout.private)
     closed = [base(queue), *(base(queue) / name for name in ("processing", "processed", "expired", "error"))]
     for folder in closed:
         folder.chmod(0o555)

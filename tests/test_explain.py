@@ -68,7 +68,7 @@ def test_a_full_backlog_names_who_fills_it(tmp_path: Path) -> None:
         assert subscription.receive() is not None
         (told,) = queue.explain("target")
         assert (told.why, told.holders) == ("backlog", (subscription.id,))
-        assert told.detail == "1 are held, and max_backlog is 1"
+        assert told.detail == "1 held, as many as max_backlog allows"
 
 
 def test_whose_turn_it_is_is_told(tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ class Waiting:
         self._thread = threading.Thread(target=lambda: self.got.append(receive(None)), daemon=True)
         self._thread.start()
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is past its first look, and waits for news, or for its turn to."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return frame is not None and frame.f_code.co_name in ("receive", "wait")
+
     def message(self) -> Message | None:
         """What it received in the end."""
         self._thread.join(20)
@@ -141,7 +147,7 @@ def test_closing_ends_the_wait_of_all_threads_and_leaves_no_file_open(queue: Que
     before = open_files()
     subscription = queue.subscribe()
     waiting = [Waiting(subscription.receive) for _ in range(3)]
-    until(lambda: watching(subscription), "one watches for all")
+    until(lambda: watching(subscription) and all(each.waits for each in waiting), "one watches for all")
     subscription.close()
     assert [each.message() for each in waiting] == [None] * 3
     assert open_files() == before
