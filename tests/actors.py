@@ -6,16 +6,22 @@ dropq. A body that is held has a file in NOTES/holding; two holders at a time le
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dropq import DropqError, LeaseLost, Message, Queue, QueueFull, Root
+
+#: The name of a claim; its groups are the message's id, and the mark of its copy if it is one.
+MESSAGE = re.compile(r"[^~]*~[^.]*\.([^.]*)\.(?:.*(copyS=[^&]*))?.*")
 
 
 def start(role: str, root: Path, notes: Path, *arguments: object) -> subprocess.Popen[bytes]:
@@ -45,10 +51,20 @@ def finish(*actors: subprocess.Popen[bytes]) -> None:
 
 def alive(pid: int) -> bool:
     """Whether a process runs; one that was killed and not waited for does not."""
+    return state_of(pid) not in ("Z", "X")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped and is to go on later."""
+    return state_of(pid) == "T"
+
+
+def state_of(pid: int) -> str:
+    """The letter by which the kernel tells a process's state; X where there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
-        return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def say(text: object) -> None:
@@ -66,6 +82,7 @@ def main(role: str, root: str, notes: str, *arguments: str) -> None:
         "renew": renew,
         "limited": limited,
         "turns": turns,
+        "obey": obey,
     }
     roles[role](Root(root).queue("q"), Path(notes), *arguments)
 
@@ -228,6 +245,59 @@ def turns(queue: Queue, notes: Path, allowed: str, handling: str) -> None:
         (notes / "out" / f"turns.{os.getpid()}").write_text("".join(log))
         for message in held:
             message.ack()
+
+
+def obey(queue: Queue, notes: Path) -> None:
+    """Take some messages at a time, and do with each what its body says, until there is a file `stop`.
+
+    Each ack leaves a note `ID.NUMBER` in NOTES/acked, and each claim that was lost by then one in NOTES/lost.
+    """
+    (notes / "lost").mkdir(exist_ok=True)
+    elsewhere = Root(queue.root.path).queue("q")
+    with queue.subscribe(max_backlog=3) as subscription:
+        while not stopped(notes):
+            for message in subscription.receive_many(3, timeout=0.1):
+                see(queue, notes)
+                try:
+                    treat(message, elsewhere, notes)
+                except LeaseLost:
+                    (notes / "lost" / f"{message.id}.{os.getpid()}").touch()
+
+
+def see(queue: Queue, notes: Path) -> None:
+    """Look whether more is held than may be, or a message twice.
+
+    The name of a claim never comes again: what is seen two times was held all the time in between.
+    """
+    held = set(os.listdir(queue.layout.processing)) & set(os.listdir(queue.layout.processing))
+    messages = {MESSAGE.sub(r"\1\2", name) for name in held}
+    if len(held) > (queue.config.max_backlog or len(held)) or len(messages) < len(held):
+        (notes / "violations" / f"held-{os.getpid()}").write_text("\n".join(held))
+
+
+def treat(message: Message, elsewhere: Queue, notes: Path) -> None:
+    """Acknowledge a message, or first die, hang, or return it, or have another client acknowledge it by its id."""
+    wish, first = json.loads(message.body)["do"], message.delivery_count == 1
+    if wish == "poison" or (wish == "die" and first):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if wish == "hang" and first:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if wish == "return" and first:
+        message.nack()
+        return
+    if wish == "elsewhere":
+        deadline, done = message.deadline, elsewhere.ack(message.id)
+        in_time = deadline is not None and deadline > datetime.now(UTC)
+        if in_time and done is (elsewhere.config.leasing == "strict"):
+            (notes / "violations" / f"{message.id}.{os.getpid()}").touch()
+        if done:
+            note_acked(message, notes)
+    message.ack()
+    note_acked(message, notes)
+
+
+def note_acked(message: Message, notes: Path) -> None:
+    (notes / "acked" / f"{message.id}.{time.monotonic_ns()}").touch()
 
 
 if __name__ == "__main__":
