@@ -84,7 +84,7 @@ class QuickSweep:
         return time.monotonic() >= self.again
 
     def run(self, *, idle: bool = False) -> SweepReport:
-        """Return what dead consumers and lapsed leases held, and deliver what was delayed.
+        """Return what dead consumers and lapsed leases held, expire what is held too long, deliver what was delayed.
 
         Args:
             idle: clear away the dead that held nothing, too.
@@ -144,6 +144,7 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     lapsed = [claimed for claimed in leased if claimed.claim.deadline <= now]
     streams = journal.runs(life) if lapsed else frozenset[str]()
     report.lapsed += sum(_returned(life, report, one, lapsed=journal.lapsed_claim(one, streams)) for one in lapsed)
+    report.expired += sum(_set_aside_expired(life, report, one) for one in claims if _has_expired(life, one, now))
     return [claimed.claim.deadline for claimed in leased if claimed.claim.deadline > now]
 
 
@@ -252,16 +253,18 @@ def _deliver_delayed(life: Lifecycle, report: SweepReport) -> list[int]:
 
 
 def _expire(life: Lifecycle, report: SweepReport) -> None:
-    """Move what has expired in target/ and processing/ to expired/; whoever held it finds its lease lost."""
+    """Move what has expired in target/ to expired/."""
     now = life.clock.now_ms()
     for waiting in list(Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore)).waiting()):
         if life.may_expire(waiting) and 0 < life.waiting_expires_at(waiting) <= now:
             with _passing_over(life, report, waiting.file):
                 report.expired += life.expire_waiting(waiting)
-    for held in list(_claims(life)):
-        at = life.waiting_expires_at(Waiting(held.file, now))
-        if 0 < at <= now:
-            report.expired += _set_aside_expired(life, report, held)
+
+
+def _has_expired(life: Lifecycle, held: Held, now: int) -> bool:
+    """Tell whether a held message's time is over: who holds it finds its lease lost."""
+    waiting = Waiting(held.file, now, names.is_plain(held.file) is not None)
+    return life.may_expire(waiting) and 0 < life.waiting_expires_at(waiting) <= now
 
 
 def _set_aside_expired(life: Lifecycle, report: SweepReport, held: Held) -> bool:

@@ -104,6 +104,26 @@ def test_what_a_script_has_claimed_counts_as_held(tmp_path: Path) -> None:
     assert take(queue).body == b"b"
 
 
+def test_what_expires_while_it_is_held_makes_room_without_a_sweep_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always_fresh(monkeypatch)
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock, max_backlog=1)
+    queue.send(b"a", expires_in="10s")
+    queue.send(b"b")
+    message = take(queue)
+    with reopened(queue).subscribe() as other:
+        assert other.receive() is None
+        clock.advance(11)
+        found = other.receive()
+        assert found is not None
+        assert found.body == b"b"
+    with pytest.raises(LeaseLost):
+        message.ack()
+    assert where(queue) == {"expired": [b"a"], "target": [b"b"]}
+
+
 def test_who_has_the_lock_and_hangs_keeps_others_waiting_and_no_longer_than_it_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -269,7 +269,7 @@ def test_no_message_is_delivered_at_max_backlog_until_one_is_acknowledged_or_exp
 ) -> None:
     """The limit is of all consumers together, wherever they run; what leaves the queue makes room.
 
-    We depart: a message that expires while it is held leaves the queue with the next sweep of all.
+    What expires while it is held leaves with the next sweep, which consumers make on their way once a second.
     """
     queue = make(MaxBacklog=2)
     queue.send("first", expires_in="10s")
