@@ -59,10 +59,11 @@ def explain(queue: Queue, state: str | None = None, filter: str | None = None) -
     look = _Look(queue)
     for one in EXPLAINED if state is None else (state,):
         tells = {"target": look.waiting, "delayed": look.delayed, "processing": look.held}[one]
-        for listed in queue.listed(one, filter):
-            message = Message(queue, queue.life, one, listed.file)
-            why, detail, *rest = tells(listed)
-            yield Explanation(message, why, detail, *rest)
+        wanted = None if filter is None else wanting(queue.life, filter, one)
+        for listed in queue.listed(one):
+            why, detail, *rest = tells(listed)  # of all: what comes behind a barrier is known by what is before it
+            if wanted is None or wanted(listed):
+                yield Explanation(Message(queue, queue.life, one, listed.file), why, detail, *rest)
 
 
 #: Why, the detail, and where they are known the holders and until when.
@@ -84,13 +85,15 @@ class _Look:
         claims = (names.split_claim(file)[0] for file in storage.names_in(life.layout.processing) if file[0] != ".")
         self._claims = list(claims)
         self._alive = _Alive(life)
+        delayed = map(life.sidecars.parse, storage.names_in(life.layout.delayed))
+        self._delayed = sum(1 for name in delayed if name.delivery_count)  # whichever side of a barrier they are on
 
     # -- what waits ------------------------------------------------------------------------------------------------
 
     def waiting(self, waiting: Waiting) -> _Told:
         """Tell why nobody is handed a message of target/: the first reason that holds."""
         for lock in self._locks:
-            if storage.exists(lock):
+            if storage.is_there(lock):
                 return "paused", f"{lock} keeps consumers waiting: `dropq resume`, or remove it"
         if self._life.has_expired(waiting):
             return "expired", "its time is over: any consumer, or `dropq sweep`, moves it to expired/"
@@ -112,8 +115,8 @@ class _Look:
         return None
 
     def _first_barrier(self) -> _Told:
-        if self._ahead or self._claims:
-            before = f"{self._ahead} before it wait, {len(self._claims)} are held"
+        if self._ahead or self._claims or self._delayed:
+            before = f"{self._ahead} before it wait, {len(self._claims)} are held, {self._delayed} were given back"
             return "barrier", f"it is a barrier, and waits until all before it are settled: {before}", self._holders()
         if not self._alive.known:
             return "barrier", "it is a barrier, and nobody is subscribed whom it could go to"

@@ -322,7 +322,7 @@ class _Look:
         return f"{len(self._held)} in work: {self._holders()}"
 
     def _holders(self) -> str:
-        return f"`dropq browse {self._name} --state processing` says by whom"
+        return f"`dropq browse {self._name} --explain --state processing` says by whom"
 
     def _unswept(self) -> Iterator[Reason]:
         """Yield what a sweep would have brought in order, had there been one."""

@@ -428,6 +428,8 @@ class Lifecycle:
     def _anew(self, file: str, to: Lifecycle) -> Name:
         """Return the name of a message that begins anew in a queue: its counters, its expiration, the queue's clock."""
         name = self.sidecars.parse(names.split_claim(file)[1])
+        if name.generated:
+            to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an ack that is remembered was of its life before
         begun = replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, expiration=0, lapsed="")
         return replace(begun, since=to.clock.now_ms())
 
@@ -544,6 +546,13 @@ class Lifecycle:
                 if claim is not None:
                     return Held(self.layout.processing, claim, file)
         return None
+
+    def age_ms(self, path: str) -> int:
+        """Return how long ago a file was renamed or changed; 0 when it is gone."""
+        try:
+            return self.clock.now_ms() - storage.changed_ms(path)
+        except FileNotFoundError:
+            return 0
 
     def _explained(self, source: str, state: str, file: str, reason: str, details: Mapping[str, object]) -> None:
         """Write the reason, then move the file: the reason counts only once the file is there."""

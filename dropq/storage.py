@@ -31,6 +31,9 @@ from dropq.mounts import mount_of
 
 log = logging.getLogger("dropq")
 
+#: Nanoseconds after which a folder's time tells its next change from the last, on whatever file system.
+SETTLED_NS = 2_000_000_000
+
 #: Permission bits of what is created when the configuration does not say; the umask applies to them.
 FILE_MODE = 0o664
 DIR_MODE = 0o775
@@ -842,6 +845,36 @@ def names_in(folder: str) -> frozenset[str]:
         return frozenset(os.listdir(folder))
     except FileNotFoundError:
         return frozenset()
+
+
+class Listing:
+    """The names in a folder, listed anew only when it has changed since; one that is not there is empty.
+
+    It asks for the folder's time by opening it, which on NFS asks the server.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._names = frozenset[str]()
+        self._changed = 0
+
+    def names(self) -> frozenset[str]:
+        """Return the names."""
+        if not os.access(self._folder, os.F_OK):
+            return frozenset()
+        try:
+            fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return frozenset()
+        try:
+            changed = os.fstat(fd).st_mtime_ns
+            if changed != self._changed:
+                self._names = frozenset(os.listdir(fd))
+                # Of a folder that changed just now, the next change may bear the same time.
+                self._changed = changed if time.time_ns() - changed > SETTLED_NS else 0
+        finally:
+            os.close(fd)
+        return self._names
 
 
 def files_in(folder: str) -> Iterator[list[str]]:

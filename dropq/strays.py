@@ -328,6 +328,7 @@ def _same_file(seen: Seen) -> bool:
 def holders(case: Case) -> Iterator[Finding]:
     """Find claims whose holder is dead, or unknown and without a lease."""
     claims = [(seen, seen.claim) for seen in case.look(case.layout.processing) if seen.claim and seen.claim.ours]
+    claims = [(seen, claim) for seen, claim in claims if not claim.of_barrier]  # several hold it, by their shares
     # RACE: a consumer announces itself before its first claim and settles its last before it goes. Asked for in this
     # order, a holder that is not known has no claim by now.
     known = case.consumers()

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -40,9 +41,9 @@ log = logging.getLogger("dropq")
 #: Seconds of a processor after which a look that found nothing was long: who waits lets pass ten times as much before
 #: the next.
 LONG_LOOK = 0.02
-#: Seconds between two looks whether another has taken its turn: the first pause, and the longest, to which it doubles.
-FIRST_PAUSE = 0.0005
-LONGEST_PAUSE = 0.01
+#: Seconds that one call waits for others to take their turns, and between two looks whether they did.
+TURNS_PATIENCE = 0.2
+TURN_RECHECK = 0.002
 #: Seconds for which consumers share what waits, after one was in another's way.
 SHARING = 1.0
 #: After so many messages of a view that others took first, a new one is made; after twice as many the next one, until
@@ -88,6 +89,7 @@ class Subscription:
         self._read_locks = read_locks
         self._snapshot = False
         self._ready = view_of(life, depth=life.config.target_queue_depth or DEPTH)
+        self._acks = storage.Listing(life.layout.acks)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
         self._shares_until = 0.0
         self._lost = 0
@@ -131,6 +133,8 @@ class Subscription:
         """
         news = self._news
         message = self._next()
+        if message is None and self._gate is not None and self._gate.gives_way:
+            message = self._after_others(self._gate)
         if message is not None or timeout == 0:
             return message
         until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
@@ -143,6 +147,14 @@ class Subscription:
                 self._waits = waits
                 self._turn.release()
         return None
+
+    def _after_others(self, gate: Gate) -> Message | None:
+        """Look again and again while it is another subscription's turn, who has a moment to come for it."""
+        until = time.monotonic() + TURNS_PATIENCE
+        message = None
+        while message is None and gate.gives_way and time.monotonic() < until and not self._closed.wait(TURN_RECHECK):
+            message = self._next()
+        return message
 
     def _wait(self, news: object, until: float) -> Message | None:
         """Look for a message whenever there may be one; at first only if something came since the news were these."""
@@ -229,6 +241,11 @@ class Subscription:
             again = min(again, self._gate.recheck)
         return max(again, 0.001)
 
+    @property
+    def held_up(self) -> bool:
+        """Whether it found nothing because a policy of the queue keeps back what waits: a limit, a turn, a barrier."""
+        return self._gate is not None and self._gate.holds_up
+
     def snapshot(self) -> None:
         """Offer from now on only what waits at this moment."""
         with self._lock:
@@ -299,53 +316,66 @@ class Subscription:
                 self._refresh()
 
     def _admitted(self, gate: Gate, refreshed: bool) -> Message | None:
-        """Take the next message where the queue has a policy; wait for another subscription to take its turn first."""
-        pause = FIRST_PAUSE
-        while True:
+        """Take the next message where the queue has a policy: look for it first, then take it under the policy lock."""
+        met = False
+        for waiting, is_barrier in chain(self._candidates(gate, refreshed), ((None, False),)):
+            if waiting is not None:
+                self._ready.put_back(waiting)  # until it is taken: an error is not to lead past it
             with gate.entered() as alone:
-                message = self._take_alone(gate, refreshed) if alone else None
+                if alone and is_barrier and not gate.holds_up:
+                    self._meet_barrier(gate, waiting, again=met)
+                    met = True
+                message = self._take_alone(gate, None if is_barrier else waiting) if alone else None
                 if message is not None:
                     gate.passed()
-                elif not gate.closed:
+                elif alone and (waiting is None or gate.holds_up):
                     gate.waits()
-            if message is not None or not gate.gives_way or self._closed.wait(pause):
+            if message is not None or gate.holds_up:
                 return message
-            pause = min(2 * pause, LONGEST_PAUSE)
-            refreshed = refreshed and not self._ready.stale
-
-    def _take_alone(self, gate: Gate, refreshed: bool) -> Message | None:
-        """Take one message under the policy lock, where nobody else who takes it is in the way."""
-        shared = gate.share(self.next_owner, self._deadline)
-        for waiting in () if shared or gate.closed else self._offered(refreshed):
-            if self._acked and self._was_acked(waiting):
-                continue
-            if gate.stops_at(waiting, self._anew):
-                self._ready.clear()  # what comes behind a barrier is not to be taken from this view
-                shared = gate.share(self.next_owner, self._deadline)
-                break
-            if (message := self._claim(waiting)) is not None:
-                return message
-            if gate.closed:
-                self._ready.put_back(waiting)
-                break
-        if shared is not None:
-            return self._hand_out(*shared)
         self._tell_refused()
         return None
 
-    def _offered(self, refreshed: bool) -> Iterator[Waiting]:
-        """Yield what waits: what is left of the view, and then of a new one, unless it is as new as that."""
-        yield from self._ready.view
-        while self._go_on():
-            yield from self._ready.view
-        if not (refreshed or self._snapshot):
-            self._refresh()
-            yield from self._offered(refreshed=True)
+    def _candidates(self, gate: Gate, refreshed: bool) -> Iterator[tuple[Waiting | None, bool]]:
+        """Yield what waits and is wanted here, or is a barrier, and which: of what is left of the view, then anew."""
+        while True:
+            while (waiting := next(self._ready.view, None)) is not None:
+                if self._acked and self._was_acked(waiting):
+                    continue
+                is_barrier = gate.is_barrier(waiting)
+                if is_barrier or self._matches is None or self._matches(waiting):
+                    yield waiting, is_barrier
+            if not self._go_on():
+                if refreshed or self._snapshot:
+                    return
+                refreshed = True
+                self._refresh()
 
-    def _anew(self) -> Iterator[Waiting]:
-        """List the queue anew, and return what waits from the first on."""
+    def _take_alone(self, gate: Gate, waiting: Waiting | None) -> Message | None:
+        """Take the share of a barrier that is out, or else a message, where nobody else who takes is in the way."""
+        if (shared := gate.share(self.next_owner, self._deadline)) is not None:
+            return self._hand_out(*shared)
+        if waiting is None or gate.holds_up:
+            return None
+        message = self._claim(waiting)
+        if not gate.holds_up:
+            next(self._ready.view, None)  # it was this one: it is taken, or gone
+        return message
+
+    def _meet_barrier(self, gate: Gate, barrier: Waiting | None, *, again: bool) -> None:
+        """Hand out a barrier, if it is the first of what waits now; else what is before it is taken first.
+
+        When it is met `again` in one look, what is before it is not for us to take, and the barrier waits.
+        """
+        if not gate.is_ready_for_barrier():
+            return
         self._refresh()
-        return self._ready.view
+        first = next(filter(gate.is_here, self._ready.view), None)
+        if first is not None:
+            self._ready.put_back(first)
+            if barrier is not None and first.file == barrier.file:
+                gate.hand_out(first)
+            elif again:
+                gate.wait_for_others()
 
     def _paused(self) -> bool:
         with telling("no message was touched"):
@@ -366,13 +396,13 @@ class Subscription:
             if self._presence is not None:
                 self._presence.keep()  # before the listing: what is claimed from it is claimed by the living
             self._ready.refresh(*self._place())
-            self._acked = deferred.remembered(self._life.layout)  # RACE: after the messages that it may be about
+            self._acked = self._acks.names()  # RACE: after the messages that it may be about
 
     def _go_on(self) -> bool:
         with self._listing():
             if not self._ready.go_on():
                 return False
-            self._acked = deferred.remembered(self._life.layout)
+            self._acked = self._acks.names()
             return True
 
     @contextmanager

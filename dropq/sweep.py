@@ -132,7 +132,10 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     claims = list(_claims(life))
     known = consumers.known(life.layout.consumers)
     barriers = storage.exists(life.layout.barriers)
-    holders = {claimed.claim.subscription for claimed in claims} | (barrier.sharers(life) if barriers else set())
+    holders = {claimed.claim.subscription for claimed in claims}
+    if barriers:
+        with _passing_over(life, report, "the shares of barriers"):
+            holders |= barrier.sharers(life)
     for subscription in known if idle else known & holders:
         with _passing_over(life, report, f"subscription {subscription}"):
             report.dead += _return_dead(life, report, subscription, barriers=barriers)
@@ -167,7 +170,9 @@ def _return_old_claims(
     folder = life.layout.consumers
     if unleased_older_than is not None:
         known = {one for one in consumers.known(folder) if consumers.can_be_told(folder, one)}
-        old = _older(life, (c for c in _claims(life) if not c.claim.deadline), unleased_older_than)
+        unleased = (c for c in _claims(life) if not c.claim.deadline and not c.claim.of_barrier)
+        old = _older(life, unleased, unleased_older_than)
+        report.barriers += barrier.give_up_old(life, known, unleased_older_than)
         report.unleased += sum(_returned(life, report, c) for c in old if c.claim.subscription not in known)
     if foreign_older_than is not None:
         for held in _older(life, _foreign_claims(life), foreign_older_than):
@@ -200,15 +205,7 @@ def _foreign_claims(life: Lifecycle) -> Iterator[Held]:
 
 
 def _older(life: Lifecycle, claims: Iterator[Held], seconds: float) -> list[Held]:
-    return [c for c in claims if _age(life, c.path) >= seconds * 1000]
-
-
-def _age(life: Lifecycle, path: str) -> float:
-    """Return how long ago a file was renamed, in ms; 0 when it is gone."""
-    try:
-        return life.clock.now_ms() - storage.changed_ms(path)
-    except FileNotFoundError:
-        return 0
+    return [c for c in claims if life.age_ms(c.path) >= seconds * 1000]
 
 
 def _returned(life: Lifecycle, report: SweepReport, held: Held, *, lapsed: str = "") -> bool:
@@ -337,21 +334,22 @@ def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
     cleared = 0
     known = consumers.known(life.layout.consumers)
     for entry in storage.entries(life.layout.private):
-        if entry.name.startswith(".gone-") and _age(life, entry.path) > LEFTOVERS_AGE:
+        if entry.name.startswith(".gone-") and life.age_ms(entry.path) > LEFTOVERS_AGE:
             with _passing_over(life, report, entry.path):
                 life.storage.unlink(entry.path)
                 cleared += 1
     for entry in storage.entries(life.layout.consumers):
-        if _age(life, entry.path) > LEFTOVERS_AGE and _is_nobodys(life, entry.name):
+        if life.age_ms(entry.path) > LEFTOVERS_AGE and _is_nobodys(life, entry.name):
             with _passing_over(life, report, entry.path):
                 life.storage.unlink(entry.path)
                 cleared += 1
-    cleared += fairness.clear(life, known)
+    with _passing_over(life, report, life.layout.turns):
+        cleared += fairness.clear(life, known)
     for entry in storage.entries(life.layout.held):
         claim, _ = names.split_claim(f"{entry.name},0,1~x")
         if claim is None or claim.subscription in known or life.find_claim(claim.owner) is not None:
             continue
-        if _holds_the_only_copy(entry) and _age(life, entry.path) <= LEFTOVERS_AGE:
+        if _holds_the_only_copy(entry) and life.age_ms(entry.path) <= LEFTOVERS_AGE:
             continue  # delivered at most once, without a history: who received it may yet read it
         with _passing_over(life, report, entry.path):
             life.storage.remove_tree(entry.path)
@@ -366,7 +364,7 @@ def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
             cleared += life.storage.unlink(path)  # RACE: an ack that is given anew at this moment may go too
     for state in ("error", "expired"):
         for entry in storage.entries(f"{life.layout.reasons}/{state}"):
-            if _age(life, entry.path) > LEFTOVERS_AGE and not _explains_something(life, state, entry.path):
+            if life.age_ms(entry.path) > LEFTOVERS_AGE and not _explains_something(life, state, entry.path):
                 with _passing_over(life, report, entry.path):
                     life.storage.unlink(entry.path)
                     cleared += 1
@@ -380,12 +378,14 @@ def _is_nobodys(life: Lifecycle, subscription: str) -> bool:
     """
     if subscription.startswith("."):
         return not subscription.startswith(".nfs")
-    return not consumers.can_be_told(life.layout.consumers, subscription) and not held_by(life, subscription)
+    if consumers.can_be_told(life.layout.consumers, subscription):
+        return False
+    return not held_by(life, subscription) and subscription not in barrier.sharers(life)
 
 
 def _newest(life: Lifecycle, folder: str) -> float:
     """Return how long ago anything happened in a folder, in ms."""
-    return min([_age(life, folder), *(_age(life, entry.path) for entry in storage.entries(folder))])
+    return min([life.age_ms(folder), *(life.age_ms(entry.path) for entry in storage.entries(folder))])
 
 
 def _holds_the_only_copy(folder: os.DirEntry[str]) -> bool:

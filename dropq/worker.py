@@ -275,7 +275,10 @@ class _Worker:
             self._given.put(message)
         if taken:
             self._watch.begin()
-        return self._stop.times > 1 or (idle and not taken and (self._stopping or self._until_empty))
+        if self._stop.times > 1:
+            return True
+        is_empty = self._until_empty and not self._subscription.held_up
+        return idle and not taken and (self._stopping or is_empty)
 
     def _next(self) -> Message | None:
         """Claim a message, unless the worker is to end."""

@@ -81,6 +81,7 @@ def main(role: str, root: str, notes: str, *arguments: str) -> None:
         "fork": fork,
         "renew": renew,
         "limited": limited,
+        "lane": lane,
         "turns": turns,
         "obey": obey,
     }
@@ -220,6 +221,28 @@ def limited(queue: Queue, notes: Path, most: str) -> None:
                 mark.unlink()
                 message.ack()
                 (notes / "acked" / f"{message.id}.{os.getpid()}").touch()
+
+
+def lane(queue: Queue, notes: Path) -> None:
+    """Take messages `LANE-N` and barriers `sync-LANE` until there is a file `stop`; see that no lane passes a barrier.
+
+    A message is of a lane; nothing of a later one may be held while a barrier, or something before it, is.
+    """
+    with queue.subscribe() as subscription:
+        while not stopped(notes):
+            message = subscription.receive(0.1)
+            if message is None:
+                continue
+            body = message.body.decode()
+            number = int(body.removeprefix("sync-").partition("-")[0])
+            place = 2 * number + body.startswith("sync-")
+            mark = notes / "holding" / f"{os.getpid()}.{place}"
+            mark.touch()
+            others = [name.split(".") for name in os.listdir(notes / "holding")]
+            if any(int(other) != place and alive(int(pid)) for pid, other in others):
+                (notes / "violations" / f"{body}.{os.getpid()}").touch()
+            mark.unlink()
+            message.ack()
 
 
 def turns(queue: Queue, notes: Path, allowed: str, handling: str) -> None:

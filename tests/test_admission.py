@@ -5,6 +5,7 @@ Processes race, are killed in the middle, and lose their lock file; what lies wh
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -20,8 +21,9 @@ from actors import finish, said, start
 from filelock import FileLock
 from helpers import Clock, always_fresh, base, make_queue, names_in, reopened, take, until, where
 
-from dropq import ConfigError, LeaseLost, Message, Queue, Root, storage
+from dropq import ConfigError, LeaseLost, Message, Queue, Root, StorageError, storage, work
 from dropq.admission import fairness, lock
+from dropq.admission.backlog import Backlog
 from dropq.storage import Storage
 
 Actor = Popen[bytes]
@@ -305,6 +307,7 @@ def test_who_waits_and_dies_is_not_waited_for(
     tmp_path: Path, stage: list[Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fairness, "PATIENCE", 3600)
+    monkeypatch.setattr("dropq.subscription.TURNS_PATIENCE", 3600)
     queue = make_queue(tmp_path / "root", fairness_model="round-robin")
     waiter = start("limited", tmp_path / "root", tmp_path / "notes", 1)
     stage.append(waiter)
@@ -322,6 +325,7 @@ def test_a_message_that_the_next_in_turn_does_not_want_is_not_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fairness, "PATIENCE", 3600)
+    monkeypatch.setattr("dropq.subscription.TURNS_PATIENCE", 3600)
     queue = make_queue(tmp_path, fairness_model="round-robin")
     with reopened(queue).subscribe(filter="JMSPriority > 4") as picky, queue.subscribe(max_backlog=None) as other:
         assert picky.receive() is None
@@ -659,19 +663,171 @@ def test_a_claim_of_a_barrier_whose_shares_are_gone_is_returned_by_a_sweep(tmp_p
 
 
 def test_many_consumers_of_whom_some_are_killed_pass_barrier_after_barrier(tmp_path: Path, stage: list[Actor]) -> None:
-    queue = barriers(tmp_path / "root", max_backlog=50)
+    queue = barriers(tmp_path / "root")
     for number in range(10):
         send(queue, *(f"{number}-{n}".encode() for n in range(5)), f"sync-{number}".encode())
     notes = tmp_path / "notes"
-    consumers = [start("limited", tmp_path / "root", notes, 50) for _ in range(3)]
+    consumers = [start("lane", tmp_path / "root", notes) for _ in range(3)]
     stage += consumers
     for done in (10, 25, 40):
         until(partial(lambda n: processed(queue) >= n, done), f"{done} messages to be processed", timeout=30)
         victim = consumers.pop(0)
         victim.send_signal(signal.SIGKILL)
         victim.wait(10)
-        consumers.append(start("limited", tmp_path / "root", notes, 50))
+        consumers.append(start("lane", tmp_path / "root", notes))
         stage.append(consumers[-1])
     until(lambda: processed(queue) == 60, "all to be processed", timeout=60)
+    assert os.listdir(notes / "violations") == []
     assert where(queue).keys() == {"processed"}
     assert len(set(where(queue)["processed"])) == 60
+
+
+def refusing(patch: pytest.MonkeyPatch, method: str, part: str) -> None:
+    """Let a call of the storage fail where a path has this part: the disk is full."""
+    real = getattr(Storage, method)
+
+    def refuse(self: Storage, *args: Any, **options: Any) -> Any:
+        if any(part in str(arg) for arg in args):
+            raise OSError(errno.ENOSPC, "No space left on device", args[0])
+        return real(self, *args, **options)
+
+    patch.setattr(Storage, method, refuse)
+
+
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        ("make_folder", "/barriers/"),
+        ("link_or_copy", "/barriers/"),
+        ("rename_folder", "/barriers/"),
+        ("rename", "/processing/"),
+    ],
+)
+def test_a_barrier_that_cannot_be_handed_out_is_not_passed_by(tmp_path: Path, method: str, part: str) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync", b"a")
+    with queue.subscribe(max_backlog=None) as one:
+        with pytest.MonkeyPatch.context() as patch:
+            refusing(patch, method, part)
+            for _ in range(3):
+                with pytest.raises(StorageError):
+                    one.receive()
+        assert where(queue) == {"target": [b"a", b"sync"]}
+        assert len(private(queue, "barriers")) <= 1  # what was staged last, where it was not to be claimed
+        share = one.receive()
+        assert share is not None
+        assert share.body == b"sync"
+        with pytest.MonkeyPatch.context() as patch:
+            refusing(patch, "rename", "/acked/")
+            with pytest.raises(StorageError):
+                share.ack()
+        share.ack()
+    assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+    assert private(queue, "barriers") == []
+
+
+def test_a_barrier_that_comes_back_is_not_delayed(tmp_path: Path) -> None:
+    queue = barriers(tmp_path, redelivery_delay="1h")
+    send(queue, b"sync", b"a")
+    with queue.subscribe() as one:
+        assert one.receive() is not None
+    assert where(queue) == {"target": [b"a", b"sync"]}
+    assert take(queue).body == b"sync"
+
+
+def test_an_administrator_s_sweep_leaves_a_barrier_to_those_who_live_and_gives_up_what_nobody_has(
+    tmp_path: Path,
+) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    with queue.subscribe() as one:
+        share = one.receive()
+        assert share is not None
+        assert queue.sweep(unleased_older_than=0).total == 0
+        assert [finding.kind for finding in queue.fsck()] == []
+        os.unlink(base(queue) / ".dropq" / "consumers" / one.id)  # as where a file system has no locks
+        assert queue.sweep(unleased_older_than=0).barriers == 1
+        assert where(queue) == {"target": [b"sync"]}
+        with pytest.raises(LeaseLost):
+            share.ack()
+
+
+def test_a_damaged_word_about_a_share_does_not_keep_a_barrier(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    with queue.subscribe() as one, reopened(queue).subscribe() as other:
+        mine, theirs = one.receive(), other.receive()
+        assert mine and theirs
+        mine.reject("no")
+        (token,) = private(queue, "barriers")
+        (base(queue) / ".dropq" / "barriers" / token / ".why.json").write_bytes(b"")
+        theirs.ack()
+    assert where(queue) == {"error": [b"sync"]}
+
+
+def test_what_somebody_leaves_among_the_barriers_stops_no_sweep(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    folder = base(queue) / ".dropq" / "barriers"
+    folder.mkdir(parents=True)
+    (folder / "stray").write_text("x")
+    queue.send(b"a")
+    with queue.subscribe(lease_period="10s") as one:
+        assert one.receive() is not None
+        clock.advance(11)
+        assert queue.sweep().lapsed == 1
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_what_is_before_a_barrier_and_not_for_us_keeps_it_waiting(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    queue.send(b"other's", properties={"kind": "b"})
+    send(queue, b"sync", b"a")
+    with queue.subscribe(filter="kind = 'a'", max_backlog=None) as one, reopened(queue).subscribe() as other:
+        assert one.receive() is None
+        message = other.receive()
+        assert message is not None
+        message.ack()
+        shares = one.receive(5), other.receive(5)
+        assert [share and share.body for share in shares] == [b"sync", b"sync"]
+
+
+# -- what is odd -------------------------------------------------------------------------------------------------------
+
+
+def test_a_standing_that_cannot_be_read_keeps_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with reopened(queue).subscribe() as living:
+        assert living.receive() is None
+        (name,) = private(queue, "turns")
+        os.unlink(base(queue) / ".dropq" / "turns" / name)
+        (base(queue) / ".dropq" / "turns" / name).mkdir()
+        queue.send_many([b"a", b"b"])
+        assert [take(queue).body, take(queue).body] == [b"a", b"b"]
+    assert "whose turn it is cannot be told" in caplog.text
+
+
+def test_turns_are_kept_of_a_filter_that_utf_8_cannot_carry(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with queue.subscribe(filter="JMSType <> '\ud800' OR JMSType IS NULL") as odd, reopened(queue).subscribe() as other:
+        assert [odd.receive(), other.receive()] == [None, None]
+        queue.send_many([b"a", b"b"])
+        assert [message and message.body for message in (odd.receive(5), other.receive(5))] == [b"a", b"b"]
+
+
+def test_a_worker_until_empty_waits_for_what_a_full_backlog_keeps_back(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, max_backlog=1)
+    queue.send_many([b"a", b"b", b"c"])
+    first = take(queue)
+    threading.Timer(0.3, first.ack).start()
+    report = work(reopened(queue), lambda message: None, until_empty=True)
+    assert report.acked == 2
+    assert where(queue) == {"processed": [b"a", b"b", b"c"]}
+
+
+def test_a_listing_that_misses_claims_being_renewed_is_laid_together_with_others() -> None:
+    seen = [f"a-0123456789-{number:x},5,1~x{number}" for number in range(150)]
+    renewed = [name.replace(",5,", ",9,") for name in seen]
+    limit = Backlog(150)
+    assert limit.has_room(seen[:149], lambda: seen[:149])
+    assert not limit.has_room(seen[:100], lambda: renewed[60:])

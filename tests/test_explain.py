@@ -85,11 +85,12 @@ def test_a_barrier_tells_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_pa
     for body, type in (("a", None), ("sync", "sync"), ("b", None)):
         queue.send(body, type=type)
     assert why(queue) == [("a", "ready"), ("sync", "barrier"), ("b", "barrier")]
-    assert details(queue)[1].endswith("1 before it wait, 0 are held")
+    assert why(queue, filter="JMSType = 'sync'") == [("sync", "barrier")]
+    assert details(queue)[1].endswith("1 before it wait, 0 are held, 0 were given back")
     with reopened(queue).subscribe(max_backlog=None) as one, reopened(queue).subscribe() as other:
         first = one.receive()
         assert first is not None
-        assert details(queue)[0].endswith("0 before it wait, 1 are held")
+        assert details(queue)[0].endswith("0 before it wait, 1 are held, 0 were given back")
         first.ack()
         assert why(queue)[0] == ("sync", "ready")
         share = one.receive()

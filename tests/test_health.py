@@ -254,7 +254,7 @@ def test_what_is_held_without_a_lease_waits_too(queue: Queue, clock: Clock, how:
     (reason,) = found.reasons
     assert (reason.kind, reason.limit) == ("old-message", HOUR)
     assert reason.figure == found.oldest_age == pytest.approx(2 * HOUR, abs=5)
-    assert "held without a lease" in reason.message and "dropq browse q --state processing" in reason.message
+    assert "held without a lease" in reason.message and "dropq browse q --explain --state processing" in reason.message
     queue.send(b"y")
     assert kinds(health(queue, max_age="1h")) == ["old-message"]
     del held
@@ -282,7 +282,7 @@ def test_more_messages_than_allowed_are_told(queue: Queue) -> None:
 def test_too_much_that_waits_is_explained_by_a_pause_or_by_who_works(queue: Queue) -> None:
     queue.send_many([b"x"] * 2)
     take(queue)
-    assert "dropq browse q --state processing" in health(queue, max_count=0).reasons[0].message
+    assert "dropq browse q --explain --state processing" in health(queue, max_count=0).reasons[0].message
     queue.pause()
     assert "dropq resume q" in health(queue, max_count=0).reasons[0].message
 

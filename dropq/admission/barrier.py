@@ -52,13 +52,15 @@ class Barrier:
         self._subscription = subscription
         self._matches = wanting(life, life.config.barrier_expression)
         self._out: Shares | None = None
+        self._delayed: list[tuple[str, str]] = []
 
     def look(self, held: Collection[str]) -> None:
         """See whether a barrier is out, by what lies in processing/, and finish what a crash left half-done."""
         self._out = None
-        for token in _tokens(self._life):
-            shares = Shares(self._life, token)
-            if not any(file.startswith(f"{token},") for file in held):
+        for shares in all_shares(self._life):
+            # RACE: where there are no locks, or the lock file was removed, it may have been claimed since the listing.
+            is_claimed = any(file.startswith(f"{shares.token},") for file in held)
+            if not is_claimed and self._life.find_claim(shares.token) is None:
                 shares.clear()  # nobody stages a barrier while we have the lock
             elif not shares.complete():
                 self._out = shares
@@ -79,29 +81,34 @@ class Barrier:
         held = self._out.take(self._subscription, owner, deadline)
         return None if held is None else (held, self._out)
 
-    def hand_out(self, waiting: Waiting) -> bool:
-        """Hand out a barrier that is the first of what waits, while nothing is held; False where it cannot be yet."""
+    def look_at_delayed(self) -> None:
+        """See what was given back and is delayed: that is not settled.
+
+        It is to be called before target/ is listed: what a sweep lets in meanwhile is seen here or there.
+        """
+        delayed = storage.names_in(self._life.layout.delayed)
+        self._delayed = [_place(self._life, file) for file in delayed if _was_delivered(self._life, file)]
+
+    def hand_out(self, waiting: Waiting, *, alone: Callable[[], bool]) -> bool:
+        """Hand out a barrier that is the first of what waits, while nothing is held; False where it cannot be yet.
+
+        Args:
+            waiting: the barrier.
+            alone: tells whether the policy lock is still ours.
+        """
         life = self._life
-        if self._is_awaiting(waiting):
+        if any(place < _place(life, waiting.file, waiting.arrival) for place in self._delayed):
             return False
         token = names.owner(f"{names.BARRIER}-{secrets.token_hex(5)}", 0)
         shares = Shares(life, token)
         staged = shares.prepare(waiting, {self._subscription, *_alive(life)})
         # The commit. Who dies before it leaves a folder that belongs to no claim.
         # RACE: a script that takes the message by `mv`; whose rename succeeds has it.
-        if not staged or life.claim(waiting, token, 0) is None:
+        if not staged or not alone() or life.claim(waiting, token, 0) is None:
             shares.clear()
             return False
         self._out = shares
         return True
-
-    def _is_awaiting(self, waiting: Waiting) -> bool:
-        """Tell whether a message before it was given back, and is delayed: that is not settled."""
-        place = _place(self._life, waiting.file, waiting.arrival)
-        for file in storage.names_in(self._life.layout.delayed):
-            if self._life.sidecars.parse(file).delivery_count and _place(self._life, file) < place:
-                return True
-        return False
 
     def leave(self) -> None:
         """Give up what the subscription has of barriers: it ends."""
@@ -139,16 +146,18 @@ class Shares(Lifecycle):
         """
         _, file = self.next_delivery(waiting.file)
         hidden = f"{self._queue.layout.barriers}/.{self.token}"
-        for folder in (hidden, f"{hidden}/{_ACKED}", f"{hidden}/{_LEFT}", f"{hidden}/{_ASIDE}"):
-            self.storage.make_folder(folder)
         try:
+            for folder in (hidden, f"{hidden}/{_ACKED}", f"{hidden}/{_LEFT}", f"{hidden}/{_ASIDE}"):
+                self.storage.make_folder(folder)
             for subscription in subscriptions:
                 share = self._share(subscription, file).filename
                 self.storage.link_or_copy(f"{self._queue.layout.target}/{waiting.file}", f"{hidden}/{share}")
             self.storage.rename_folder(hidden, self._folder)
-        except FileNotFoundError:
+        except BaseException as error:
             self.storage.remove_tree(hidden)
-            return False
+            if isinstance(error, FileNotFoundError):
+                return False
+            raise
         return True
 
     def _share(self, subscription: str, file: str) -> Held:
@@ -252,17 +261,26 @@ class Shares(Lifecycle):
         return True
 
     def _settle_barrier(self, barrier: Held) -> None:
-        why = storage.read_small(f"{self._folder}/{_WHY}")
-        if why is not None and storage.names_in(f"{self._folder}/{_ASIDE}"):
-            said = json.loads(why)
-            self._queue.set_aside(barrier, said["state"], said["reason"], said["details"])
+        if storage.names_in(f"{self._folder}/{_ASIDE}"):
+            self._queue.set_aside(barrier, *self._why())
         elif storage.names_in(f"{self._folder}/{_ACKED}"):
             self._queue.archive(barrier)
         else:
             delivered = any(
                 _number(file) >= barrier.claim.number for file in storage.names_in(f"{self._folder}/{_LEFT}")
             )
-            self._queue.give_back(barrier, counted=delivered, delay=None if delivered else 0)
+            self._queue.give_back(barrier, counted=delivered, delay=0)  # not delayed: what is behind it would pass it
+
+    def _why(self) -> tuple[str, str, Mapping[str, object]]:
+        """Return where the barrier goes, with the reason and its details, as the last to set a share aside wrote it."""
+        try:
+            said = storage.parse_json(storage.read_small(f"{self._folder}/{_WHY}") or b"null")
+            state, reason, details = said["state"], said["reason"], dict(said["details"])  # type: ignore[index]
+            if state in ("error", "expired"):
+                return state, str(reason), details
+        except (ValueError, TypeError, KeyError) as error:  # it was cut off by a power cut, or by hand
+            log.warning("%s/%s is damaged: %s", self._folder, _WHY, error)
+        return "error", "rejected", {}
 
     def clear(self) -> None:
         """Remove the folder, whole: its claim, if it is made in this moment, finds all of it or nothing."""
@@ -311,13 +329,12 @@ def sweep(life: Lifecycle, claims: Iterable[Held]) -> int:
     seen_to = 0
     for name in storage.names_in(life.layout.barriers):
         path = f"{life.layout.barriers}/{name}"
-        if name[0] == "." and _age(life, path) > STAGING_AGE:
+        if name[0] == "." and life.age_ms(path) > STAGING_AGE:
             life.storage.remove_tree(path)  # who was making it, or removing it, is dead
-    for token in _tokens(life):
-        shares = Shares(life, token)
-        if life.find_claim(token) is not None:
+    for shares in all_shares(life):
+        if life.find_claim(shares.token) is not None:
             seen_to += shares.sweep()
-        elif _age(life, f"{life.layout.barriers}/{token}") > STAGING_AGE:
+        elif life.age_ms(shares.layout.processing) > STAGING_AGE:
             shares.clear()
     for held in claims:
         if held.claim.of_barrier and not storage.exists(f"{life.layout.barriers}/{held.claim.owner}"):
@@ -346,21 +363,21 @@ def find_share(life: Lifecycle, owner: str) -> tuple[Held, Lifecycle] | None:
 
 
 def all_shares(life: Lifecycle) -> Iterator[Shares]:
-    """Yield the shares of each barrier that is out."""
-    for token in _tokens(life):
-        yield Shares(life, token)
+    """Yield the shares of each barrier that is out, or staged; a hidden folder is not whole, or not any more."""
+    for entry in storage.entries(life.layout.barriers):
+        if entry.name[0] != "." and entry.is_dir(follow_symlinks=False):
+            yield Shares(life, entry.name)
 
 
-def _tokens(life: Lifecycle) -> list[str]:
-    """Return the claims of the barriers that there are; a hidden name is on the way to being removed."""
-    return [name for name in storage.names_in(life.layout.barriers) if name[0] != "."]
-
-
-def _age(life: Lifecycle, path: str) -> int:
-    try:
-        return life.clock.now_ms() - storage.changed_ms(path)
-    except FileNotFoundError:
-        return 0
+def give_up_old(life: Lifecycle, known: Collection[str], seconds: float) -> int:
+    """Give up shares without a lease whose holders have no sign of life, and that were taken so long ago."""
+    given_up = 0
+    for shares in all_shares(life):
+        for share in shares.held():
+            unknown = not share.claim.deadline and share.claim.subscription not in known
+            if unknown and life.age_ms(share.path) >= seconds * 1000:
+                given_up += shares.leave(share.claim.subscription)
+    return given_up
 
 
 def _is_free(share: Held) -> bool:
@@ -371,6 +388,10 @@ def _number(file: str) -> int:
     """Return the number of the last delivery of a share."""
     claim, name = names.split_claim(file)
     return max(names.parse(name).delivery_count, claim.number if claim is not None else 0)
+
+
+def _was_delivered(life: Lifecycle, file: str) -> bool:
+    return life.sidecars.parse(names.split_claim(file)[1]).delivery_count > 0
 
 
 def _place(life: Lifecycle, file: str, arrival: int = 0) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from dropq import consumers, names, storage
@@ -105,7 +106,8 @@ class Turns:
         """Take no more turns."""
         for file in storage.names_in(self._folder):
             if file.startswith(f"{self._own.subscription},"):
-                self._life.storage.unlink(f"{self._folder}/{file}")
+                with suppress(OSError):  # what stays is of a dead one: whoever meets it, or a sweep, removes it
+                    self._life.storage.unlink(f"{self._folder}/{file}")
 
     def _is_before(self, other: Standing) -> bool:
         return not self._lasting or self._place(other) < self._place(self._own)
@@ -123,10 +125,13 @@ class Turns:
         return wants is None or wants(waiting)
 
     def _filter_of(self, other: Standing) -> Callable[[Waiting], bool] | None:
-        text = (storage.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="replace")
         try:
+            text = (storage.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="surrogatepass")
             return wanting(self._life, text) if text else None
-        except DropqError as error:  # it needs an extra that is not here: it is taken to want all, and passed over
+        except (
+            DropqError,
+            ValueError,
+        ) as error:  # it needs an extra that is not here: it is taken to want all, and passed over
             log.warning("%s takes turns by a filter that cannot be read here: %s", other.subscription, error)
             return None
 
@@ -159,7 +164,9 @@ class Turns:
             if known is None or not self._rename(known, standing):
                 self._life.storage.make_folder(self._folder)
                 draft = f"{self._folder}/.{standing.subscription}"
-                self._life.storage.write_small(f"{self._folder}/{standing.file}", self._filter.encode(), by=draft)
+                self._life.storage.write_small(
+                    f"{self._folder}/{standing.file}", self._filter.encode(errors="surrogatepass"), by=draft
+                )
 
     def _rename(self, before: Standing, after: Standing) -> bool:
         try:

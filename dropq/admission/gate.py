@@ -6,6 +6,7 @@ lets go. What is seen under the lock stays true until it is released, as far as 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,8 +20,12 @@ from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.storage import telling
 
+log = logging.getLogger("dropq")
+
 #: Seconds after which to look again where it is an ack, which gives no event, that opens the gate.
 RECHECK = 0.05
+#: The same, where another has a moment to come for its turn.
+TURN_RECHECK = 0.002
 #: What becomes of messages when a look fails.
 UNTOUCHED = "no message was touched"
 
@@ -55,8 +60,8 @@ class Gate:
         self._turns: Turns | None = None
         if config.fairness_model != "fast":
             self._turns = Turns(life, subscription, allowed=allowed, filter=filter, lasting=lasting)
-        #: Whether nothing more is to be taken at this look.
-        self.closed = False
+        #: Whether a policy keeps back what waits, for now.
+        self.holds_up = False
         #: Whether that is so because it is the turn of another, who is to come for it.
         self.gives_way = False
         #: Seconds after which to look again although nothing came; None where news tell.
@@ -71,69 +76,93 @@ class Gate:
             StorageError: the lock cannot be had for another reason than that somebody has it.
         """
         with self._lock.held(self._ask) as alone:
-            self.closed, self.gives_way, self.recheck = False, False, None
+            self.holds_up, self.gives_way, self.recheck = not alone, False, None if alone else RECHECK
             if alone:
                 with telling(UNTOUCHED):
                     self._look()
             yield alone
 
     def _look(self) -> None:
-        life = self._life
-        self._held = [
-            name for names in storage.files_in(life.layout.processing) for name in names if not self._ignored(name)
-        ]
+        self._held = self._listed()
         if self._turns is not None:
             self._turns.look(self._held)
         if self._barrier is not None:
             self._barrier.look(self._held)
-        if self._backlog is not None and not self._backlog.has_room(self._held):
-            self._close_until_settled()
+            if self._barrier.is_out:
+                self._hold_up(RECHECK)
+        if self._backlog is not None and not self._backlog.has_room(self._held, self._listed):
+            self._hold_up(RECHECK)
 
-    def _close_until_settled(self) -> None:
-        self.closed, self.recheck = True, RECHECK
+    def _listed(self) -> list[str]:
+        listed = storage.files_in(self._life.layout.processing)
+        return [name for names in listed for name in names if not self._ignored(name)]
 
-    def share(self, owner: Callable[[], str], deadline: Callable[[], int]) -> tuple[Held, Lifecycle] | None:
-        """Take the share of a barrier that is out, and what settles it; nothing else is handed out meanwhile."""
-        if self._barrier is None or not self._barrier.is_out:
-            return None
-        self._close_until_settled()
-        with telling(UNTOUCHED):
-            return self._barrier.share(owner(), deadline())
+    def _hold_up(self, recheck: float) -> None:
+        self.holds_up, self.recheck = True, recheck
 
-    def stops_at(self, waiting: Waiting, anew: Callable[[], Iterator[Waiting]]) -> bool:
-        """Tell whether a waiting message is a barrier: it is handed out if nothing is before it; else all wait for it.
+    # -- barriers ----------------------------------------------------------------------------------------------
 
-        Args:
-            waiting: the message.
-            anew: lists what waits now, in order.
-        """
-        if self._barrier is None or not self._is_here(waiting) or not self._barrier.is_one(waiting):
-            return False
-        self._close_until_settled()
-        first = next(filter(self._is_here, anew()), None)
-        if not self._held and first is not None and first.file == waiting.file:
-            with telling("the barrier stays in target/"):
-                self._barrier.hand_out(first)
-        return True
+    def is_barrier(self, waiting: Waiting) -> bool:
+        """Tell whether a waiting message is a barrier; may be called without the lock."""
+        return self._barrier is not None and self.is_here(waiting) and self._barrier.is_one(waiting)
 
-    def _is_here(self, waiting: Waiting) -> bool:
+    def is_here(self, waiting: Waiting) -> bool:
         """Tell whether a waiting message is in the queue: it passes the queue's filter, and its time is not over."""
         return (self._belongs is None or self._belongs(waiting)) and not self._life.has_expired(waiting)
 
+    def wait_for_others(self) -> None:
+        """Take nothing until others have settled what is before a barrier."""
+        self._hold_up(RECHECK)
+
+    def is_ready_for_barrier(self) -> bool:
+        """Tell whether nothing is held; to be asked before target/ is listed for what is before a barrier."""
+        assert self._barrier is not None
+        if self._held:
+            self.wait_for_others()
+            return False
+        with telling(UNTOUCHED):
+            self._barrier.look_at_delayed()
+        return True
+
+    def hand_out(self, barrier: Waiting) -> None:
+        """Hand out a barrier before which nothing waits, unless something before it is delayed."""
+        assert self._barrier is not None
+        self._hold_up(RECHECK)
+        with telling("the barrier stays in target/"):
+            self._barrier.hand_out(barrier, alone=lambda: not self._lock.broken)
+
+    def share(self, owner: Callable[[], str], deadline: Callable[[], int]) -> tuple[Held, Lifecycle] | None:
+        """Take the share of a barrier that is out, and what settles it; None where there is none."""
+        if self._barrier is None or not self._barrier.is_out:
+            return None
+        with telling(UNTOUCHED):
+            return self._barrier.share(owner(), deadline())
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
     def admits(self, waiting: Waiting) -> bool:
         """Tell whether the subscription may take a message that it wants."""
-        if self._turns is not None and self._turns.is_anothers(waiting):
-            self.closed = self.gives_way = True
-            return False
-        return True
+        if self._turns is None:
+            return True
+        try:
+            if not self._turns.is_anothers(waiting):
+                return True
+        except OSError as error:  # whoever cannot be looked at is passed over
+            log.warning("queue %s: whose turn it is cannot be told: %s", self._life.layout.home, storage.told(error))
+            return True
+        self._hold_up(TURN_RECHECK)
+        self.gives_way = True
+        return False
 
     def breaks(self) -> bool:
         """Tell whether somebody else may have been as alone as we: then what was taken is to be given back.
 
         RACE: the lock file was removed while we were inside, and another has locked a new one. Both give back.
         """
-        self.closed = self._lock.broken
-        return self.closed
+        if not self._lock.broken:
+            return False
+        self._hold_up(RECHECK)
+        return True
 
     def passed(self) -> None:
         """Count a message that was taken."""

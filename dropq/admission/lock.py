@@ -35,7 +35,7 @@ class PolicyLock:
         self._storage = storage
         self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False, poll_interval=POLL)
         self._inode = 0
-        self._works = True
+        self._warned = False
 
     @contextmanager
     def held(self, before_waiting: Callable[[], None]) -> Iterator[bool]:
@@ -47,9 +47,6 @@ class PolicyLock:
         Raises:
             StorageError: the lock file cannot be made or opened.
         """
-        if not self._works:
-            yield True
-            return
         with telling("no message was touched"):
             taken = self._take(before_waiting)
         try:
@@ -72,8 +69,9 @@ class PolicyLock:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            self._works = False
-            log.warning("%s: no locks on this file system: limits and turns may be missed by a few", self._path)
+            if not self._warned:
+                log.warning("%s: no locks on this file system: limits and turns may be missed by a few", self._path)
+            self._warned = True
         return True
 
     def _made(self) -> int:
@@ -88,8 +86,6 @@ class PolicyLock:
     @property
     def broken(self) -> bool:
         """Whether somebody took the file away since: another may hold the lock of its name, too."""
-        if not self._works:
-            return False
         try:
             return inode(self._path) != self._inode
         except FileNotFoundError:

@@ -7,7 +7,9 @@ a message lacks what is asked about, is unknown, and only what is true matches. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
@@ -16,6 +18,8 @@ from dropq.filters.grammar import Parser, Source
 from dropq.filters.headers import for_name
 from dropq.filters.jms import Selector
 from dropq.filters.tree import Lookup, Node, Value
+
+T = TypeVar("T")
 
 __all__ = [
     "LIMIT",
@@ -88,8 +92,7 @@ def compile_filter(text: str) -> Filter:
             was expected there.
         Unavailable: it has a regular expression, and RE2 is not installed.
     """
-    parser, reads_body = _parser(Source(text))
-    return Filter(text, reads_body, parser.condition())
+    return _compiled(Source(text), lambda parser, reads_body: Filter(text, reads_body, parser.condition()))
 
 
 def compile_expression(text: str) -> Expression:
@@ -99,8 +102,15 @@ def compile_expression(text: str) -> Expression:
         InvalidFilter: it is blank, or cannot be read; the message points at the column.
         Unavailable: it has a regular expression, and RE2 is not installed.
     """
-    parser, reads_body = _parser(Source(text, "expression"))
-    return Expression(text, reads_body, parser.expression())
+    source = Source(text, "expression")
+    return _compiled(source, lambda parser, reads_body: Expression(text, reads_body, parser.expression()))
+
+
+def _compiled(source: Source, compiled: Callable[[Parser, bool], T]) -> T:
+    try:
+        return compiled(*_parser(source))
+    except RecursionError:  # whoever asks is deep in the stack itself
+        raise InvalidFilter(f"the {source.called} cannot be read here: the program's stack is nearly full") from None
 
 
 def _parser(source: Source) -> tuple[Parser, bool]:
