@@ -143,17 +143,19 @@ def test_who_has_the_lock_and_hangs_keeps_others_waiting_and_no_longer_than_it_l
 def test_on_a_file_system_without_locks_messages_are_handed_out_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(self: FileLock, *args: object, **options: object) -> None:
-        raise OSError(38, "Function not implemented")
+    def refused(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
-    queue = make_queue(tmp_path, max_backlog=1, fairness_model="round-robin", barrier_expression=BARRIER)
+    queue = make_queue(tmp_path, max_backlog=2, fairness_model="round-robin", barrier_expression=BARRIER)
     queue.send_many([b"a", {"body": b"b", "type": "sync"}, b"c"])
-    monkeypatch.setattr("filelock.FileLock.acquire", refused)
-    for body in (b"a", b"b", b"c"):
-        message = take(queue)
-        assert message.body == body
-        assert queue.receive() is None
-        message.ack()
+    monkeypatch.setattr("fcntl.flock", refused)
+    with queue.subscribe() as one, reopened(queue).subscribe() as other:
+        for body in (b"a", b"b", b"c"):
+            message = one.receive()
+            assert message is not None
+            assert message.body == body
+            assert [one.receive(), other.receive()] == [None, None]  # a barrier goes to whoever hands it out
+            message.ack()
     assert where(queue) == {"processed": [b"a", b"b", b"c"]}
     assert "limits and turns may be missed" in caplog.text
 

@@ -7,11 +7,12 @@ the rename decides; only a limit may be exceeded, or a turn taken twice, where t
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from filelock import FileLock, Timeout
 
 from dropq.layout import QueueLayout
 from dropq.storage import Storage, inode, telling
@@ -20,20 +21,24 @@ log = logging.getLogger("dropq")
 
 #: Seconds that a look waits for the lock: who has it needs a millisecond, unless it was stopped in the middle.
 PATIENCE = 1.0
-#: Seconds between two tries.
+#: Seconds between two tries: the kernel waits for a lock without an end, and this wait has to have one.
 POLL = 0.001
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+_TAKEN = frozenset({errno.EWOULDBLOCK, errno.EACCES})
+_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class PolicyLock:
-    """The lock file of a queue; the kernel lets go of it when its holder dies, however that dies."""
+    """The lock file of a queue; the kernel lets go of it when its holder dies, however that dies.
+
+    It is opened for each look: a child that is forked has no part in a lock that is not held at that moment.
+    """
 
     def __init__(self, layout: QueueLayout, storage: Storage) -> None:
         self._path = layout.lock
         self._folder = layout.private
         self._storage = storage
-        self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False, poll_interval=POLL)
         self._inode = 0
         self._warned = False
 
@@ -48,25 +53,44 @@ class PolicyLock:
             StorageError: the lock file cannot be made or opened.
         """
         with telling("no message was touched"):
-            taken = self._take(before_waiting)
+            fd = self._opened()
         try:
+            with telling("no message was touched"):
+                taken = self._take(fd, before_waiting)
             yield taken
         finally:
-            if self._lock.is_locked:
-                self._lock.release()
+            os.close(fd)
 
-    def _take(self, before_waiting: Callable[[], None]) -> bool:
-        try:
-            self._inode = self._made()
+    def _opened(self) -> int:
+        """Open the lock file; it is made with the queue's modes, as others of its group have to open it."""
+        while True:
             try:
-                self._lock.acquire(blocking=False)
-            except Timeout:
+                fd = os.open(self._path, _OPEN)
+            except FileNotFoundError:
+                self._storage.make_folder(self._folder)
+                self._storage.touch(self._path)
+                continue  # RACE: if somebody removes it again and again, so do we
+            self._inode = os.fstat(fd).st_ino
+            return fd
+
+    def _take(self, fd: int, before_waiting: Callable[[], None]) -> bool:
+        until = 0.0
+        while not self._locked(fd):
+            if not until:
                 before_waiting()
-                self._lock.acquire(timeout=PATIENCE)
-        except Timeout:
-            log.warning("%s: held by another process for %s s: nothing is taken meanwhile", self._path, PATIENCE)
-            return False
+                until = time.monotonic() + PATIENCE
+            elif time.monotonic() > until:
+                log.warning("%s: held by another process for %s s: nothing is taken meanwhile", self._path, PATIENCE)
+                return False
+            time.sleep(POLL)
+        return True
+
+    def _locked(self, fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno in _TAKEN:
+                return False
             if error.errno not in _NO_LOCKS:
                 raise
             if not self._warned:
@@ -74,18 +98,9 @@ class PolicyLock:
             self._warned = True
         return True
 
-    def _made(self) -> int:
-        """Return the inode of the lock file, made with the queue's modes: others of its group have to open it."""
-        try:
-            return inode(self._path)
-        except FileNotFoundError:
-            self._storage.make_folder(self._folder)
-            self._storage.touch(self._path)
-            return inode(self._path)
-
     @property
     def broken(self) -> bool:
-        """Whether somebody took the file away since: another may hold the lock of its name, too."""
+        """Whether somebody took the file away since it was opened: another may hold the lock of its name, too."""
         try:
             return inode(self._path) != self._inode
         except FileNotFoundError:
