@@ -25,7 +25,7 @@ from dropq.storage import Draft, storage_error
 if TYPE_CHECKING:
     from dropq.root import Root
 
-_NOTHING = (None,) * 6
+_NOTHING = (None,) * 7
 #: What a message of send_many may say: what `send` takes.
 _FIELDS = frozenset(
     {
@@ -104,15 +104,17 @@ class Producer:
             ValueError: a value that no name can hold; nothing was sent.
         """
         life = self.life
-        headers = (type, correlation_id, reply_to, expires_in, delay, properties)
-        if message_id is None and headers == _NOTHING:
+        said = (type, correlation_id, reply_to, expires_in, delay, properties, message_id)
+        if said == _NOTHING:
             file, message_id, not_before = self._plain_address(body, priority, message_class)
             if time.monotonic() >= self._asks_at and not self._admit():
-                file = ""
+                return Sent(message_id, False, "")
         else:
-            file, message_id, not_before = self.address(body, priority, *headers, message_class, message_id, asks=True)
-        if not file:
-            return Sent(message_id, False, "")
+            file, message_id, not_before = self.address(
+                body, priority, *said[:-1], message_class, message_id, asks=True
+            )
+            if not file:
+                return Sent(message_id, False, "")
         life.stage(file, body.encode() if isinstance(body, str) else body)
         life.send(file, not_before=not_before)
         if life.storage.syncs_folders:

@@ -442,10 +442,11 @@ class Subscription:
                 self._expire(waiting)
                 return None
             deadline = self._deadline()
-        if self._gate is not None and not self._gate.admits(waiting):
-            return None
         try:
-            held = life.claim(waiting, self.next_owner(), deadline)
+            if self._gate is None:
+                held = life.claim(waiting, self.next_owner(), deadline)
+            else:
+                held = self._claim_admitted(self._gate, waiting, deadline)
         except StorageError as error:
             self._refused = self._refused or error  # the others may be as good as before; one tells of all
             return None
@@ -453,11 +454,16 @@ class Subscription:
             if self._gate is None:
                 self._share()
             return None
-        if self._gate is not None and self._gate.breaks():
-            life.give_back(held, counted=False, delay=0)
-            return None
         self._losses = LOSSES
         return self._settled_first(held) if self._at_most_once else self._hand_out(held)
+
+    def _claim_admitted(self, gate: Gate, waiting: Waiting, deadline: int) -> Held | None:
+        """Claim a message under the policy lock, unless it is to be left to another; None when it is not ours."""
+        held = self._life.claim(waiting, self.next_owner(), deadline) if gate.admits(waiting) else None
+        if held is not None and gate.breaks():
+            self._life.give_back(held, counted=False, delay=0)
+            return None
+        return held
 
     def _deadline(self) -> int:
         """Return when the lease of a claim that is made now runs out, in ms since 1970; 0 for never."""
