@@ -28,8 +28,8 @@ class Explanation:
 
     Attributes:
         message: the message.
-        why: `ready`, `paused`, `expired`, `filter`, `barrier`, `backlog`, `turn`, `delay`; of what is held: `held`,
-            `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
+        why: `ready`, `paused`, `expired`, `acked`, `filter`, `barrier`, `backlog`, `turn`, `delay`; of what is held:
+            `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
         detail: the same for a person, with the way out where there is one.
         holders: the subscriptions that hold it; of one that waits, those that keep it waiting.
         until: when that ends by itself; None when nobody knows.
@@ -76,6 +76,7 @@ class _Look:
     def __init__(self, queue: Queue) -> None:
         life = self._life = queue.life
         self._locks = (queue.root.layout.read_lock, life.layout.read_lock)
+        self._acks = storage.names_in(life.layout.acks)
         self._belongs = belonging(life)
         expression = life.config.barrier_expression
         self._is_barrier = None if expression is None else wanting(life, expression)
@@ -97,6 +98,8 @@ class _Look:
                 return "paused", f"{lock} keeps consumers waiting: `dropq resume`, or remove it"
         if self._life.has_expired(waiting):
             return "expired", "its time is over: any consumer, or `dropq sweep`, moves it to expired/"
+        if self._acks and self._life.sidecars.parse(names.split_claim(waiting.file)[1]).id in self._acks:
+            return "acked", "its ack came before it: whoever looks next archives it, and delivers it to nobody"
         if self._belongs is not None and not self._belongs(waiting):
             return "filter", "it does not match the queue's filter: nobody is handed it"
         return self._behind_barrier(waiting) or self._over_backlog() or self._ready()

@@ -13,7 +13,7 @@ import pytest
 from children import in_child, killed_at_each_call
 from helpers import Clock, base, drop, make_queue, reopened, take, where
 
-from dropq import Message, Queue, StorageError, deferred
+from dropq import Message, Queue, StorageError, deferred, storage
 from dropq.lifecycle import Lifecycle
 from dropq.storage import Storage
 
@@ -347,3 +347,39 @@ def test_whenever_the_one_who_acknowledges_dies_nothing_is_lost(
         assert delivered | {*where(queue).get("processed", [])} == {b"a", b"b"}
         assert sum(map(len, where(queue).values())) == 2
         queue.close()
+
+
+# -- what it does not touch --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["requeue", "replay"])
+def test_what_comes_again_is_not_taken_for_what_was_acknowledged_before(make: Make, id: str, how: str) -> None:
+    queue = make()
+    send_as(queue, id, b"a")
+    (name,) = os.listdir(base(queue) / "target")
+    os.rename(base(queue) / "target" / name, base(queue) / "processing" / name)  # a script has it
+    assert queue.ack(id, defer=True) is False
+    os.rename(base(queue) / "processing" / name, base(queue) / "processed" / name)
+    assert acks(queue) == [id]
+    outcomes = queue.requeue(state="processed") if how == "requeue" else queue.replay()
+    assert [outcome.ok for outcome in outcomes] == [True]
+    assert take(queue).body == b"a"
+
+
+def test_acks_are_listed_anew_only_when_there_are_others(
+    make: Make, id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "acks"
+    listing = storage.Listing(str(folder))
+    assert listing.names() == frozenset()
+    folder.mkdir()
+    (folder / "a").touch()
+    os.utime(folder, (1, 1))
+    assert listing.names() == {"a"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.listdir", lambda path: pytest.fail("it has not changed"))
+        assert listing.names() == {"a"}
+    (folder / "b").touch()
+    assert listing.names() == {"a", "b"}
+    (folder / "c").touch()  # within the same tick of the clock, maybe
+    assert listing.names() == {"a", "b", "c"}

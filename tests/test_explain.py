@@ -61,6 +61,15 @@ def test_what_has_expired_is_not_waited_for(tmp_path: Path) -> None:
     assert why(queue) == [("a", "expired")]
 
 
+def test_what_was_acknowledged_before_it_came_is_for_nobody(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    id = f"{clock.ms:013d}000-0123456789"
+    queue.ack(id, defer=True)
+    queue.send("a", message_id=id)
+    assert why(queue) == [("a", "acked")]
+
+
 def test_a_full_backlog_names_who_fills_it(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, max_backlog=1)
     queue.send_many(["a", "b"])

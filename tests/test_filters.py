@@ -809,3 +809,20 @@ class TestNothingUpsetsIt:
     def test_no_message_does(self, seed: int, x: Value, y: Value, z: Value) -> None:
         fields = dict(zip("ijfgstbcn", [x, y, z] * 3, strict=True))
         assert truth(Writer(seed).condition(3), **fields) in (True, False, None)
+
+
+def test_a_filter_that_is_compiled_deep_in_a_program_is_read_or_refused() -> None:
+    def deep(left: int) -> None:
+        if left:
+            return deep(left - 1)
+        compile_filter("(" * 30 + "n = 1" + ")" * 30)
+
+    refused = set()
+    for depth in range(100, sys.getrecursionlimit() - 60, 20):
+        try:
+            deep(depth)
+        except InvalidFilter as error:
+            refused.add(str(error))
+        except RecursionError:
+            break  # it did not even come to the filter
+    assert refused == {"the filter cannot be read here: the program's stack is nearly full"}
