@@ -184,7 +184,7 @@ def work(
         handler: called with each message, in another thread than the caller's.
         concurrency: how many messages are handled at a time; the queue's max_per_subscription_backlog may be lower.
         until_empty: end when nothing waits in target/ and nothing runs here; delayed messages, and what others hold,
-            are not waited for. A paused queue is empty.
+            are not waited for, but what a limit, a turn or a barrier keeps back is. A paused queue is empty.
         lease: after which a claim runs out unless it is renewed; None takes the queue's, which may have none.
         poll: look for messages twenty times a second instead of waiting for events.
         stop: asks the worker to end; a `threading.Event` asks once, and is seen within a second.
