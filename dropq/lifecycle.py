@@ -306,6 +306,10 @@ class Lifecycle:
             return self.set_aside(held, self.config.exhausted, reason, cancel=cancel)
         wait = self._redelivery_delay(name) if delay is None else delay
         name = replace(name, not_before=self.clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
+        return self._put_back(held, name)
+
+    def _put_back(self, held: Held, name: Name) -> Place:
+        """Move a held message to where it waits for its next delivery, under its new name."""
         file = self._leave(held, self._placed, name, held.arrival)
         place = Place("delayed" if name.not_before else "target", file)
         self._settled(self._sent_folder(name.not_before), self.layout.processing, place=place)

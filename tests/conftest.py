@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from actors import finish
 from helpers import Clock, always_fresh, make_queue
 
 import dropq
@@ -78,3 +80,13 @@ def make(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Itera
     for queue in made:
         if queue.exists():
             queue.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The actors of a test, which end with it."""
+    actors: list[subprocess.Popen[bytes]] = []
+    yield actors
+    (tmp_path / "notes").mkdir(exist_ok=True)
+    (tmp_path / "notes" / "stop").touch()
+    finish(*actors)

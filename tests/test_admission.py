@@ -17,7 +17,7 @@ from subprocess import Popen
 from typing import Any, NamedTuple
 
 import pytest
-from actors import finish, said, start
+from actors import said, start
 from filelock import FileLock
 from helpers import Clock, always_fresh, base, make_queue, names_in, reopened, take, until, where
 
@@ -28,16 +28,6 @@ from dropq.storage import Storage
 
 Actor = Popen[bytes]
 BARRIER = "JMSType = 'sync'"
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[list[Actor]]:
-    """The actors of a test, which end with it."""
-    actors: list[Actor] = []
-    yield actors
-    (tmp_path / "notes").mkdir(exist_ok=True)
-    (tmp_path / "notes" / "stop").touch()
-    finish(*actors)
 
 
 def processed(queue: Queue) -> int:

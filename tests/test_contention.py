@@ -11,28 +11,18 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from actors import finish, said, start
+from actors import said, start
 from helpers import always_fresh, base, make_queue, names_in, until, where
 
 from dropq import DropqError, LeaseLost, Message, Queue, Root, names
 
 Actor = Popen[bytes]
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[list[Actor]]:
-    """The actors of a test, which end with it."""
-    actors: list[Actor] = []
-    yield actors
-    (tmp_path / "notes").mkdir(exist_ok=True)
-    (tmp_path / "notes" / "stop").touch()
-    finish(*actors)
 
 
 def told(actor: Actor, word: str) -> None:

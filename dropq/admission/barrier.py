@@ -21,13 +21,12 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from dropq import consumers, names, storage
 from dropq.admission import wanting
 from dropq.errors import LeaseLost, StorageError
 from dropq.lifecycle import Held, Lifecycle, Place, Rest, T, Waiting
-from dropq.names import Claim
+from dropq.names import Claim, Name
 
 log = logging.getLogger("dropq")
 
@@ -193,21 +192,8 @@ class Shares(Lifecycle):
     def archived(self, place: Place | None = None, fate: str = "") -> None:
         """Do nothing: a share is no message, and the barrier is made durable when it is settled."""
 
-    def give_back(
-        self,
-        held: Held,
-        *,
-        cancel: bool = False,
-        counted: bool = True,
-        delay: float | None = None,
-        lapsed: str = "",
-    ) -> Place:
-        """Return a share to its subscription, which is to take it again; the limits of a message are the share's."""
-        name = self._counted(held, cancel=cancel, counted=counted)
-        if reason := self._exhausted(name, cancel=cancel, counted=counted):
-            return self.set_aside(held, self.config.exhausted, reason, cancel=cancel)
-        wait = self._redelivery_delay(name) if delay is None else delay
-        name = replace(name, not_before=self.clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
+    def _put_back(self, held: Held, name: Name) -> Place:
+        """Return a share to its subscription, which is to take it again."""
         again = self._share(held.claim.subscription, self.sidecars.fit(self.unique(name)))
         self._leave(held, self.storage.rename, again.path)
         return Place("delayed" if name.not_before else "target", again.file)
