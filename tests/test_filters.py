@@ -725,7 +725,7 @@ class TestAgreement:
         text, message = Writer(seed).condition(2), Writer(seed + 1).message()
         assert truth(text, **message) is sql(text, **message)
 
-    @settings(max_examples=1000, deadline=None)
+    @settings(max_examples=500, deadline=None)
     @given(st.text("ab%_!", max_size=5), st.text("ab%_!", max_size=8), st.sampled_from([None, "!", "%", "_", "a"]))
     def test_of_like_with_sqlite_and_with_a_naive_matcher(
         self, sql: Any, pattern: str, value: str, escape: str | None
@@ -778,7 +778,7 @@ def mutated(random: random.Random, text: str) -> str:
 
 
 class TestNothingUpsetsIt:
-    @settings(max_examples=1000, deadline=None)
+    @settings(max_examples=500, deadline=None)
     @given(
         any_text
         | st.lists(words).map(" ".join)

@@ -632,7 +632,7 @@ bodies = st.dictionaries(
 
 
 class TestNothingUpsetsIt:
-    @settings(max_examples=1000, deadline=None)
+    @settings(max_examples=400, deadline=None)
     @given(
         any_text
         | st.lists(words).map(" ".join)
@@ -659,7 +659,7 @@ class TestNothingUpsetsIt:
         with suppress(InvalidFilter):
             value(text, body)
 
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=250, deadline=None)
     @given(seeds, bodies)
     def test_no_body_does(self, seed: int, body: object) -> None:
         """Whatever is in the fields that a good filter asks about."""
