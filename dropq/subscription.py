@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from dropq import deferred, names, storage
-from dropq.admission import belonging, gate_for, view_of, wanting
+from dropq.admission import TURN_RECHECK, belonging, gate_for, view_of, wanting
 from dropq.consumers import FORKS, Presence
 from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
@@ -41,9 +41,8 @@ log = logging.getLogger("dropq")
 #: Seconds of a processor after which a look that found nothing was long: who waits lets pass ten times as much before
 #: the next.
 LONG_LOOK = 0.02
-#: Seconds that one call waits for others to take their turns, and between two looks whether they did.
+#: Seconds that one call waits for others to take their turns.
 TURNS_PATIENCE = 0.2
-TURN_RECHECK = 0.002
 #: Seconds for which consumers share what waits, after one was in another's way.
 SHARING = 1.0
 #: After so many messages of a view that others took first, a new one is made; after twice as many the next one, until

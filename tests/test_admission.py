@@ -24,6 +24,7 @@ from helpers import Clock, always_fresh, base, make_queue, names_in, reopened, t
 from dropq import ConfigError, LeaseLost, Message, Queue, Root, StorageError, storage, work
 from dropq.admission import fairness, lock
 from dropq.admission.backlog import Backlog
+from dropq.journal import check_semantics
 from dropq.storage import Storage
 
 Actor = Popen[bytes]
@@ -575,6 +576,11 @@ def test_a_barrier_that_is_requeued_by_hand_leaves_nothing_behind(tmp_path: Path
         again.ack()
     assert where(queue) == {"processed": [b"sync"]}
     assert private(queue, "barriers") == []
+
+
+def test_a_queue_with_barriers_is_refused_to_readers_that_claim_by_batches(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has barriers"):
+        check_semantics(barriers(tmp_path))
 
 
 def test_a_barrier_is_refused_where_messages_are_settled_before_they_are_delivered(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ from dropq.ready import Ready, matching
 if TYPE_CHECKING:
     from dropq.admission.gate import Gate
 
-__all__ = ["belonging", "gate_for", "view_of", "wanting"]
+#: Seconds after which to look again where another subscription has a moment to come for its turn.
+TURN_RECHECK = 0.002
+
+__all__ = ["TURN_RECHECK", "belonging", "gate_for", "view_of", "wanting"]
 
 
 def view_of(life: Lifecycle, state: str = "target", *, depth: int | None = None) -> Ready:

@@ -88,8 +88,8 @@ class Barrier:
         delayed = storage.names_in(self._life.layout.delayed)
         self._delayed = [_place(self._life, file) for file in delayed if _was_delivered(self._life, file)]
 
-    def hand_out(self, waiting: Waiting, *, alone: Callable[[], bool]) -> bool:
-        """Hand out a barrier that is the first of what waits, while nothing is held; False where it cannot be yet.
+    def hand_out(self, waiting: Waiting, *, alone: Callable[[], bool]) -> None:
+        """Hand out a barrier that is the first of what waits, while nothing is held, unless it has to wait.
 
         Args:
             waiting: the barrier.
@@ -97,7 +97,7 @@ class Barrier:
         """
         life = self._life
         if any(place < _place(life, waiting.file, waiting.arrival) for place in self._delayed):
-            return False
+            return
         token = names.owner(f"{names.BARRIER}-{secrets.token_hex(5)}", 0)
         shares = Shares(life, token)
         staged = shares.prepare(waiting, {self._subscription, *_alive(life)})
@@ -105,9 +105,8 @@ class Barrier:
         # RACE: a script that takes the message by `mv`; whose rename succeeds has it.
         if not staged or not alone() or life.claim(waiting, token, 0) is None:
             shares.clear()
-            return False
-        self._out = shares
-        return True
+        else:
+            self._out = shares
 
     def leave(self) -> None:
         """Give up what the subscription has of barriers: it ends."""

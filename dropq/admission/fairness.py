@@ -128,10 +128,7 @@ class Turns:
         try:
             text = (storage.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="surrogatepass")
             return wanting(self._life, text) if text else None
-        except (
-            DropqError,
-            ValueError,
-        ) as error:  # it needs an extra that is not here: it is taken to want all, and passed over
+        except (DropqError, ValueError) as error:  # as where it needs an extra: it is taken to want all
             log.warning("%s takes turns by a filter that cannot be read here: %s", other.subscription, error)
             return None
 
@@ -164,9 +161,8 @@ class Turns:
             if known is None or not self._rename(known, standing):
                 self._life.storage.make_folder(self._folder)
                 draft = f"{self._folder}/.{standing.subscription}"
-                self._life.storage.write_small(
-                    f"{self._folder}/{standing.file}", self._filter.encode(errors="surrogatepass"), by=draft
-                )
+                content = self._filter.encode(errors="surrogatepass")
+                self._life.storage.write_small(f"{self._folder}/{standing.file}", content, by=draft)
 
     def _rename(self, before: Standing, after: Standing) -> bool:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dropq import storage
-from dropq.admission import belonging
+from dropq.admission import TURN_RECHECK, belonging
 from dropq.admission.backlog import Backlog
 from dropq.admission.barrier import Barrier
 from dropq.admission.fairness import Turns
@@ -24,8 +24,6 @@ log = logging.getLogger("dropq")
 
 #: Seconds after which to look again where it is an ack, which gives no event, that opens the gate.
 RECHECK = 0.05
-#: The same, where another has a moment to come for its turn.
-TURN_RECHECK = 0.002
 #: What becomes of messages when a look fails.
 UNTOUCHED = "no message was touched"
 
@@ -75,7 +73,7 @@ class Gate:
         Raises:
             StorageError: the lock cannot be had for another reason than that somebody has it.
         """
-        with self._lock.held(self._ask) as alone:
+        with self._lock.held(self.waits) as alone:
             self.holds_up, self.gives_way, self.recheck = not alone, False, None if alone else RECHECK
             if alone:
                 with telling(UNTOUCHED):
@@ -170,10 +168,7 @@ class Gate:
             self._turns.took()
 
     def waits(self) -> None:
-        """Say that the subscription found nothing, and would take what comes."""
-        self._ask()
-
-    def _ask(self) -> None:
+        """Say that the subscription found nothing, or has to wait, and would take what comes."""
         if self._turns is not None:
             self._turns.ask()
 
