@@ -70,6 +70,7 @@ KINDS: Mapping[str, Kind] = {
     "unreferenced-sidecar": Kind(
         "info", "no name refers to this metadata any more: `dropq sweep` clears it, run twice, over an hour apart"
     ),
+    "absent-queue": Kind("warning", "a queue that this root knows is not there: no metadata is collected meanwhile"),
     "abandoned-send": Kind("warning", "this has lain in working/ for over a day and was never sent", "set aside"),
     "abandoned-job": Kind(
         "warning", "a job was idle for over a day: `dropq sweep QUEUE --jobs-older-than 1d` drops it"

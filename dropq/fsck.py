@@ -14,7 +14,7 @@ import pwd
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,7 +25,8 @@ from dropq.findings import KINDS, Finding, Kind
 from dropq.layout import FOLDERS, PRIVATE, QueueLayout
 from dropq.queue import Queue
 from dropq.root import Root
-from dropq.sidecars import references
+from dropq.sidecars import absences
+from dropq.sidecars import look as look_below
 from dropq.storage import Storage, telling
 from dropq.strays import Case, Seen, look
 
@@ -154,12 +155,18 @@ def _no_queues(root: Root, now: int) -> Iterator[Finding]:
 
 
 def _sidecars(root: Root, now: int) -> Iterator[Finding]:
-    """Find metadata that cannot be read, and metadata over a day old that no name refers to."""
+    """Find metadata that cannot be read, metadata over a day old that no name refers to, and queues that are away."""
     there = [seen for seen in look(root.layout.meta, now) if not seen.name.startswith(".")]
+    every = {seen.name.removesuffix(".json") for seen in there}
+    used: Collection[str] = every  # by a queue that is away, or by what cannot be listed
     try:
-        used = set(references(root.layout.path)) if there else set()
+        below = look_below(root.layout.path)
     except OSError:
-        used = {seen.name.removesuffix(".json") for seen in there}  # what cannot be listed may refer to any of them
+        pass
+    else:
+        away = [Finding("absent-queue", path, says) for path, says in absences(root.layout.queues, below)]
+        yield from away
+        used = every if away else below.references
     for seen in there:
         if strays.read_table(seen.path) is None:
             yield seen.found(strays.unread_sidecar(seen.path))

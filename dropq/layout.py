@@ -166,6 +166,11 @@ class RootLayout:
         return f"{self.private}/meta"
 
     @property
+    def queues(self) -> str:
+        """The folder of notes about the queues that the root knows, so that one that is away is missed."""
+        return f"{self.private}/queues"
+
+    @property
     def clock(self) -> str:
         """The probe file whose modification time tells the file server's clock."""
         return f"{self.private}/clock"

@@ -395,6 +395,8 @@ class Lifecycle:
     def _carried(self, source: str, file: str, to: Lifecycle, name: Name) -> str | None:
         if to.sidecars.folder != self.sidecars.folder:
             name = self.sidecars.whole(name)  # another root has sidecars of its own
+        elif name.meta:
+            to.sidecars.make_known()
         placed = to.into_target(f"{source}/{file}", name)
         if placed is not None:
             self._settled(source)

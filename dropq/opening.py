@@ -70,7 +70,11 @@ def open_queue(root: Root, name: str) -> Lifecycle:
         base=layout.base,
     )
     sidecars = Sidecars(
-        root.layout.meta, store, typed_replies=root.config.reply_to_style == "typed", ignored=ignoring(config.ignore)
+        root.layout.meta,
+        store,
+        typed_replies=root.config.reply_to_style == "typed",
+        ignored=ignoring(config.ignore),
+        queue=layout.private,
     )
     reasons = Reasons(layout.reasons, store)
     return Lifecycle(layout, config, storage=store, sidecars=sidecars, reasons=reasons, clock=root.clock)

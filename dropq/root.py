@@ -17,7 +17,7 @@ from dropq.layout import FOLDERS, INCOMING, KEEPER, QueueLayout, RootLayout
 from dropq.message import Duration
 from dropq.opening import group_number
 from dropq.queue import Queue
-from dropq.sidecars import collect
+from dropq.sidecars import collect, forget, make_known
 from dropq.storage import Clock, ServerClock, Storage, storage_error, telling
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Root:
         self.layout = RootLayout(os.path.abspath(os.fspath(path)))
         if not os.path.isdir(self.layout.path):
             raise NoSuchQueue(f"no root at {self.layout.path}: `dropq init {self.layout.path}` makes one")
-        storage.refuse_links((self.layout.private, self.layout.meta))
+        storage.refuse_links((self.layout.private, self.layout.meta, self.layout.queues))
         self.clock: Clock = clock or ServerClock(self.layout.clock)
         self.ids = names.IdSource(self.clock.now_ms)
         self.config: RootConfig = load_root(self.layout.config_file)
@@ -75,7 +75,7 @@ class Root:
         """
         layout = RootLayout(os.path.abspath(os.fspath(path)))
         style = 'reply_to_style = "typed"\n' if dropboxmq else ""
-        storage.refuse_links((layout.private, layout.meta))
+        storage.refuse_links((layout.private, layout.meta, layout.queues))
         try:
             Storage().make_folder(layout.path)
             store = _private_store(layout.path)
@@ -152,6 +152,8 @@ class Root:
             raise storage_error(error, f"queue {name!r} was not made") from error
         with telling(f"queue {name!r} is made, but a power cut may take it back"):
             store.sync(self.layout.path)
+        with suppress(OSError):  # a queue that cannot be noted now, the next sweep of the root notes
+            make_known(self.layout.queues, _moved(layout, home).private, store)
         return queue
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:
@@ -188,6 +190,7 @@ class Root:
                 self._restore_if_unsettled(name, _moved(layout, undecided), layout.home, store)
                 store.rename_folder(undecided, away)
             gone = _moved(layout, away)
+            forget(self.layout.queues, gone.private, store)
             for folder in (gone.target, gone.delayed):
                 store.drain(folder)
             store.remove_tree(os.path.realpath(away))  # where the queue is a link, what it leads to goes first

@@ -1,6 +1,10 @@
 """Metadata that does not fit a file name: immutable files in `.dropq/meta/`, durable before a name refers to them.
 
 Every name that dropq writes passes through `Sidecars.fit`, so that no name is ever longer than its budget.
+
+A sidecar is removed once no name refers to it. That a queue is not there proves nothing: its disk may be away. So each
+queue carries a mark, `.dropq/queue-TOKEN`, and the root keeps a note of each mark, `.dropq/queues/queue-TOKEN`. While a
+mark that has a note is not found below the root, no sidecar is removed.
 """
 
 from __future__ import annotations
@@ -11,17 +15,21 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
 
 from dropq import names
 from dropq.errors import StorageError
-from dropq.layout import QueueLayout
+from dropq.layout import QueueLayout, RootLayout
 from dropq.names import Name
 from dropq.storage import (
     Clock,
     Storage,
     changed_ms,
     entries,
+    exists,
     is_message_file,
+    names_in,
     parse_json,
     read_small,
     storage_error,
@@ -41,6 +49,7 @@ PASSES_APART = 3_600_000
 #: What is said of a folder, a link or a fifo: no file of ours comes there by waiting.
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
 _REFERENCE = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)")
+_MARK = re.compile(r"queue-[0-9a-f]{16}")
 
 
 class Sidecars:
@@ -51,6 +60,7 @@ class Sidecars:
         storage: where they are written; they are durable as soon as bodies are.
         typed_replies: whether reply-to is written as DropboxMQ 1.2 writes it.
         ignored: tells which names are never messages.
+        queue: the private folder of the queue whose names are written; None where none are.
     """
 
     def __init__(
@@ -60,9 +70,13 @@ class Sidecars:
         *,
         typed_replies: bool = False,
         ignored: Callable[[str], object] = lambda name: False,
+        queue: str | None = None,
     ) -> None:
         self.folder = folder
         self.ignored = ignored
+        self.root = RootLayout(os.path.dirname(os.path.dirname(folder)))
+        self._queue = queue
+        self._mark = ""
         self._storage = storage
         self._typed_replies = typed_replies
 
@@ -81,8 +95,16 @@ class Sidecars:
         short, content = names.shorten(self.whole(name), token)
         with telling("what does not fit the name was not written, and nothing was moved"):
             self._storage.make_folder(self.folder)
+            self.make_known()
             self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
         return self._visible(names.file_name(short, typed_replies=self._typed_replies))
+
+    def make_known(self) -> None:
+        """Let the root know the queue: while the queue is away, no sidecar is removed."""
+        if self._queue is None or (self._mark and exists(self._mark)):
+            return
+        with suppress(PermissionError):  # who may send and nothing else; the next sweep of the root does it
+            self._mark = f"{self._queue}/{make_known(self.root.queues, self._queue, self._storage)}"
 
     def _visible(self, text: str) -> str:
         """Keep a name of ours from being ignored for what a sender wrote last in it, as a type `tmp`: by a dot more."""
@@ -121,43 +143,133 @@ class Sidecars:
 def collect(root: str, folder: str, storage: Storage, clock: Clock) -> int:
     """Remove the sidecars that no name refers to any more; return how many.
 
+    Nothing is removed while a queue that the root knows is away, or while a folder cannot be listed.
+
     RACE: a name may move from a folder not yet looked at to one already passed. So a sidecar goes only when it is a
     day old and two passes, an hour apart, found no name that refers to it.
     """
-    now = clock.now_ms()
-    old = {entry.name[:-5] for entry in _sidecar_files(folder) if now - changed_ms(entry.path) > COLLECTED_AGE}
-    if not old:
+    now, queues = clock.now_ms(), RootLayout(root).queues
+    ages = {entry.name[:-5]: now - changed_ms(entry.path) for entry in _sidecar_files(folder)}
+    if not ages:
         return 0
+    old = {token for token, age in ages.items() if age > COLLECTED_AGE}
     try:
-        old.difference_update(references(root))
+        for layout in _layouts(root):
+            make_known(queues, layout.private, storage)
+        if not old:
+            return 0
+        there = look(root)
+        for _, absence in absences(queues, there):
+            log.warning("no metadata is collected: %s", absence)
+            return 0
     except OSError as error:
-        log.warning("no sidecars are collected: %s", error)
+        log.warning("no metadata is collected, as some may refer to it that cannot be seen: %s", told(error))
         return 0
+    old -= there.references
     notes = f"{folder}/.unreferenced"
     missed = _missed_before(notes)
     gone = {token for token in old if token in missed and now - missed[token] > PASSES_APART}
     for token in gone:
         storage.unlink(f"{folder}/{token}.json")
-    storage.write_small(notes, json.dumps({token: missed.get(token, now) for token in old - gone}).encode())
+    if missed or old:
+        storage.write_small(notes, json.dumps({token: missed.get(token, now) for token in old - gone}).encode())
     return len(gone)
 
 
-def references(root: str) -> Iterator[str]:
-    """Yield which sidecars the names below a root refer to; also those in folders of queues that are symbolic links.
+# -- which queues a root knows -----------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What the file names below a root say: which sidecars they refer to, and which marks of queues there are."""
+
+    references: frozenset[str]
+    marks: frozenset[str]
+
+
+def look(root: str) -> Seen:
+    """Look at all file names below a root, and in what its queues' symbolic links lead to.
 
     Raises:
-        OSError: a folder cannot be listed.
+        OSError: a folder cannot be listed, or a link leads nowhere.
     """
-    tops = [root]
-    for entry in entries(root):
-        if not names.can_name_queue(entry.name):
-            continue
-        for layout in (QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)):
-            if os.path.isdir(layout.target):
-                tops += [path for path in (layout.home, *layout.folders.values()) if os.path.islink(path)]
+    references, marks = set[str](), set[str]()
+    for file in _names_below(root):
+        if "_metaS" in file:
+            references.update(found[1] for found in [_REFERENCE.search(file)] if found)
+        elif _MARK.fullmatch(file):
+            marks.add(file)
+    return Seen(frozenset(references), frozenset(marks))
+
+
+def make_known(queues: str, private: str, storage: Storage) -> str:
+    """Give a queue a mark, unless it has one, and keep a note of it; return the mark.
+
+    RACE: two processes at once may give it two, which are both noted, and both found. Who dies between mark and note
+    leaves a mark that the next pass notes.
+
+    Args:
+        queues: the folder of the notes.
+        private: the queue's private folder.
+        storage: what writes there.
+    """
+    marks = marks_in(private)
+    if not marks:
+        mark = f"queue-{os.urandom(8).hex()}"
+        storage.make_folder(private)
+        storage.touch(f"{private}/{mark}")
+        marks = {mark}
+    for mark in marks:
+        if not exists(f"{queues}/{mark}"):
+            storage.make_folder_like(queues, os.path.dirname(queues))
+            storage.write_small(f"{queues}/{mark}", os.fsencode(os.path.dirname(private)))
+    return min(marks)
+
+
+def forget(queues: str, private: str, storage: Storage) -> None:
+    """Forget a queue that is being deleted: nobody has to wait for it to come back."""
+    for mark in marks_in(private):
+        storage.unlink(f"{queues}/{mark}")
+
+
+def marks_in(folder: str) -> set[str]:
+    """Return the marks of a queue, by its private folder, or those that the root has notes of."""
+    return set(filter(_MARK.fullmatch, names_in(folder)))
+
+
+def absences(queues: str, there: Seen) -> Iterator[tuple[str, str]]:
+    """Yield the notes of queues that are away, each with a sentence about it."""
+    for mark in sorted(marks_in(queues) - there.marks):
+        note = f"{queues}/{mark}"
+        home = "a queue"
+        with suppress(PermissionError):
+            home = os.fsdecode(read_small(note) or b"a queue")
+        yield note, f"{home} is not there: bring it back; if it is gone for good, remove {note}"
+
+
+def _names_below(root: str) -> Iterator[str]:
+    tops, notes = [root], RootLayout(root).queues
+    for layout in _layouts(root):
+        tops += [path for path in (layout.home, layout.base, *layout.folders.values()) if os.path.islink(path)]
     for top in dict.fromkeys(tops):
-        for _, _, files in os.walk(top, onerror=_not_looked_at):
-            yield from (found[1] for file in files if (found := _REFERENCE.search(file)))
+        for path, folders, files in os.walk(top, onerror=_not_looked_at):
+            if path == notes:
+                folders.clear()
+            else:
+                yield from files
+
+
+def _layouts(root: str) -> Iterator[QueueLayout]:
+    """Yield where the queues of a root are.
+
+    Raises:
+        OSError: this user may not look, or a link leads nowhere: there may be a queue.
+    """
+    for entry in entries(root):
+        if names.can_name_queue(entry.name):
+            if entry.is_symlink():
+                os.stat(entry.path)
+            layouts = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
+            yield from (layout for layout in layouts if exists(f"{layout.target}/."))
 
 
 def _not_looked_at(error: OSError) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import secrets
+import shutil
 import socket
 import stat
 from collections.abc import Callable
@@ -252,6 +253,13 @@ def not_a_queue(queue: Queue) -> Path:
     return write(Path(queue.root.path) / "papers" / "readme").parent
 
 
+def absent_queue(queue: Queue) -> Path:
+    other = queue.root.create_queue("other")
+    shutil.rmtree(other.layout.home)
+    [note] = (note for note in Path(queue.root.layout.queues).iterdir() if b"/other" in note.read_bytes())
+    return note
+
+
 #: Kind, how it comes about, and whether it has to be old to be found.
 PLANTED: list[tuple[str, Plant, bool]] = [
     ("configuration", broken_toml, False),
@@ -288,6 +296,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("missing-old-sidecar", missing_old_sidecar, False),
     ("damaged-sidecar", damaged_sidecar, False),
     ("unreferenced-sidecar", unreferenced_sidecar, True),
+    ("absent-queue", absent_queue, False),
     ("abandoned-send", lambda queue: write(base(queue) / "working" / "half.csv", b"1,2,"), True),
     ("abandoned-job", job, True),
     ("unfinished-job", committed_job, True),

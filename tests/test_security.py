@@ -471,9 +471,9 @@ def test_a_link_that_no_queue_can_be_is_not_followed_to_look_for_metadata(tmp_pa
     token = "0123456789abcdef"
     (elsewhere / "target" / f"4.x.B.JMS_dropq_metaS={token}").touch()
     (root.path / "q\x1b").symlink_to(elsewhere)
-    assert token not in sidecars.references(root.layout.path)
+    assert token not in sidecars.look(root.layout.path).references
     (root.path / "q2").symlink_to(elsewhere)
-    assert token in sidecars.references(root.layout.path)
+    assert token in sidecars.look(root.layout.path).references
     shutil.rmtree(elsewhere / "target")
 
 

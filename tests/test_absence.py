@@ -1,0 +1,195 @@
+"""Nothing is removed because it is not seen: a queue may be away for a while, with all that its names refer to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from children import unprivileged
+from helpers import Clock, base, make_queue
+
+from dropq import Queue, Root, admin
+from dropq.fsck import fsck_root
+
+#: What does not fit a name.
+LONG = {"properties": {"customer": "ann " * 40}, "correlation_id": "invoice-4711", "reply_to": "answers"}
+DAY = 86_400
+
+Away = Callable[[Path], None]
+
+
+def nothing(place: Path) -> None:
+    """An automounter's entry: it is there when somebody asks for it by name."""
+
+
+def a_link_that_leads_nowhere(place: Path) -> None:
+    place.symlink_to(place.parent.parent / "no-such-disk" / place.name)
+
+
+def an_empty_mount_point(place: Path) -> None:
+    place.mkdir()
+
+
+def a_mount_point_with_something_beneath(place: Path) -> None:
+    place.mkdir()
+    (place / "written-while-the-disk-was-away").touch()
+
+
+def a_mount_point_with_a_queue_beneath(place: Path) -> None:
+    Root(place.parent).create_queue(place.name)
+
+
+@contextmanager
+def away(queue: Queue, leaving: Away) -> Iterator[None]:
+    """Take a queue away, as when its disk is not mounted, and bring it back."""
+    home = Path(queue.layout.home)
+    disk = queue.root.path.parent / "disk"
+    home.rename(disk)
+    leaving(home)
+    yield
+    if home.is_symlink():
+        home.unlink()
+    shutil.rmtree(home, ignore_errors=True)
+    disk.rename(home)
+
+
+def swept(queue: Queue, clock: Clock, times: int = 3) -> int:
+    """Sweep the root as cron does; return how many sidecars it removed."""
+    removed = 0
+    for _ in range(times):
+        clock.advance(1.1 * DAY)
+        removed += Root(queue.root.path, clock=clock).sweep().sidecars
+    return removed
+
+
+def collected(queue: Queue, clock: Clock) -> int:
+    """Look for sidecars to remove as a sweep of the root does, which stops at queues that cannot be opened."""
+    removed = 0
+    for _ in range(3):
+        clock.advance(1.1 * DAY)
+        removed += Root(queue.root.path, clock=clock).tidy().sidecars
+    return removed
+
+
+def assert_whole(queue: Queue, clock: Clock) -> None:
+    message = Root(queue.root.path, clock=clock).queue(queue.name).receive()
+    assert message is not None
+    assert (message.correlation_id, message.reply_to) == ("invoice-4711", "answers")
+    assert message.properties == LONG["properties"]
+    message.ack()
+
+
+@pytest.mark.parametrize(
+    "leaving",
+    [
+        nothing,
+        a_link_that_leads_nowhere,
+        an_empty_mount_point,
+        a_mount_point_with_something_beneath,
+        a_mount_point_with_a_queue_beneath,
+    ],
+)
+def test_the_metadata_of_a_queue_that_is_away_stays(tmp_path: Path, clock: Clock, leaving: Away) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    with away(queue, leaving):
+        assert swept(queue, clock) == 0
+    assert swept(queue, clock) == 0
+    assert_whole(queue, clock)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_metadata_of_a_queue_that_this_user_may_not_enter_stays(tmp_path: Path, clock: Clock, linked: bool) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    home = closed = Path(queue.layout.home)
+    if linked:
+        closed = tmp_path / "disk"
+        closed.mkdir()
+        home.rename(closed / "q")
+        home.symlink_to(closed / "q")
+    closed.chmod(0)
+    try:
+        assert unprivileged(lambda: collected(queue, clock)) == 0
+    finally:
+        closed.chmod(0o755)
+    assert_whole(queue, clock)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_the_metadata_of_a_message_that_was_moved_to_a_queue_which_is_away_stays(
+    tmp_path: Path, clock: Clock, by_hand: bool
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    other = queue.root.create_queue("other", durability="none")
+    queue.send(b"pay", **LONG)
+    if by_hand:
+        [file] = (base(queue) / "target").iterdir()
+        file.rename(base(other) / "target" / file.name)
+        assert swept(queue, clock, 1) == 0
+    else:
+        assert [outcome.ok for outcome in admin.move(queue, other)] == [True]
+    with away(other, nothing):
+        assert swept(queue, clock) == 0
+    assert_whole(other, clock)
+
+
+def test_a_queue_that_was_made_by_hand_is_missed_too(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    for folder in ("working", "target", "processing", "processed", "expired", "error"):
+        (queue.root.path / "mine" / folder).mkdir(parents=True)
+    mine = queue.root.queue("mine")
+    mine.send(b"pay", **LONG)
+    with away(mine, nothing):
+        assert swept(queue, clock) == 0
+    assert_whole(mine, clock)
+
+
+def test_a_root_that_knows_no_queues_yet_does_not_take_a_link_that_leads_nowhere_for_none(
+    tmp_path: Path, clock: Clock
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    shutil.rmtree(queue.root.layout.queues)  # as a root of an older dropq
+    for mark in (base(queue) / ".dropq").glob("queue-*"):
+        mark.unlink()
+    with away(queue, a_link_that_leads_nowhere):
+        assert swept(queue, clock) == 0
+    assert_whole(queue, clock)
+
+
+def test_a_queue_that_is_away_is_told_with_the_way_out(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    with away(queue, nothing):
+        assert swept(queue, clock, 1) == 0
+        [finding] = fsck_root(Root(queue.root.path, clock=clock), repair=True)
+        assert (finding.kind, finding.level, finding.repaired) == ("absent-queue", "warning", False)
+        for told in (finding.detail, caplog.text):
+            assert queue.layout.home in told
+            assert f"remove {finding.path}" in told
+        os.unlink(finding.path)  # what it says to do where the queue is gone for good
+        assert swept(queue, clock) == 1
+
+
+def test_the_metadata_of_a_queue_that_was_deleted_or_renamed_is_no_reason_to_keep_that_of_others(
+    tmp_path: Path, clock: Clock
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock, history=False)
+    other = queue.root.create_queue("other", durability="none", history=False)
+    queue.send(b"pay", **LONG)
+    for _ in range(2):
+        other.send(b"pay", **LONG)
+    queue.root.delete_queue("q", force=True)
+    Path(other.layout.home).rename(other.root.path / "renamed")
+    renamed = queue.root.queue("renamed")
+    assert_whole(renamed, clock)
+    assert fsck_root(queue.root) == []
+    assert swept(renamed, clock) == 2
+    assert_whole(renamed, clock)
