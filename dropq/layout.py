@@ -54,6 +54,7 @@ _PRIVATE = (
     "barriers",
     "lock",
     "created",
+    "swept",
 )
 
 
@@ -80,6 +81,7 @@ class QueueLayout:
     streams: str = field(init=False)
     acks: str = field(init=False)
     created: str = field(init=False)
+    swept: str = field(init=False)
     set_aside: str = field(init=False)
     turns: str = field(init=False)
     barriers: str = field(init=False)

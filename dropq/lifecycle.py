@@ -204,8 +204,15 @@ class Lifecycle:
         return max(name.delivery_count, by_hand.number if by_hand else 0) + 1, file
 
     def may_expire(self, waiting: Waiting) -> bool:
-        """Tell at a glance whether a waiting message can expire at all."""
-        return not waiting.plain or self.config.expiration is not None
+        """Tell at a glance whether a waiting message can expire at all: its own expiration is a name's fourth field."""
+        return self.config.expiration is not None or not (waiting.plain or waiting.file.count(".") < 3)
+
+    def expires_by_arrival(self, waiting: Waiting) -> bool:
+        """Tell whether a waiting message may expire by when its file came, as its name tells no time."""
+        if self.config.expiration is None:
+            return False
+        name = self.sidecars.parse(names.split_claim(waiting.file)[1])
+        return not (name.since or name.timestamp)
 
     def waiting_expires_at(self, waiting: Waiting) -> int:
         """Return when a waiting message expires, in ms since 1970; 0 for never."""

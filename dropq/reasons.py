@@ -2,7 +2,8 @@
 
 A reason is written before the message moves and holds the name and inode it is about, so that a crash between the
 two leaves a reason that matches nothing and is ignored. An inode of null, in the reasons of a root that is kept as a
-copy (in git, say), fits any file of the name: copies get inodes of their own.
+copy (in git, say), fits any file of the name: copies get inodes of their own. So where a name is unique, because
+dropq made its id or its mark, it fits alone; a sweep then files the reason by the copy's inode.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from dropq.storage import Storage, exists, inode, parse_json, read_small, told
+from dropq import names
+from dropq.storage import Storage, changed_ns, entries, exists, inode, parse_json, read_small, told
 
 log = logging.getLogger("dropq")
 
@@ -27,11 +29,11 @@ class Reasons:
     def __init__(self, folder: str, storage: Storage) -> None:
         self.folder = folder
         self._storage = storage
+        self._adrift: dict[str, tuple[int, dict[str, dict[str, object]]]] = {}
 
     def path(self, state: str, name: str, inode: int | None) -> str:
         """Return where the reason of a file would lie; with None, one for any file of the name."""
-        digest = hashlib.sha256(f"{'' if inode is None else inode}/".encode() + os.fsencode(name)).hexdigest()[:32]
-        return f"{self.folder}/{state}/{digest}.json"
+        return f"{self.folder}/{state}/{_file(name, inode)}"
 
     def record(self, state: str, name: str, inode: int, fields: Mapping[str, object]) -> None:
         """Write why a file, about to move to a state under a name, goes there."""
@@ -43,13 +45,60 @@ class Reasons:
     def find(self, state: str, name: str, inode: int) -> dict[str, object] | None:
         """Return why a file lies in a state; None when nothing, or nothing readable, is known of it."""
         for wanted in (inode, None):
-            try:
-                content = parse_json(read_small(self.path(state, name, wanted)) or b"null")
-            except (OSError, ValueError):
-                continue  # damaged by hand: fsck reports it, the message is as good without
-            if isinstance(content, dict) and (content.get("name"), content.get("inode")) == (name, wanted):
+            content = _content(self.path(state, name, wanted))
+            if content and (content.get("name"), content.get("inode")) == (name, wanted):
                 return content
-        return None
+        return self._of_copies(state).get(name) if _is_unique(name) else None
+
+    def _of_copies(self, state: str) -> Mapping[str, dict[str, object]]:
+        """Return the reasons that no file's inode fits, by unique names; read anew when the folder has changed."""
+        try:
+            changed = changed_ns(f"{self.folder}/{state}")
+        except FileNotFoundError:
+            return {}
+        known = self._adrift.get(state)
+        if known is None or known[0] != changed:
+            contents = (_content(path) for path in self.unmatched(state) if path is not None)
+            found = {str(content["name"]): content for content in contents if content and "name" in content}
+            known = self._adrift[state] = changed, {name: found[name] for name in found if _is_unique(name)}
+        return known[1]
+
+    def unmatched(self, state: str) -> Iterator[str | None]:
+        """Yield the reasons that are about no file by its name and inode, without opening any; None on the way.
+
+        RACE: a reason is written before its file comes. So reasons are listed first, and young ones may yet get theirs.
+        """
+        left = set[str]()
+        for entry in entries(f"{self.folder}/{state}"):
+            left.add(entry.name)
+            yield None
+        for entry in entries(f"{_base(self.folder)}/{state}") if left else ():
+            left.discard(_file(entry.name, entry.inode()))
+            yield None
+        for name in left:
+            yield f"{self.folder}/{state}/{name}"
+
+    def refile(self, state: str, path: str) -> bool:
+        """File a reason by the inode that its file has now; False where it is about no file that is there.
+
+        Who dies in between leaves two reasons of one content.
+        """
+        content = _content(path)
+        folder = f"{_base(self.folder)}/{state}"
+        if content is None or not explains(folder, content):
+            return False
+        name = str(content["name"])
+        try:
+            number = inode(f"{folder}/{name}")
+        except FileNotFoundError:
+            return False  # RACE: its file went since
+        if content.get("inode") in (None, number):
+            return True  # of a copy that is kept; or a listing shows other inodes than the files have
+        if exists(self.path(state, name, number)):
+            return False  # the file has another reason, of its own
+        self.record(state, name, number, {key: content[key] for key in content if key not in ("name", "inode")})
+        self._storage.unlink(path)
+        return True
 
     def drop(self, state: str, name: str, inode: int) -> None:
         """Forget why a file lay in a state; what cannot be removed now is void, and a sweep collects it."""
@@ -66,6 +115,31 @@ def explains(folder: str, reason: Mapping[str, object]) -> bool:
     if not isinstance(name, str) or os.path.basename(name) != name:
         return False
     try:
-        return reason.get("inode") in (None, inode(f"{folder}/{name}"))
+        return reason.get("inode") in (None, inode(f"{folder}/{name}")) or _is_unique(name)
     except (OSError, ValueError):
         return False
+
+
+def _is_unique(name: str) -> bool:
+    parsed = names.parse(name)
+    return parsed.generated or bool(parsed.copy)
+
+
+def _file(name: str, inode: int | None) -> str:
+    """Return what the reason of a file is called."""
+    digest = hashlib.sha256(f"{'' if inode is None else inode}/".encode() + os.fsencode(name)).hexdigest()[:32]
+    return f"{digest}.json"
+
+
+def _base(folder: str) -> str:
+    """Return the folder that the state folders lie in: two above a queue's reasons."""
+    return os.path.dirname(os.path.dirname(folder))
+
+
+def _content(path: str) -> dict[str, object] | None:
+    """Return what a reason says; None for one that is not there, or damaged by hand, which fsck reports."""
+    try:
+        content = parse_json(read_small(path) or b"null")
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

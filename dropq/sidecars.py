@@ -35,6 +35,7 @@ from dropq.storage import (
     storage_error,
     telling,
     told,
+    written_ms,
 )
 
 log = logging.getLogger("dropq")
@@ -140,15 +141,26 @@ class Sidecars:
         return names.restore(name, content)
 
 
-def collect(root: str, folder: str, storage: Storage, clock: Clock) -> int:
+def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: int = 0) -> int:
     """Remove the sidecars that no name refers to any more; return how many.
 
     Nothing is removed while a queue that the root knows is away, or while a folder cannot be listed.
 
     RACE: a name may move from a folder not yet looked at to one already passed. So a sidecar goes only when it is a
     day old and two passes, an hour apart, found no name that refers to it.
+
+    Args:
+        root: the root.
+        folder: where its sidecars lie.
+        storage: what removes them.
+        clock: what tells how old they are.
+        again: do nothing where the last pass is less than so many milliseconds ago.
     """
     now, queues = clock.now_ms(), RootLayout(root).queues
+    notes = f"{folder}/.unreferenced"
+    level = logging.INFO if again else logging.WARNING  # a consumer may not look everywhere: `dropq sweep` does
+    if again and exists(notes) and now - written_ms(notes) < again:
+        return 0
     ages = {entry.name[:-5]: now - changed_ms(entry.path) for entry in _sidecar_files(folder)}
     if not ages:
         return 0
@@ -160,19 +172,17 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock) -> int:
             return 0
         there = look(root)
         for _, absence in absences(queues, there):
-            log.warning("no metadata is collected: %s", absence)
+            log.log(level, "no metadata is collected: %s", absence)
             return 0
     except OSError as error:
-        log.warning("no metadata is collected, as some may refer to it that cannot be seen: %s", told(error))
+        log.log(level, "no metadata is collected, as names that refer to it may lie there: %s", told(error))
         return 0
     old -= there.references
-    notes = f"{folder}/.unreferenced"
     missed = _missed_before(notes)
     gone = {token for token in old if token in missed and now - missed[token] > PASSES_APART}
     for token in gone:
         storage.unlink(f"{folder}/{token}.json")
-    if missed or old:
-        storage.write_small(notes, json.dumps({token: missed.get(token, now) for token in old - gone}).encode())
+    storage.write_small(notes, json.dumps({token: missed.get(token, now) for token in old - gone}).encode())
     return len(gone)
 
 

@@ -299,15 +299,32 @@ def has_manifest(folder: str) -> bool:
         return False
 
 
-def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
-    """Finish every committed job, and drop those that were not and had no activity for so many seconds."""
+def finish_stalled(life: Lifecycle, stalled_for: float) -> JobsReport:
+    """Finish the committed jobs in which nothing moved for so many seconds: one listing, where there are none."""
+    report = JobsReport()
+    for entry in list(storage.entries(life.layout.working)):
+        if entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) and entry.is_dir(follow_symlinks=False):
+            with _passing_over(report, entry.path):
+                if has_manifest(entry.path) and _is_still(life, entry.path, stalled_for):
+                    report.finished += finish(life, entry.path)
+    return report
+
+
+def sweep(life: Lifecycle, *, older_than: float | None = None, stalled_for: float = 0) -> JobsReport:
+    """Finish every committed job, and drop those that were not and had no activity for so many seconds.
+
+    Args:
+        life: the queue.
+        older_than: in seconds; None drops none for its age.
+        stalled_for: leave to their drivers the committed jobs in which something moved within so many seconds.
+    """
     report = JobsReport()
     for entry in list(storage.entries(life.layout.working)):
         if not entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) or not entry.is_dir(follow_symlinks=False):
             continue
-        try:
+        with _passing_over(report, entry.path):
             if _manifest(entry.path) is not None:
-                report.finished += finish(life, entry.path)
+                report.finished += _is_still(life, entry.path, stalled_for) and finish(life, entry.path)
             elif (
                 entry.name.startswith(DROP_PREFIX)
                 or _is_sent(life, _key(entry.name))  # a task came too late
@@ -315,14 +332,29 @@ def sweep(life: Lifecycle, *, older_than: float | None = None) -> JobsReport:
             ):
                 sent = _drop(life, entry.path)
                 report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
-        except (OSError, DropqError) as error:
-            report.refused += 1
-            log.warning("job %s: %s; the next sweep tries again", entry.path, storage.told(error))
     for entry in list(storage.entries(life.layout.ledger)):
         age = ROW_AGE if _ROW.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE
         if life.clock.now_ms() - _changed(entry.path) > age:
             life.storage.unlink(entry.path)
     return report
+
+
+@contextmanager
+def _passing_over(report: JobsReport, job: str) -> Iterator[None]:
+    """Go on with the other jobs when one cannot be seen to: the next sweep tries again."""
+    try:
+        yield
+    except (OSError, DropqError) as error:
+        report.refused += 1
+        log.warning("job %s: %s; the next sweep tries again", job, storage.told(error))
+
+
+def _is_still(life: Lifecycle, folder: str, seconds: float) -> bool:
+    """Tell whether nothing came into a job's folder or its attempts, or went out, for so many seconds."""
+    if not seconds:
+        return True
+    attempts = [entry.path for entry in storage.entries(folder) if entry.is_dir(follow_symlinks=False)]
+    return life.clock.now_ms() - max(map(_changed, [folder, *attempts])) >= seconds * 1000
 
 
 def _is_sent(life: Lifecycle, key: str) -> bool:
@@ -510,7 +542,7 @@ def _is_name(name: object) -> bool:
 
 def _idle(life: Lifecycle, folder: str, older_than: float | None) -> bool:
     """Tell whether nothing happened in a job's folder for so many seconds, counted from its newest activity."""
-    if older_than is None:
+    if older_than is None or not _is_still(life, folder, older_than):
         return False
     newest = _changed(folder)
     for path, _, files in os.walk(folder):

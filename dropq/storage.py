@@ -429,6 +429,15 @@ class Storage:
             self.write_new(path, b"")
             self.sync(os.path.dirname(path))
 
+    def stamp(self, path: str) -> None:
+        """Give an empty file of ours the file server's time, and make it where it is missing."""
+        self.touch(path)
+        fd = os.open(path, _TOUCH, FILE_MODE)
+        try:
+            os.utime(fd)
+        finally:
+            os.close(fd)
+
     def adopt(self, source: str, destination: str) -> None:
         """Move a file from outside into working/, with the modes of what is created here; a failure moves it back.
 
@@ -1005,6 +1014,11 @@ def _check_depth(content: object, left: int) -> None:
 def changed_ms(path: str) -> int:
     """Return when a file was last renamed or changed: its ctime in milliseconds since 1970."""
     return os.lstat(path).st_ctime_ns // 1_000_000
+
+
+def changed_ns(path: str) -> int:
+    """Return when a folder's entries last changed: its mtime in nanoseconds since 1970."""
+    return os.lstat(path).st_mtime_ns
 
 
 def written_ms(path: str) -> int:

@@ -1,25 +1,30 @@
 """What brings a queue back in order: dead holders, lapsed leases, delays, expiry, retention, what crashes left.
 
 Every step is one of the lifecycle's arrows and may be run by anybody at any time: two sweeps at once take turns at
-single files, and the rename decides. No daemon is needed: consumers sweep now and then, `dropq sweep` sweeps all.
+single files, and the rename decides. No daemon is needed. Each second a consumer brings back what it may be handed
+next, and in small slices one of a queue's consumers does all the rest, about once a minute; `dropq sweep` does all at
+once.
 """
 
 from __future__ import annotations
 
+import errno
+import heapq
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from itertools import chain
 
 from dropq import consumers, deferred, journal, names, staging, storage
 from dropq.admission import barrier, fairness
 from dropq.errors import DropqError, LeaseLost
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
-from dropq.ready import Ready
-from dropq.reasons import explains
+from dropq.sidecars import PASSES_APART, collect
 
 log = logging.getLogger("dropq")
 
@@ -27,6 +32,20 @@ log = logging.getLogger("dropq")
 INTERVAL = 1.0
 #: The next one comes after at least so many times what the last one took.
 SWEEP_SHARE = 10
+#: A consumer begins with the upkeep when nobody did a part of it for so many seconds.
+UPKEEP_INTERVAL = 60.0
+#: Seconds that a consumer is there before it looks for that: who takes one message and ends has no time for it.
+FIRST_UPKEEP = 1.0
+#: Seconds that a consumer does upkeep for at a time; the next slice comes after so many times what this one took, or
+#: after `SWEEP_SHARE` times where it found something to do.
+SLICE = 0.1
+UPKEEP_SHARE = 100
+#: Seconds for which nothing moved in a committed job when a consumer sends the rest of it: who committed it is dead.
+STALLED_JOB = 5.0
+#: Seconds without activity after which consumers drop a job that was never committed: 7 days.
+JOBS_AGE = 7 * 86_400.0
+#: Milliseconds that an empty folder in held/ is kept while its subscription lives.
+EMPTY_AGE = 3_600_000
 #: Milliseconds that private leftovers (reasons of files that went, bodies of a dead consumer) are kept.
 LEFTOVERS_AGE = 86_400_000
 #: Milliseconds for which a stream is remembered that nobody goes on with: 30 days.
@@ -70,13 +89,20 @@ class SweepReport:
 
 
 class QuickSweep:
-    """The part of a sweep that consumers make on the way: what may bring them a message."""
+    """The sweeps that a consumer makes on the way: each second what may bring it a message, in slices the upkeep.
+
+    One consumer of a queue does the upkeep at a time: it stamps `.dropq/swept` with each slice, and the others begin
+    only once that is a minute old.
+    """
 
     def __init__(self, life: Lifecycle) -> None:
         self._life = life
         #: When to sweep again, on the monotonic clock.
         self.again = 0.0
         self.next_due: float | None = None
+        self._upkeep: Iterator[None] | None = None
+        self._upkeep_at = time.monotonic() + FIRST_UPKEEP
+        self._kept_up = SweepReport()
 
     @property
     def due(self) -> bool:
@@ -86,18 +112,67 @@ class QuickSweep:
     def run(self, *, idle: bool = False) -> SweepReport:
         """Return what dead consumers and lapsed leases held, expire what is held too long, deliver what was delayed.
 
+        Jobs that were committed and left are sent; then comes a slice of the upkeep, when it is time for one.
+
         Args:
             idle: clear away the dead that held nothing, too.
         """
         report = SweepReport()
         started = time.monotonic()
         self.again = started + INTERVAL
-        dues = [*_return_claims(self._life, report, idle=idle), *_deliver_delayed(self._life, report)]
-        self.next_due = max(min(dues) - self._life.clock.now_ms(), 0) / 1000 if dues else None
+        self.next_due = _bring_back(self._life, report, idle=idle)
+        _add_jobs(report, staging.finish_stalled(self._life, STALLED_JOB))
         pause = INTERVAL if self.next_due is None else min(self.next_due, INTERVAL)
         now = time.monotonic()
         self.again = now + max(pause, 0.001, SWEEP_SHARE * (now - started))
+        if now >= self._upkeep_at:
+            self._keep_up()
         return report
+
+    def _keep_up(self) -> None:
+        """Do a slice of the upkeep, unless another consumer of the queue is at it."""
+        self._upkeep_at = math.inf  # a signal handler that receives meanwhile does not come here
+        pause = UPKEEP_INTERVAL
+        try:
+            if self._upkeep is None and (left := self._left_to_others()) > 0:
+                pause = left
+                return
+            pause = self._slice()
+        except BaseException:
+            self._upkeep = None  # the next one begins anew
+            raise
+        finally:
+            self._upkeep_at = time.monotonic() + pause
+
+    def _left_to_others(self) -> float:
+        """Return for how many seconds the upkeep is somebody else's.
+
+        RACE: two may find at once that it is nobody's. Then both do it, as any number may.
+        """
+        try:
+            age = self._life.clock.now_ms() - storage.written_ms(self._life.layout.swept)
+        except FileNotFoundError:
+            return 0
+        return min(UPKEEP_INTERVAL - age / 1000, UPKEEP_INTERVAL)
+
+    def _slice(self) -> float:
+        """Go on with the upkeep for a moment; return after how many seconds to go on."""
+        life = self._life
+        life.storage.stamp(life.layout.swept)
+        if self._upkeep is None:
+            self._kept_up = SweepReport()
+            self._upkeep = chain(
+                _upkeep(life, self._kept_up, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
+                _collect(life, self._kept_up),
+            )
+        done, started, took, least = self._kept_up.total, time.monotonic(), 0.0, UPKEEP_INTERVAL
+        for _ in self._upkeep:
+            if (took := time.monotonic() - started) > SLICE:
+                least = 0.0
+                break
+        else:
+            self._upkeep = None
+        return max(least, took * (SWEEP_SHARE if self._kept_up.total > done else UPKEEP_SHARE))
 
 
 def sweep(
@@ -108,17 +183,42 @@ def sweep(
     jobs_older_than: float | None = None,
 ) -> SweepReport:
     """Bring a queue back in order; ages are in seconds, None leaves such claims and jobs alone."""
-    quick = QuickSweep(life)
-    report = quick.run(idle=True)
-    report.next_due = quick.next_due
+    report = SweepReport()
+    report.next_due = _bring_back(life, report, idle=True)
     _return_old_claims(life, report, foreign_older_than, unleased_older_than)
-    report.pruned = _prune(life, report)  # first of what needs room on the disk, as it makes some
-    _expire(life, report)
-    jobs = staging.sweep(life, older_than=jobs_older_than)
-    report.jobs_finished, report.jobs_dropped = jobs.finished, jobs.dropped
-    report.refused += jobs.refused
-    report.leftovers += _clear_leftovers(life, report)
+    for _ in _upkeep(life, report, jobs_older_than=jobs_older_than):
+        pass
     return report
+
+
+def _bring_back(life: Lifecycle, report: SweepReport, *, idle: bool) -> float | None:
+    """Bring back what may be handed out; return in how many seconds the next delay or lease ends."""
+    dues = [*_return_claims(life, report, idle=idle), *_deliver_delayed(life, report)]
+    return max(min(dues) - life.clock.now_ms(), 0) / 1000 if dues else None
+
+
+def _upkeep(
+    life: Lifecycle, report: SweepReport, *, jobs_older_than: float | None, stalled_for: float = 0
+) -> Iterator[None]:
+    """Do what else a sweep does, in small steps: retention, expiry of what waits, jobs, leftovers.
+
+    Args:
+        life: the queue.
+        report: counts what was done.
+        jobs_older_than: as for `sweep`.
+        stalled_for: as for `staging.sweep`.
+    """
+    yield from _prune(life, report)  # first of what needs room on the disk, as it makes some
+    yield from _expire(life, report)
+    _add_jobs(report, staging.sweep(life, older_than=jobs_older_than, stalled_for=stalled_for))
+    yield
+    yield from _clear_leftovers(life, report)
+
+
+def _add_jobs(report: SweepReport, jobs: staging.JobsReport) -> None:
+    report.jobs_finished += jobs.finished
+    report.jobs_dropped += jobs.dropped
+    report.refused += jobs.refused
 
 
 # -- claims: processing -> target ------------------------------------------------------------------------------
@@ -249,13 +349,21 @@ def _deliver_delayed(life: Lifecycle, report: SweepReport) -> list[int]:
     return later
 
 
-def _expire(life: Lifecycle, report: SweepReport) -> None:
-    """Move what has expired in target/ to expired/."""
+def _expire(life: Lifecycle, report: SweepReport) -> Iterator[None]:
+    """Move what has expired in target/ to expired/, in no order."""
     now = life.clock.now_ms()
-    for waiting in list(Ready(life.layout.target, life.sidecars, ignoring(life.config.ignore)).waiting()):
-        if life.may_expire(waiting) and 0 < life.waiting_expires_at(waiting) <= now:
-            with _passing_over(life, report, waiting.file):
-                report.expired += life.expire_waiting(waiting)
+    ignored = ignoring(life.config.ignore)
+    for entry in storage.entries(life.layout.target):
+        yield
+        waiting = Waiting(entry.name, 0, names.is_plain(entry.name) is not None)
+        if not life.may_expire(waiting) or ignored(entry.name) or not storage.is_message_file(entry):
+            continue
+        with suppress(FileNotFoundError):  # RACE: somebody claimed it since the listing
+            if life.expires_by_arrival(waiting):
+                waiting = waiting._replace(arrival=storage.changed_ms(entry.path))
+            if 0 < life.waiting_expires_at(waiting) <= now:
+                with _passing_over(life, report, waiting.file):
+                    report.expired += life.expire_waiting(waiting)
 
 
 def _has_expired(life: Lifecycle, held: Held, now: int) -> bool:
@@ -274,12 +382,11 @@ def _set_aside_expired(life: Lifecycle, report: SweepReport, held: Held) -> bool
 # -- retention -------------------------------------------------------------------------------------------------
 
 
-def _prune(life: Lifecycle, report: SweepReport) -> int:
-    pruned = 0
+def _prune(life: Lifecycle, report: SweepReport) -> Iterator[None]:
     with _passing_over(life, report, "its history"):
-        for _ in surplus_history(life, remove=True):
-            pruned += 1
-    return pruned
+        for file in _surplus(life, "processed", life.config.history_age, life.config.max_history, remove=True):
+            report.pruned += file is not None
+            yield
 
 
 def surplus_history(
@@ -302,17 +409,64 @@ def surplus_history(
     if state == "processed":
         keep_age = life.config.history_age if keep_age is None else keep_age
         keep_count = life.config.max_history if keep_count is None else keep_count
-    if keep_age is None and keep_count is None:
-        return
+    yield from (file for file in _surplus(life, state, keep_age, keep_count, remove=remove) if file is not None)
+
+
+def _surplus(
+    life: Lifecycle, state: str, keep_age: float | None, keep_count: int | None, *, remove: bool
+) -> Iterator[str | None]:
+    """Yield the files that are over a limit, oldest first, and before that None for each that was looked at.
+
+    Where no age is asked for and no more than `keep_count` lie there, their names alone are counted.
+    """
     folder = life.layout.folder(state)
-    came = sorted(_with_times(folder, ignoring(life.config.ignore)))
-    now = life.clock.now_ms()
-    surplus = len(came) - keep_count if keep_count is not None else 0
-    for place, (changed, file) in enumerate(came):
-        if place < surplus or (keep_age is not None and now - changed > keep_age * 1000):
-            if remove:
-                life.remove(state, file)
+    named = 0
+    if keep_count is not None:
+        for count in storage.message_counts(folder, life.config.ignore):
+            named += count
+            yield None
+    if keep_age is None and (keep_count is None or named <= keep_count):
+        return
+    found = yield from _oldest(life, folder, named, keep_age, keep_count)
+    for changed, file in found:
+        if remove and not _removed(life, state, file, changed):
+            yield None
+        else:
             yield file
+
+
+def _oldest(
+    life: Lifecycle, folder: str, named: int, keep_age: float | None, keep_count: int | None
+) -> Generator[None, None, list[tuple[int, str]]]:
+    """Return the files that are over a limit, oldest first; `named` is how many there are at the most."""
+    now = life.clock.now_ms()
+    most = 0 if keep_count is None else max(named - keep_count, 0)
+    oldest: list[tuple[int, str]] = []  # a heap of the `most` that came first, with the youngest of them on top
+    too_old: list[tuple[int, str]] = []  # of the others
+    seen = 0
+
+    def pass_on(youngest: tuple[int, str]) -> None:
+        if keep_age is not None and now + youngest[0] > keep_age * 1000:
+            too_old.append(youngest)
+
+    for changed, file in _with_times(folder, ignoring(life.config.ignore)):
+        yield
+        seen += 1
+        if len(oldest) < most:
+            heapq.heappush(oldest, (-changed, file))
+        else:
+            pass_on(heapq.heappushpop(oldest, (-changed, file)) if most else (-changed, file))
+    for _ in range(len(oldest) - max(seen - (keep_count or 0), 0)):  # names that were counted, and are no messages
+        pass_on(heapq.heappop(oldest))
+    return sorted((-changed, file) for changed, file in chain(oldest, too_old))
+
+
+def _removed(life: Lifecycle, state: str, file: str, changed: int) -> bool:
+    """Remove a file; False where it went, or where another has come under its name since it was looked at."""
+    path = f"{life.layout.folder(state)}/{file}"
+    with suppress(FileNotFoundError):
+        return storage.changed_ms(path) == changed and life.remove(state, file)
+    return False
 
 
 def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[tuple[int, str]]:
@@ -329,46 +483,93 @@ def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[tuple
 # -- what crashes leave ----------------------------------------------------------------------------------------
 
 
-def _clear_leftovers(life: Lifecycle, report: SweepReport) -> int:
+def _clear_leftovers(life: Lifecycle, report: SweepReport) -> Iterator[None]:
     """Remove private files that nothing can need: names given up, bodies of the dead, old acks, reasons of no file."""
-    cleared = 0
-    known = consumers.known(life.layout.consumers)
+
+    def clear(path: str) -> None:
+        with _passing_over(life, report, path):
+            report.leftovers += life.storage.unlink(path)
+
     for entry in storage.entries(life.layout.private):
+        yield
         if entry.name.startswith(".gone-") and life.age_ms(entry.path) > LEFTOVERS_AGE:
-            with _passing_over(life, report, entry.path):
-                life.storage.unlink(entry.path)
-                cleared += 1
+            clear(entry.path)
     for entry in storage.entries(life.layout.consumers):
+        yield
         if life.age_ms(entry.path) > LEFTOVERS_AGE and _is_nobodys(life, entry.name):
-            with _passing_over(life, report, entry.path):
-                life.storage.unlink(entry.path)
-                cleared += 1
+            clear(entry.path)
     with _passing_over(life, report, life.layout.turns):
-        cleared += fairness.clear(life, known)
-    for entry in storage.entries(life.layout.held):
-        claim, _ = names.split_claim(f"{entry.name},0,1~x")
-        if claim is None or claim.subscription in known or life.find_claim(claim.owner) is not None:
-            continue
-        if _holds_the_only_copy(entry) and life.age_ms(entry.path) <= LEFTOVERS_AGE:
-            continue  # delivered at most once, without a history: who received it may yet read it
-        with _passing_over(life, report, entry.path):
-            life.storage.remove_tree(entry.path)
-            cleared += 1
+        report.leftovers += fairness.clear(life, consumers.known(life.layout.consumers))
+    yield from _clear_held(life, report)
     for entry in storage.entries(life.layout.streams):
+        yield
         with _passing_over(life, report, entry.path):
             if entry.is_dir(follow_symlinks=False) and _newest(life, entry.path) > STREAMS_AGE:
                 life.storage.remove_tree(entry.path)
-                cleared += 1
+                report.leftovers += 1
     for path in deferred.expired(life):
-        with _passing_over(life, report, path):
-            cleared += life.storage.unlink(path)  # RACE: an ack that is given anew at this moment may go too
+        yield
+        clear(path)  # RACE: an ack that is given anew at this moment may go too
     for state in ("error", "expired"):
-        for entry in storage.entries(f"{life.layout.reasons}/{state}"):
-            if life.age_ms(entry.path) > LEFTOVERS_AGE and not _explains_something(life, state, entry.path):
-                with _passing_over(life, report, entry.path):
-                    life.storage.unlink(entry.path)
-                    cleared += 1
-    return cleared
+        yield from _clear_reasons(life, report, state)
+
+
+def _clear_held(life: Lifecycle, report: SweepReport) -> Iterator[None]:
+    """Remove what holders had of their messages: of the dead, and empty folders of the living."""
+    kept = list(storage.entries(life.layout.held))
+    # RACE: a holder is known before it claims, and has its claim before a folder in held/. Asked for in this order, a
+    # folder without either is of one who is gone.
+    claimed = {claimed.claim.owner for claimed in _claims(life)} if kept else set()
+    known = consumers.known(life.layout.consumers) if kept else frozenset()
+    for entry in kept:
+        yield
+        claim, _ = names.split_claim(f"{entry.name},0,1~x")
+        if claim is None or claim.owner in claimed:
+            continue
+        with _passing_over(life, report, entry.path):
+            if claim.subscription in known:
+                report.leftovers += _cleared_empty(life, entry)
+            # What was delivered at most once, without a history: who received it may yet read it.
+            elif not _holds_the_only_copy(entry) or life.age_ms(entry.path) > LEFTOVERS_AGE:
+                life.storage.remove_tree(entry.path)
+                report.leftovers += 1
+
+
+def _cleared_empty(life: Lifecycle, folder: os.DirEntry[str]) -> bool:
+    """Remove a folder that has been empty for a while; False for any other.
+
+    RACE: its holder may be about to put a message there, if it was stopped for an hour in between: then that is
+    refused, and the message goes back.
+    """
+    try:
+        is_folder = folder.is_dir(follow_symlinks=False)
+        if not is_folder or life.age_ms(folder.path) <= EMPTY_AGE or storage.names_in(folder.path):
+            return False
+        life.storage.remove_folder(folder.path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _clear_reasons(life: Lifecycle, report: SweepReport, state: str) -> Iterator[None]:
+    """Remove the reasons of files that went, and file those of a copied root by their files' new inodes."""
+    for path in life.reasons.unmatched(state):
+        yield
+        if path is not None and life.age_ms(path) > LEFTOVERS_AGE:
+            with _passing_over(life, report, path):
+                if not life.reasons.refile(state, path):
+                    report.leftovers += life.storage.unlink(path)
+
+
+def _collect(life: Lifecycle, report: SweepReport) -> Iterator[None]:
+    """Collect the root's sidecars, where nobody did within the hour."""
+    yield
+    sidecars = life.sidecars
+    with _passing_over(life, report, sidecars.folder):
+        root, store = sidecars.root.path, storage.Storage()
+        report.sidecars += collect(root, sidecars.folder, store, life.clock, again=PASSES_APART)
 
 
 def _is_nobodys(life: Lifecycle, subscription: str) -> bool:
@@ -395,11 +596,3 @@ def _holds_the_only_copy(folder: os.DirEntry[str]) -> bool:
         )
     except OSError:
         return False  # RACE: its reader, or another sweep, removed it
-
-
-def _explains_something(life: Lifecycle, state: str, path: str) -> bool:
-    try:
-        content = storage.parse_json(storage.read_small(path) or b"null")
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and explains(life.layout.folder(state), content)

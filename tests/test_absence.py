@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import unprivileged
@@ -16,7 +17,7 @@ from dropq import Queue, Root, admin
 from dropq.fsck import fsck_root
 
 #: What does not fit a name.
-LONG = {"properties": {"customer": "ann " * 40}, "correlation_id": "invoice-4711", "reply_to": "answers"}
+LONG: Any = {"properties": {"customer": "ann " * 40}, "correlation_id": "invoice-4711", "reply_to": "answers"}
 DAY = 86_400
 
 Away = Callable[[Path], None]
