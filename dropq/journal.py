@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dropq import names, storage
 from dropq.errors import ConfigError, DropqError, LeaseLost
 from dropq.lifecycle import Held, Lifecycle, Waiting
-from dropq.message import Message, ack_all
+from dropq.message import Message, ack_all, extend_all
 
 if TYPE_CHECKING:
     from dropq.queue import Queue
@@ -219,12 +219,11 @@ class Journal:
 
     def _renewed(self, claims: Mapping[str, Held]) -> dict[str, Message]:
         """Hold claims, and renew them; one whose lease runs out at this moment is left out."""
-        messages = {}
-        for entry, held in claims.items():
-            message = self._subscription.adopt(held)
-            with suppress(LeaseLost):
-                message.extend(self.lease)
-                messages[entry] = message
+        messages = {entry: self._subscription.adopt(held) for entry, held in claims.items()}
+        for message, error in extend_all(messages.values(), self.lease):
+            if not isinstance(error, LeaseLost):
+                raise error
+            messages.pop(_entry(message.file))
         return messages
 
     # -- settling ------------------------------------------------------------------------------------------------
@@ -279,11 +278,8 @@ class Journal:
         """Renew the leases of all that this run holds; one that is lost is found out by whoever reads it."""
         with self._lock:
             held = [message for batch in self._batches.values() for message in batch.values() if message.held]
-            for message in held:
-                try:
-                    message.extend(self.lease)
-                except DropqError as error:  # the others are as good as before
-                    log.warning("%s", error)
+            for _, error in extend_all(held, self.lease):
+                log.warning("%s", error)
 
     def close(self) -> None:
         """End the run: what is not settled stays claimed until its lease runs out, for the next run to go on with."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -97,6 +98,7 @@ class Lifecycle:
         self.sidecars = sidecars
         self.reasons = reasons
         self.clock = clock
+        self._missed = threading.local()
 
     # -- sending: working -> target | delayed --------------------------------------------------------------
 
@@ -511,14 +513,14 @@ class Lifecycle:
     def _leave(self, held: Held, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
         """Take a held file out of processing/ by `move(path, ...)`, whatever its deadline is by now."""
         try:
-            try:
-                return move(held.path, *args)
-            except FileNotFoundError:
-                renewed = None if held.as_seen else self.find_claim(held.claim.owner)
-                if renewed is None:
-                    raise
-                held.follow(renewed)
-                return move(held.path, *args)
+            while True:
+                try:
+                    return move(held.path, *args)
+                except FileNotFoundError:
+                    renewed = None if held.as_seen else self._renewed(held)
+                    if renewed is None or renewed.path == held.path:
+                        raise
+                    held.follow(renewed)
         except FileNotFoundError as error:
             # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
             # cannot touch the claim of whoever has the message now.
@@ -559,6 +561,36 @@ class Lifecycle:
                 if claim is not None:
                     return Held(self.layout.processing, claim, file)
         return None
+
+    @contextmanager
+    def listing_once(self) -> Iterator[None]:
+        """Look for the claims that this thread misses in a block by one listing; it makes no claims there.
+
+        A claim that has left processing/ never comes back, so one that the listing lacks is gone. One that was renewed
+        since is looked for in another listing, which serves the rest of the block.
+        """
+        self._missed.listed = None
+        try:
+            yield
+        finally:
+            del self._missed.listed
+
+    def _renewed(self, held: Held) -> Held | None:
+        """Return what a claim is called now that is not where it was."""
+        owner = held.claim.owner
+        if not hasattr(self._missed, "listed"):
+            return self.find_claim(owner)
+        listed: dict[str, Held] | None = self._missed.listed
+        if listed is None or (owner in listed and listed[owner].path == held.path):
+            listed = self._missed.listed = {one.claim.owner: one for one in self.claims()}
+        return listed.get(owner)
+
+    def claims(self) -> Iterator[Held]:
+        """Yield the claims of dropq's own form, by a listing."""
+        for entry in storage.entries(self.layout.processing):
+            claim, file = names.split_claim(entry.name)
+            if claim is not None and claim.ours and storage.is_message_file(entry):
+                yield Held(self.layout.processing, claim, file)
 
     def age_ms(self, path: str) -> int:
         """Return how long ago a file was renamed or changed; 0 when it is gone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from traceback import format_exception
@@ -16,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from dropq import names, storage
 from dropq.durations import parse_duration
-from dropq.errors import LeaseLost, NoSuchMessage, StorageError
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage, StorageError
 from dropq.lifecycle import Held, Lifecycle, Place
 from dropq.names import Name
 from dropq.storage import storage_error, telling
@@ -335,14 +336,12 @@ class Message:
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
         """
+        self._extend(period)
+
+    def _extend(self, period: Duration, *, seek: bool = True) -> bool:
         with self._lock:
-            held = self._claimed()
             deadline = self._life.clock.now_ms() + int(parse_duration(period) * 1000)
-            try:
-                self._life.extend(held, deadline)
-            except LeaseLost:
-                self._done(None)
-                raise
+            return self._as_held(partial(self._life.extend, deadline=deadline), seek=seek)
 
     def __enter__(self) -> Message:
         return self
@@ -370,19 +369,29 @@ class Message:
     def _set_aside(self, state: str, reason: str, details: Mapping[str, object]) -> None:
         self._settle(partial(self._life.set_aside, state=state, reason=reason, details=details))
 
-    def _settle(self, move: Callable[[Held], Place]) -> None:
+    def _settle(self, move: Callable[[Held], Place], *, seek: bool = True) -> bool:
         with self._lock:
-            held = self._held or self._claimed()
             try:
-                place = move(held)
-            except LeaseLost:
-                self._done(None)
-                raise
+                return self._as_held(lambda held: self._done(move(held)), seek=seek)
             except StorageError as error:
                 if error.place is not None:  # it has left, and only that is not durable
                     self._done(Place(*error.place))
                 raise
-            self._done(place)
+
+    def _as_held(self, act: Callable[[Held], None], *, seek: bool) -> bool:
+        """Act on its claim; False where that is not where it was, and is not to be sought."""
+        held = self._held or self._claimed()
+        held.as_seen = not seek
+        try:
+            act(held)
+        except LeaseLost:
+            if not seek:
+                return False
+            self._done(None)
+            raise
+        finally:
+            held.as_seen = False
+        return True
 
     def _done(self, place: Place | None) -> None:
         """Stop holding it: the subscription that handed it out may take another."""
@@ -406,19 +415,51 @@ def ack_all(messages: Iterable[Message]) -> list[Message]:
     Raises:
         StorageError: one could not be moved, and stays as it is, as those after it; or what was moved is not durable.
     """
-    lost = []
+    missed, lost = list[Message](), list[Message]()
     acknowledged: Message | None = None
+
+    def ack(message: Message, *, seek: bool) -> None:
+        nonlocal acknowledged
+        try:
+            if message._settle(partial(message._life.archive, synced=False), seek=seek):
+                acknowledged = message
+            else:
+                missed.append(message)
+        except LeaseLost:
+            lost.append(message)
+
     try:
         for message in messages:
-            try:
-                message._settle(partial(message._life.archive, synced=False))
-                acknowledged = message
-            except LeaseLost:
-                lost.append(message)
+            ack(message, seek=False)
+        with missed[0]._life.listing_once() if missed else nullcontext():
+            for message in missed:
+                ack(message, seek=True)
     finally:
         if acknowledged is not None:
             acknowledged._life.archived()
     return lost
+
+
+def extend_all(messages: Iterable[Message], period: Duration) -> list[tuple[Message, DropqError]]:
+    """Renew the leases of messages of one queue; return those that were not renewed, each with its error.
+
+    Those whose claims are where they were come first; the others are looked for by one listing.
+    """
+    missed, refused = list[Message](), list[tuple[Message, DropqError]]()
+
+    def extend(message: Message, *, seek: bool) -> None:
+        try:
+            if not message._extend(period, seek=seek):
+                missed.append(message)
+        except DropqError as error:  # the others are as good as before
+            refused.append((message, error))
+
+    for message in messages:
+        extend(message, seek=False)
+    with missed[0]._life.listing_once() if missed else nullcontext():
+        for message in missed:
+            extend(message, seek=True)
+    return refused
 
 
 #: The last moment that a datetime can tell; names may hold later ones.

@@ -539,7 +539,8 @@ class Subscription:
         if self._presence is None:
             return
         try:
-            with self._life.telling("what is still held returns with the next sweep"):
+            fate = "what is still held returns with the next sweep"
+            with self._life.telling(fate), self._life.listing_once():
                 self._return_held()
                 if self._gate is not None:
                     self._gate.leave()

@@ -229,7 +229,7 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
 
     With `idle`, also clear away the dead that held nothing.
     """
-    claims = list(_claims(life))
+    claims = list(life.claims())
     known = consumers.known(life.layout.consumers)
     barriers = storage.exists(life.layout.barriers)
     holders = {claimed.claim.subscription for claimed in claims}
@@ -270,7 +270,7 @@ def _return_old_claims(
     folder = life.layout.consumers
     if unleased_older_than is not None:
         known = {one for one in consumers.known(folder) if consumers.can_be_told(folder, one)}
-        unleased = (c for c in _claims(life) if not c.claim.deadline and not c.claim.of_barrier)
+        unleased = (c for c in life.claims() if not c.claim.deadline and not c.claim.of_barrier)
         old = _older(life, unleased, unleased_older_than)
         report.barriers += barrier.give_up_old(life, known, unleased_older_than)
         report.unleased += sum(_returned(life, report, c) for c in old if c.claim.subscription not in known)
@@ -286,14 +286,7 @@ def _return_old_claims(
 
 def held_by(life: Lifecycle, subscription: str) -> list[Held]:
     """Return the claims of a subscription, by a listing."""
-    return [claimed for claimed in _claims(life) if claimed.claim.subscription == subscription]
-
-
-def _claims(life: Lifecycle) -> Iterator[Held]:
-    for entry in storage.entries(life.layout.processing):
-        claim, file = names.split_claim(entry.name)
-        if claim is not None and claim.ours and storage.is_message_file(entry):
-            yield Held(life.layout.processing, claim, file)
+    return [claimed for claimed in life.claims() if claimed.claim.subscription == subscription]
 
 
 def _foreign_claims(life: Lifecycle) -> Iterator[Held]:
@@ -519,7 +512,7 @@ def _clear_held(life: Lifecycle, report: SweepReport) -> Iterator[None]:
     kept = list(storage.entries(life.layout.held))
     # RACE: a holder is known before it claims, and has its claim before a folder in held/. Asked for in this order, a
     # folder without either is of one who is gone.
-    claimed = {claimed.claim.owner for claimed in _claims(life)} if kept else set()
+    claimed = {claimed.claim.owner for claimed in life.claims()} if kept else set()
     known = consumers.known(life.layout.consumers) if kept else frozenset()
     for entry in kept:
         yield

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dropq.errors import DropqError, LeaseLost, NoSuchMessage
+from dropq.errors import LeaseLost
 from dropq.journal import check_semantics
-from dropq.message import Duration, Message, ack_all
+from dropq.message import Duration, Message, ack_all, extend_all
 from dropq.queue import Queue
 from dropq.spark.options import CLAIM_OPTIONS, ReadOptions, known
 
@@ -62,7 +62,9 @@ def claim(
             reader = spark.read.format("dropq").options(**given)
             yield (reader if schema is None else reader.schema(schema)).load()
         ack_all(message for message in messages if message.held)
-        lost = [message for message in messages if message.state == "processing" and not _is_set_aside(queue, message)]
+        missed = [message for message in messages if message.state == "processing"]
+        settled = _set_aside(queue, missed)
+        lost = [message for message in missed if message.owner not in settled]
     if lost:
         raise LeaseLost(
             f"{len(lost)} of {len(messages)} messages of queue {queue.name}, the first {lost[0].id}, were not held any "
@@ -70,13 +72,11 @@ def claim(
         )
 
 
-def _is_set_aside(queue: Queue, message: Message) -> bool:
-    """Tell whether a message that is not held any more was rejected or expired by its receipt, in another process."""
-    try:
-        reason = queue.find(message.id, ("error", "expired")).reason
-    except NoSuchMessage:
-        return False
-    return reason is not None and reason.get("owner") == message.owner
+def _set_aside(queue: Queue, messages: list[Message]) -> set[str | None]:
+    """Return the owners of those messages that were rejected or expired by their receipts, in another process."""
+    ids = {message.id for message in messages}
+    found = (one.reason for state in ("error", "expired") if ids for one in queue.browse(state) if one.id in ids)
+    return {str(reason.get("owner")) for reason in found if reason is not None}
 
 
 def _options(queue: Queue, claimed: str, options: dict[str, Any]) -> dict[str, str]:
@@ -94,12 +94,7 @@ def _renewed(messages: list[Message], lease: float | None) -> Iterator[None]:
 
     def renew() -> None:
         while lease and not ended.wait(lease / 3):
-            for message in messages:
-                try:
-                    if message.held:
-                        message.extend(lease)
-                except DropqError:
-                    pass  # it is lost: whoever reads or acknowledges it is told
+            extend_all([message for message in messages if message.held], lease)  # who reads a lost one is told
 
     thread = threading.Thread(target=renew, name="dropq leases", daemon=True)
     thread.start()
