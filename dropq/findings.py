@@ -43,7 +43,10 @@ KINDS: Mapping[str, Kind] = {
     "unreadable": Kind("warning", "this user may not read the message, and who takes it may not either"),
     "undecodable-name": Kind("info", "the name is no UTF-8; the message is delivered, and its name comes back"),
     "long-name": Kind("info", "the name is over the budget of a name; the next claim shortens it"),
-    "claim-prefix": Kind("info", "the name begins as a claim's does, outside processing/; the next claim drops that"),
+    "claim-prefix": Kind(
+        "info",
+        "the name begins as a claim's does, in target/ or delayed/, where nobody holds it; the next claim drops that",
+    ),
     "foreign-claim": Kind(
         "info",
         "a script or a DropboxMQ client holds the message, and nothing frees it by itself: if it is dead, "
@@ -85,6 +88,10 @@ KINDS: Mapping[str, Kind] = {
     "world-writable": Kind("warning", "everybody on this host may change it: `chmod o-w` it"),
     "half-made-queue": Kind("warning", "making a queue did not come to its end", "set aside"),
     "half-deleted-queue": Kind("warning", "a queue was deleted and is not wholly gone", "set aside"),
+    "deleted-queue": Kind(
+        "info",
+        "a DropboxMQ deleted this queue and kept it: nobody looks at it; remove it when its content is not needed",
+    ),
     "not-a-queue": Kind("info", "a folder that is no queue"),
 }
 

@@ -23,6 +23,7 @@ from dropq.config import QueueConfig, load_queue
 from dropq.errors import ConfigError, DropqError, InvalidName
 from dropq.findings import KINDS, Finding, Kind
 from dropq.layout import FOLDERS, PRIVATE, QueueLayout
+from dropq.names import DELETED
 from dropq.queue import Queue
 from dropq.root import Root
 from dropq.sidecars import absences
@@ -151,7 +152,7 @@ def _no_queues(root: Root, now: int) -> Iterator[Finding]:
     known = {queue.name for queue in queues(root)}.union(_KNOWN)
     for seen in look(root.layout.path, now):
         if not seen.name.startswith(".") and seen.name not in known and os.path.isdir(seen.path):
-            yield seen.found("not-a-queue")
+            yield seen.found("deleted-queue" if DELETED.search(seen.name) else "not-a-queue")
 
 
 def _sidecars(root: Root, now: int) -> Iterator[Finding]:

@@ -55,6 +55,7 @@ _PRIVATE = (
     "lock",
     "created",
     "swept",
+    "deleting",
 )
 
 
@@ -82,6 +83,7 @@ class QueueLayout:
     acks: str = field(init=False)
     created: str = field(init=False)
     swept: str = field(init=False)
+    deleting: str = field(init=False)
     set_aside: str = field(init=False)
     turns: str = field(init=False)
     barriers: str = field(init=False)

@@ -622,6 +622,10 @@ def check_text(what: str, value: str) -> None:
         raise ValueError(f"{what} holds a lone surrogate, which UTF-8 cannot carry: {value!r}")
 
 
+#: What a DropboxMQ puts behind the name of a queue that it deletes and keeps.
+DELETED = re.compile(r"\.deleted-[0-9]+\Z", re.ASCII)
+
+
 def check_queue_name(name: str) -> None:
     """Refuse what cannot name a queue, with InvalidName."""
     if not name or name[0] == "." or "/" in name or len(_bytes(name)) > 255:
@@ -630,6 +634,8 @@ def check_queue_name(name: str) -> None:
         raise InvalidName(f"{name!r} cannot name a queue: it holds control characters or undecodable bytes")
     if name in ("topic-root", "dropboxmq"):
         raise InvalidName(f"{name!r} cannot name a queue: the name is taken by the layout of a root")
+    if DELETED.search(name):
+        raise InvalidName(f"{name!r} cannot name a queue: DropboxMQ calls a queue so that it has deleted")
 
 
 def can_name_queue(name: str) -> bool:

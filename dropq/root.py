@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dropq import names, storage
 from dropq.config import RootConfig, load_root, toml_text, validate_options
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError
-from dropq.layout import FOLDERS, INCOMING, KEEPER, QueueLayout, RootLayout
+from dropq.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
 from dropq.message import Duration
 from dropq.opening import group_number
 from dropq.queue import Queue
@@ -186,6 +186,9 @@ class Root:
                 store.rename_folder(layout.home, away)
             else:
                 undecided = f"{hidden}.deleting-{mark}"
+                if _cut(name) != name:
+                    store.make_folder(layout.private)
+                    store.write_small(layout.deleting, os.fsencode(name))  # what the folder cannot be called
                 store.rename_folder(layout.home, undecided)
                 self._restore_if_unsettled(name, _moved(layout, undecided), layout.home, store)
                 store.rename_folder(undecided, away)
@@ -286,16 +289,18 @@ class Root:
             if found is None or self.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
                 continue
             store = _private_store(entry.path)
-            base = f"{entry.path}/{INCOMING}" if os.path.isdir(f"{entry.path}/{INCOMING}") else entry.path
+            layouts = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
+            layout = layouts[os.path.isdir(layouts[1].base)]
             try:
                 for folder in FOLDERS:
-                    store.make_folder(f"{base}/{folder}")
-                store.move_folder(entry.path, f"{self.layout.path}/{found['name']}")
+                    store.make_folder(layout.folder(folder))
+                name = _whole_name(layout, found["name"])
+                store.move_folder(entry.path, f"{self.layout.path}/{name}")
             except OSError as error:
                 why = storage.told(error)
                 log.warning("%s: a delete was cut short, and it cannot be undone: %s", entry.path, why)
             else:
-                log.warning("queue %s: its delete was cut short, and is undone", found["name"])
+                log.warning("queue %s: its delete was cut short, and is undone", name)
 
     def pause(self) -> None:
         """Make the consumers of every queue see an empty queue, until `resume`."""
@@ -315,6 +320,12 @@ def _moved(layout: QueueLayout, home: str) -> QueueLayout:
 def _cut(name: str) -> str:
     """Cut a queue's name to what leaves room in a file name for what is put around it."""
     return os.fsencode(name)[:200].decode(errors="ignore")
+
+
+def _whole_name(layout: QueueLayout, cut: str) -> str:
+    """Return the name of a queue that is being deleted, where its folder is called by a part of that."""
+    name = os.fsdecode(storage.read_small(layout.deleting) or b"")
+    return name if names.can_name_queue(name) and _cut(name) == cut else cut
 
 
 def _private_store(root: str) -> Storage:

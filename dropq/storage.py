@@ -37,6 +37,8 @@ SETTLED_NS = 2_000_000_000
 #: Permission bits of what is created when the configuration does not say; the umask applies to them.
 FILE_MODE = 0o664
 DIR_MODE = 0o775
+#: The mode of an empty file that reserves its name for a move: nobody may open it, and no message has the sticky bit.
+RESERVED_MODE = 0o1000
 #: Seconds after which the offset to the file server's clock is measured again.
 CLOCK_INTERVAL = 60.0
 #: Seconds of difference that are put down to coarse time stamps rather than to another clock.
@@ -550,9 +552,9 @@ class Storage:
         return True
 
     def _move_by_reservation(self, source: str, destination: str) -> None:
-        # RACE: O_EXCL decides who has the name; the empty file without permissions is renamed over. A crash
+        # RACE: O_EXCL decides who has the name; the empty file of this mode is renamed over. A crash
         # in between leaves it behind; fsck knows it by its mode.
-        fd = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0)
+        fd = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, RESERVED_MODE)
         reserved = os.fstat(fd).st_ino
         os.close(fd)
         try:
@@ -1027,8 +1029,8 @@ def written_ms(path: str) -> int:
 
 
 def is_reservation(status: os.stat_result) -> bool:
-    """Tell whether a file only reserves its name for a move: empty, and without any permission."""
-    return stat.S_ISREG(status.st_mode) and not status.st_size and not status.st_mode & 0o777
+    """Tell whether a file only reserves its name for a move: empty, and of the mode that only reservations have."""
+    return not status.st_size and status.st_mode == stat.S_IFREG | RESERVED_MODE
 
 
 def inode(path: str) -> int:

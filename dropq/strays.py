@@ -257,8 +257,8 @@ def long_name(case: Case, seen: Seen) -> Finding | None:
 
 
 def claim_prefix(case: Case, seen: Seen) -> Finding | None:
-    """Find a claim's prefix where no claims lie."""
-    return seen.found("claim-prefix") if seen.claim is not None and seen.state != "processing" else None
+    """Find a claim's prefix on what waits; what is over and done with may keep it, as a DropboxMQ archives so."""
+    return seen.found("claim-prefix") if seen.claim is not None and seen.state in ("target", "delayed") else None
 
 
 def foreign_claim(case: Case, seen: Seen) -> Finding | None:

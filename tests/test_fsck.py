@@ -253,6 +253,12 @@ def not_a_queue(queue: Queue) -> Path:
     return write(Path(queue.root.path) / "papers" / "readme").parent
 
 
+def deleted_by_a_dropboxmq(queue: Queue) -> Path:
+    queue.root.create_queue("temp")
+    (queue.root.path / "temp").rename(deleted := queue.root.path / "temp.deleted-1700000000000")
+    return deleted
+
+
 def absent_queue(queue: Queue) -> Path:
     other = queue.root.create_queue("other")
     shutil.rmtree(other.layout.home)
@@ -276,15 +282,15 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("hidden", lambda queue: target(queue, ".hidden"), True),
     ("ignored", lambda queue: target(queue, "upload.part"), True),
     ("ignored", lambda queue: write(base(queue) / "target/_temporary/0/part").parents[1], True),
-    ("placeholder", lambda queue: write(base(queue) / "processed" / "a.csv", mode=0), True),
+    ("placeholder", lambda queue: write(base(queue) / "processed" / "a.csv", mode=0o1000), True),
     ("under-way", lambda queue: target(queue, "upload.part"), False),
-    ("under-way", lambda queue: write(base(queue) / "processed" / "a.csv", mode=0), False),
+    ("under-way", lambda queue: write(base(queue) / "processed" / "a.csv", mode=0o1000), False),
     ("under-way", half_made, False),
     ("unreadable", lambda queue: write(base(queue) / "target" / "a.csv", b"secret", mode=0o200), False),
     ("undecodable-name", lambda queue: target(queue, os.fsdecode(b"\xffreport.csv")), False),
     ("long-name", lambda queue: target(queue, "n" * 200), False),
     ("claim-prefix", lambda queue: target(queue, "host-1-aaaaaaaaaa-1,0,1~x"), False),
-    ("claim-prefix", lambda queue: write(base(queue) / "error" / "client7~4.x.B", b""), False),
+    ("claim-prefix", lambda queue: target(queue, "client7~4.x.B"), False),
     ("foreign-claim", lambda queue: processing(queue, "a.csv"), False),
     ("foreign-claim", lambda queue: processing(queue, "client7~4.x.B"), False),
     ("old-foreign-claim", lambda queue: processing(queue, "a.csv"), True),
@@ -311,6 +317,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("world-writable", world_writable_file, False),
     ("half-made-queue", half_made, True),
     ("half-deleted-queue", half_deleted, True),
+    ("deleted-queue", deleted_by_a_dropboxmq, False),
     ("not-a-queue", not_a_queue, False),
 ]
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.

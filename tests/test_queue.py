@@ -39,7 +39,7 @@ from dropq import (
 from dropq.lifecycle import Held, Lifecycle
 from dropq.mounts import Mount
 from dropq.sidecars import collect
-from dropq.storage import Storage
+from dropq.storage import RESERVED_MODE, Storage
 
 Make = Callable[..., Queue]
 
@@ -2129,7 +2129,7 @@ def test_a_queue_appears_whole_or_not_at_all(make: Make, monkeypatch: pytest.Mon
 def test_a_reservation_that_a_crash_left_is_no_message(make: Make, state: str) -> None:
     queue = make()
     reservation = base(queue) / state / "report.csv"
-    os.close(os.open(reservation, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0))
+    os.close(os.open(reservation, os.O_WRONLY | os.O_CREAT | os.O_EXCL, RESERVED_MODE))
     assert list(queue.browse(state)) == []
     assert queue.requeue(state=state) == []
     assert reservation.exists()

@@ -33,7 +33,7 @@ from dropq import (
 )
 from dropq.cli import main as cli
 from dropq.staging import Epoch, Job
-from dropq.storage import ServerClock, Storage
+from dropq.storage import RESERVED_MODE, ServerClock, Storage
 from dropq.sweep import QuickSweep
 
 Make = Callable[..., Queue]
@@ -285,7 +285,7 @@ def test_a_move_in_doubt_never_removes_the_message_for_its_reservation(
 def test_retention_leaves_a_name_alone_that_a_move_has_reserved(make: Make) -> None:
     queue = make(max_history=1)
     reserved = base(queue) / "processed" / "report.csv"
-    os.close(os.open(reserved, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0))
+    os.close(os.open(reserved, os.O_WRONLY | os.O_CREAT | os.O_EXCL, RESERVED_MODE))
     archive(queue, b"a")
     assert queue.sweep().pruned == 0
     assert reserved.exists()
