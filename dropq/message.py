@@ -381,7 +381,8 @@ class Message:
     def _as_held(self, act: Callable[[Held], None], *, seek: bool) -> bool:
         """Act on its claim; False where that is not where it was, and is not to be sought."""
         held = self._held or self._claimed()
-        held.as_seen = not seek
+        as_seen = held.as_seen
+        held.as_seen = as_seen or not seek
         try:
             act(held)
         except LeaseLost:
@@ -390,7 +391,7 @@ class Message:
             self._done(None)
             raise
         finally:
-            held.as_seen = False
+            held.as_seen = as_seen
         return True
 
     def _done(self, place: Place | None) -> None:

@@ -46,7 +46,7 @@ DEPTH = 100_000
 OLDEST_EACH = 32
 #: In so many parts a consumer goes through the others' shares: two are seldom at one part at a time.
 PARTS = 64
-#: Order keys that are kept for names that do not tell their time; beyond it they are looked up again.
+#: Order keys that a view without a limit keeps for names that do not tell their time; beyond it none is kept.
 ARRIVALS_LIMIT = 100_000
 #: Files whose answers to a question about their bodies are kept at the least; twice as many at the most.
 REMEMBERED = 100_000
@@ -177,8 +177,8 @@ class Ready:
                     if entry.name in odd and not self._ignored(entry.name):
                         others += (one for one in self._other(entry, seen) if behind is None or one[0] > behind)
                 if self.depth and len(others) > 2 * self.depth:
-                    others = sorted(others, key=_key)[: self.depth]
-        self._arrivals = seen if len(seen) <= ARRIVALS_LIMIT else {}
+                    others, seen = self._first(others, seen)
+        others, self._arrivals = self._first(others, seen)
         kept = list(first.names())
         full = self.depth is not None and len(kept) + len(others) >= self.depth
         ours = self._without_ignored(kept)
@@ -189,6 +189,18 @@ class Ready:
         self._end = keyed[-1][0] if full else None
         taken = (one for one in keyed if isinstance(one[1], Waiting) or one[1] in self._kept)
         return ([item for _, item in alike] for _, alike in groupby(taken, key=_priority))
+
+    def _first(
+        self, others: list[_Keyed], seen: dict[tuple[str, int], int]
+    ) -> tuple[list[_Keyed], dict[tuple[str, int], int]]:
+        """Return as many as the view may hold, in order, and when they came; all, where it may hold all."""
+        if self.depth is None:
+            return others, seen if len(seen) <= ARRIVALS_LIMIT else {}
+        if len(others) <= self.depth:
+            return others, seen
+        others = sorted(others, key=_key)[: self.depth]
+        first = {waiting.file for _, waiting in others if isinstance(waiting, Waiting)}
+        return others, {key: came for key, came in seen.items() if key[0] in first}
 
     def _without_ignored(self, files: list[str]) -> list[str]:
         """Leave out names that have our form and are ignored all the same."""

@@ -295,3 +295,28 @@ def test_the_messages_of_one_priority_are_shared_by_all_consumers_alike() -> Non
         for rank in range(consumers):
             share = sum(1 for file in files if ready._number(file) % consumers == rank)
             assert share == pytest.approx(len(files) / consumers, rel=0.15)
+
+
+def test_a_bounded_view_keeps_what_it_knows_of_the_first_files_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a foreign file came its name does not tell: of as many as the view holds that is asked for once."""
+    for number in range(40):
+        (tmp_path / f"report-{number:02d}.csv").touch()
+    came = {f"{tmp_path}/report-{number:02d}.csv": 1000 + number for number in range(40)}
+    asked: list[str] = []
+
+    def changed(path: str) -> int:
+        asked.append(path)
+        return came[path]
+
+    monkeypatch.setattr(storage, "changed_ms", changed)
+    ready = Ready(str(tmp_path), SIDECARS, lambda name: False, depth=10)
+    ready.refresh()
+    assert [waiting.file for waiting in ready.view] == [f"report-{number:02d}.csv" for number in range(10)]
+    assert len(asked) == 40
+    ready.refresh()
+    assert len(asked) == 40 + 30
+    assert [waiting.file for waiting in ready.view] == [f"report-{number:02d}.csv" for number in range(10)]
+    assert ready.go_on()
+    assert [waiting.file for waiting in ready.view] == [f"report-{number:02d}.csv" for number in range(10, 20)]
