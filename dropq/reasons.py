@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from dropq import names
-from dropq.storage import Storage, changed_ns, entries, exists, inode, parse_json, read_small, told
+from dropq.storage import Storage, changed_ns, entries, exists, inode, listing, parse_json, read_small, told
 
 log = logging.getLogger("dropq")
 
@@ -72,9 +72,15 @@ class Reasons:
         for entry in entries(f"{self.folder}/{state}"):
             left.add(entry.name)
             yield None
-        for entry in entries(f"{_base(self.folder)}/{state}") if left else ():
-            left.discard(_file(entry.name, entry.inode()))
-            yield None
+        if not left:
+            return
+        try:
+            with listing(f"{_base(self.folder)}/{state}") as files:
+                for entry in files:
+                    left.discard(_file(entry.name, entry.inode()))
+                    yield None
+        except FileNotFoundError:
+            return  # a state that is not there proves nothing
         for name in left:
             yield f"{self.folder}/{state}/{name}"
 

@@ -548,12 +548,13 @@ def _cleared_empty(life: Lifecycle, folder: os.DirEntry[str]) -> bool:
 
 def _clear_reasons(life: Lifecycle, report: SweepReport, state: str) -> Iterator[None]:
     """Remove the reasons of files that went, and file those of a copied root by their files' new inodes."""
-    for path in life.reasons.unmatched(state):
-        yield
-        if path is not None and life.age_ms(path) > LEFTOVERS_AGE:
-            with _passing_over(life, report, path):
-                if not life.reasons.refile(state, path):
-                    report.leftovers += life.storage.unlink(path)
+    with _passing_over(life, report, f"the reasons of {state}/"):
+        for path in life.reasons.unmatched(state):
+            yield
+            if path is not None and life.age_ms(path) > LEFTOVERS_AGE:
+                with _passing_over(life, report, path):
+                    if not life.reasons.refile(state, path):
+                        report.leftovers += life.storage.unlink(path)
 
 
 def _collect(life: Lifecycle, report: SweepReport) -> Iterator[None]:

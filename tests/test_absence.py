@@ -15,6 +15,7 @@ from helpers import Clock, base, make_queue
 
 from dropq import Queue, Root, admin
 from dropq.fsck import fsck_root
+from dropq.sweep import sweep
 
 #: What does not fit a name.
 LONG: Any = {"properties": {"customer": "ann " * 40}, "correlation_id": "invoice-4711", "reply_to": "answers"}
@@ -42,6 +43,10 @@ def a_mount_point_with_something_beneath(place: Path) -> None:
 
 def a_mount_point_with_a_queue_beneath(place: Path) -> None:
     Root(place.parent).create_queue(place.name)
+
+
+def closed_to_this_user(place: Path) -> None:
+    place.mkdir(mode=0)
 
 
 @contextmanager
@@ -194,3 +199,28 @@ def test_the_metadata_of_a_queue_that_was_deleted_or_renamed_is_no_reason_to_kee
     assert fsck_root(queue.root) == []
     assert swept(renamed, clock) == 2
     assert_whole(renamed, clock)
+
+
+@pytest.mark.parametrize("leaving", [nothing, a_link_that_leads_nowhere, closed_to_this_user])
+def test_the_reasons_of_messages_that_are_away_stay(tmp_path: Path, clock: Clock, leaving: Away) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"a")
+    message = queue.receive()
+    assert message is not None
+    message.reject("no such customer")
+    life = queue.life  # as of a consumer that goes on: a queue without its folders does not open
+    error = base(queue) / "error"
+    error.rename(tmp_path / "disk")
+    leaving(error)
+
+    def swept_twice() -> int:
+        return sweep(life).leftovers + sweep(life).leftovers
+
+    clock.advance(2 * DAY)
+    try:
+        assert unprivileged(swept_twice) == 0
+    finally:
+        error.unlink() if error.is_symlink() else shutil.rmtree(error, ignore_errors=True)
+    (tmp_path / "disk").rename(error)
+    [again] = queue.browse("error")
+    assert again.reason is not None and again.reason["detail"] == "no such customer"

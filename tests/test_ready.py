@@ -17,6 +17,7 @@ from dropq import Queue, Subscription, names, ready, storage, subscription
 from dropq.layout import ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.ready import Ready
+from dropq.sidecars import Sidecars
 
 FILES = st.builds(
     lambda priority, time, rest: f"{priority}.{1763770000000000 + time:016d}-{time:010d}{rest}",
@@ -311,12 +312,12 @@ def test_a_bounded_view_keeps_what_it_knows_of_the_first_files_and_no_more(
         return came[path]
 
     monkeypatch.setattr(storage, "changed_ms", changed)
-    ready = Ready(str(tmp_path), SIDECARS, lambda name: False, depth=10)
-    ready.refresh()
-    assert [waiting.file for waiting in ready.view] == [f"report-{number:02d}.csv" for number in range(10)]
+    view = Ready(str(tmp_path), Sidecars("/nowhere", storage.Storage("none")), lambda name: False, depth=10)
+    view.refresh()
+    assert [waiting.file for waiting in view.view] == [f"report-{number:02d}.csv" for number in range(10)]
     assert len(asked) == 40
-    ready.refresh()
+    view.refresh()
     assert len(asked) == 40 + 30
-    assert [waiting.file for waiting in ready.view] == [f"report-{number:02d}.csv" for number in range(10)]
-    assert ready.go_on()
-    assert [waiting.file for waiting in ready.view] == [f"report-{number:02d}.csv" for number in range(10, 20)]
+    assert [waiting.file for waiting in view.view] == [f"report-{number:02d}.csv" for number in range(10)]
+    assert view.go_on()
+    assert [waiting.file for waiting in view.view] == [f"report-{number:02d}.csv" for number in range(10, 20)]
