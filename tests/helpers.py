@@ -60,7 +60,7 @@ def files(folder: Path) -> dict[str, bytes]:
         path = folder / entry
         with suppress(FileNotFoundError):  # moved on since the listing
             about = path.lstat()
-            reserved = about.st_mode & 0o7777 == 0 and about.st_size == 0  # by a mover that died
+            reserved = about.st_mode & 0o7777 == 0o1000 and about.st_size == 0  # by a mover that died
             if not entry.startswith(".") and path.is_file() and not reserved:
                 found[entry] = path.read_bytes()
     return found
