@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from dropq import names, storage
 from dropq.config import QueueConfig
-from dropq.durations import LONGEST
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
 from dropq.layout import QueueLayout
 from dropq.names import Claim, Name
@@ -479,11 +478,15 @@ class Lifecycle:
         return None
 
     def _redelivery_delay(self, name: Name) -> float:
-        tries = max(name.delivery_count - 1, 0)
+        """Return the seconds that a message waits after a delivery; the limit is not for the first wait."""
+        config, tries = self.config, max(name.delivery_count - 1, 0)
+        if not config.redelivery_delay:
+            return 0
+        longest = max(config.redelivery_delay, config.redelivery_delay_limit)
         try:
-            return min(self.config.redelivery_delay * self.config.redelivery_backoff**tries, LONGEST)
+            return min(config.redelivery_delay * config.redelivery_backoff**tries, longest)
         except OverflowError:
-            return LONGEST
+            return longest
 
     def unique(self, name: Name, *, chosen: bool = False) -> Name:
         """Code a name so that no other file has it: a generated id sees to that, any other takes a random mark.

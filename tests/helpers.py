@@ -43,9 +43,9 @@ class Clock:
 
 
 def make_queue(path: Path, *, clock: Clock | None = None, dropboxmq: bool = False, **options: Any) -> Queue:
-    """Make a queue `q` in a new root at `path`; durability is none where the test does not say."""
+    """Make a queue `q` in a new root at `path`; without syncs and redelivery delays where the test does not say."""
     root = Root.create(path, clock=clock, dropboxmq=dropboxmq)
-    return root.create_queue("q", dropboxmq=dropboxmq, **{"durability": "none", **options})
+    return root.create_queue("q", dropboxmq=dropboxmq, **{"durability": "none", "redelivery_delay": 0, **options})
 
 
 def base(queue: Queue) -> Path:

@@ -453,7 +453,7 @@ def test_a_lease_that_runs_out_while_its_batch_is_taken_up_costs_the_batch_nothi
 def test_the_longest_names_can_be_claimed_however_often_their_leases_run_out(
     tmp_path: Path, clock: Clock, taken: str
 ) -> None:
-    queue = make_queue(tmp_path, clock=clock, redelivery_delay=1)
+    queue = make_queue(tmp_path, clock=clock, redelivery_delay=1, redelivery_backoff=1)
     queue.send(b"0", message_id="i" * 100, type="t" * 60, correlation_id="c" * 60, expires_in="300d", priority=-(2**31))
     take(queue).nack()
     clock.advance(2)

@@ -53,6 +53,7 @@ class QueueMachine(RuleBasedStateMachine):
             clock=self.clock,
             redelivery_attempts=ATTEMPTS,
             redelivery_delay="2s",
+            redelivery_backoff=1,
             max_deliveries=DELIVERIES,
             max_cancels=CANCELS,
         )

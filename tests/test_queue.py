@@ -17,7 +17,20 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from helpers import Clock, RecordingOs, base, drop, files, make_queue, names_in, reopened, take, until, where
+from helpers import (
+    Clock,
+    RecordingOs,
+    always_fresh,
+    base,
+    drop,
+    files,
+    make_queue,
+    names_in,
+    reopened,
+    take,
+    until,
+    where,
+)
 
 from dropq import (
     ConfigError,
@@ -606,8 +619,56 @@ def test_redelivery_waits_longer_each_time(make: Make, clock: Clock) -> None:
     assert take(queue).delivery_count == 5
 
 
+def test_without_a_word_on_it_what_comes_back_waits_a_second_then_twice_as_long_up_to_a_minute(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always_fresh(monkeypatch)
+    queue = Root.create(tmp_path, clock=clock).create_queue("q", durability="none", lease_period="5s")
+    queue.send(b"a")
+    with queue.subscribe() as subscription:
+        for give_back, seconds in ((Message.nack, 1), (Message.nack, 2), (Message.nack, 4)):
+            message = subscription.receive()
+            assert message is not None
+            give_back(message)
+            assert due_in(queue, clock) == seconds
+            clock.advance(seconds)
+        for seconds in (8, 16, 32, 60, 60):
+            assert subscription.receive() is not None
+            clock.advance(6)
+            assert queue.sweep().lapsed == 1
+            assert due_in(queue, clock) == seconds
+            clock.advance(seconds)
+
+
+def test_a_failure_with_attempts_left_waits_too_and_an_explicit_0s_means_at_once(tmp_path: Path, clock: Clock) -> None:
+    root = Root.create(tmp_path, clock=clock)
+    patient = root.create_queue("patient", durability="none", redelivery_attempts=1)
+    hasty = root.create_queue("hasty", durability="none", redelivery_attempts=1, redelivery_delay="0s")
+    for queue in (patient, hasty):
+        queue.send(b"a")
+        take(queue).fail("not now")
+    assert where(patient) == {"delayed": [b"a"]}
+    assert where(hasty) == {"target": [b"a"]}
+
+
+def test_a_redelivery_delay_beyond_the_limit_stays_as_it_is_and_does_not_grow(make: Make, clock: Clock) -> None:
+    queue = make(redelivery_delay="10m")
+    queue.send(b"a")
+    for _ in range(2):
+        take(queue).nack()
+        assert due_in(queue, clock) == 600
+        clock.advance(600)
+
+
+def due_in(queue: Queue, clock: Clock) -> float:
+    """In how many seconds the one delayed message is due."""
+    (message,) = queue.browse("delayed")
+    assert message.not_before is not None
+    return round(message.not_before.timestamp() - clock.now_ms() / 1000, 3)
+
+
 def test_redelivery_delay_applies_to_nacks_and_lost_leases_and_a_nacks_own_delay_wins(make: Make, clock: Clock) -> None:
-    queue = make(redelivery_delay="10s", lease_period="5s")
+    queue = make(redelivery_delay="10s", redelivery_backoff=1, lease_period="5s")
     queue.send(b"a")
     take(queue).nack(delay=0)
     assert where(queue) == {"target": [b"a"]}
@@ -621,7 +682,8 @@ def test_redelivery_delay_applies_to_nacks_and_lost_leases_and_a_nacks_own_delay
 
 
 def test_a_huge_backoff_ends_in_a_long_delay_and_no_error(make: Make, clock: Clock) -> None:
-    queue = make(redelivery_delay="1d", redelivery_backoff=1000.0, redelivery_attempts=2**31 - 1)
+    never = {"redelivery_backoff": 1000.0, "redelivery_delay_limit": "36500d", "redelivery_attempts": 2**31 - 1}
+    queue = make(redelivery_delay="1d", **never)
     drop(queue, "4.x.B.....JMSXDeliveryCountI=2000000", b"a")
     take(queue).fail("again")
     assert where(queue) == {"delayed": [b"a"]}

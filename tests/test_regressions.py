@@ -211,14 +211,14 @@ def its_file_for_another(queue: Queue, look: Callable[[], object]) -> None:
 
 def its_queue(queue: Queue, look: Callable[[], object]) -> None:
     queue.root.delete_queue(queue.name)
-    queue.root.create_queue(queue.name, durability="none").send(b"a")
+    queue.root.create_queue(queue.name, durability="none", redelivery_delay=0).send(b"a")
 
 
 def its_queue_for_a_while(queue: Queue, look: Callable[[], object]) -> None:
     queue.root.delete_queue(queue.name)
     with pytest.raises(NoSuchQueue):
         look()
-    queue.root.create_queue(queue.name, durability="none").send(b"a")
+    queue.root.create_queue(queue.name, durability="none", redelivery_delay=0).send(b"a")
 
 
 @pytest.mark.parametrize("take_away", [its_file, its_file_for_another, its_queue, its_queue_for_a_while])
@@ -1311,7 +1311,7 @@ def test_an_ack_without_a_history_that_cannot_unlink_is_an_ack(make: Make, monke
 
 
 def test_a_delivery_whose_lease_ran_out_counts_when_its_subscription_closes(tmp_path: Path) -> None:
-    queue = Root.create(tmp_path / "root").create_queue("q", durability="none")
+    queue = Root.create(tmp_path / "root").create_queue("q", durability="none", redelivery_delay=0)
     queue.send("a")
     with queue.subscribe(lease_period=0.05) as subscription:
         assert subscription.receive() is not None
