@@ -22,6 +22,7 @@ import errno
 import logging
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -50,7 +51,8 @@ UNUSABLE = (126, 127)
 GRACE = 5.0
 #: The same where the message is somebody else's already.
 LOST_GRACE = 1.0
-#: Seconds that the last of a command's stderr is waited for, as a child that it left behind may keep it open.
+#: Seconds that the last of a command's stderr is waited for, as a child that it left behind may keep it open. Then
+#: nobody reads it any more: such a child meets SIGPIPE when it writes there.
 LINGER = 0.2
 
 _PROPERTY = "DROPQ_PROP_"
@@ -125,7 +127,7 @@ class Command:
 
     def _judge(self, status: int, stderr: str) -> None:
         if status == RETRY:
-            raise Retry
+            raise Retry(reason=f"exit status {status}")
         if status == REJECT:
             raise Reject(f"exit status {status}", exit_status=status, stderr=stderr)
         if status in UNUSABLE:
@@ -151,8 +153,7 @@ class Run:
         self._exited = False
         self._kill_at = 0.0
         self._timers: list[threading.Timer] = []
-        self._pump: threading.Thread | None = None
-        self._tail = b""
+        self._pump: _Pump | None = None
 
     def start(self, argv: list[str], *, executable: str, stdin: IO[bytes], env: Mapping[bytes, bytes]) -> None:
         """Start the command.
@@ -165,16 +166,21 @@ class Run:
             if self.ended_by is not None:
                 raise Cancelled
             self._guard.run(self.id, 0)
+            pump: _Pump | None = None
             try:
+                pump = _Pump()
                 self._process = subprocess.Popen(
                     argv, executable=executable, stdin=stdin, stderr=subprocess.PIPE, env=env, start_new_session=True
                 )
             except BaseException:
                 self._guard.end(self.id)
+                if pump is not None:
+                    pump.close()
                 raise
             self._guard.run(self.id, self._process.pid)
-        self._pump = threading.Thread(target=self._pass_on, args=(self._process.stderr,), daemon=True)
-        self._pump.start()
+        assert self._process.stderr is not None
+        self._pump = pump
+        pump.begin(self._process.stderr)
 
     def wait(self, timeout: float | None) -> int:
         """Wait for the command's end; return its exit status, negative for a signal.
@@ -192,7 +198,7 @@ class Run:
                 timer.cancel()
         # Who still holds its stderr is of its group: the rest of an ended one has its grace, what a command that came
         # to its own end left behind goes on.
-        self._pump.join(max(self._kill_at - time.monotonic(), 0) if self.ended_by else LINGER)
+        self._pump.end(max(self._kill_at - time.monotonic(), 0) if self.ended_by else LINGER)
         if self.ended_by:
             self._signal(signal.SIGKILL)
         self._guard.end(self.id)
@@ -212,7 +218,7 @@ class Run:
     @property
     def stderr(self) -> str:
         """The last that it wrote to its stderr, at most `STDERR_LIMIT` bytes."""
-        return self._tail.decode("utf-8", errors="replace")
+        return self._pump.tail.decode("utf-8", errors="replace") if self._pump is not None else ""
 
     def _kill(self) -> None:
         with self._lock:
@@ -230,11 +236,43 @@ class Run:
         self._timers.append(timer)
         timer.start()
 
-    def _pass_on(self, pipe: IO[bytes]) -> None:
-        """Write what comes to our own stderr, and keep the end of it."""
-        with pipe:
-            while chunk := os.read(pipe.fileno(), 1 << 16):
-                self._tail = (self._tail + chunk)[-STDERR_LIMIT:]
+
+class _Pump:
+    """Passes on what a command writes to its stderr, and keeps the end of it, in a thread and until it is ended."""
+
+    def __init__(self) -> None:
+        self.tail = b""
+        self._over, self._end = os.pipe()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, pipe: IO[bytes]) -> None:
+        """Begin to read a pipe."""
+        self._thread = threading.Thread(target=self._run, args=(pipe,), name="dropq-stderr", daemon=True)
+        self._thread.start()
+
+    def end(self, patience: float) -> None:
+        """Wait for the end of the pipe, so many seconds at most; then close it, whoever still writes there."""
+        if self._thread is not None:
+            self._thread.join(patience)
+        os.close(self._end)  # which ends the thread
+
+    def close(self) -> None:
+        """Let go of what was not begun."""
+        os.close(self._over)
+        os.close(self._end)
+
+    def _run(self, pipe: IO[bytes]) -> None:
+        ready = select.poll()
+        ready.register(pipe, select.POLLIN)
+        ready.register(self._over, select.POLLIN)
+        with pipe, open(self._over, "rb"):
+            goes_on = True
+            while goes_on:
+                events = dict(ready.poll())
+                goes_on = self._over not in events
+                chunk = os.read(pipe.fileno(), 1 << 16) if pipe.fileno() in events else b""
+                goes_on = goes_on and bool(chunk)
+                self.tail = (self.tail + chunk)[-STDERR_LIMIT:]
                 with suppress(OSError):
                     while chunk:
                         chunk = chunk[os.write(2, chunk) :]

@@ -14,7 +14,7 @@ import string
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from types import TracebackType
@@ -87,6 +87,7 @@ class Subscription:
         self._matches = _all_of(belonging(life), None if filter is None else wanting(life, filter))
         self._read_locks = read_locks
         self._snapshot = False
+        self._passed_over: set[str] = set()
         self._ready = view_of(life, depth=life.config.target_queue_depth or DEPTH)
         self._acks = storage.Listing(life.layout.acks)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
@@ -244,6 +245,12 @@ class Subscription:
     def held_up(self) -> bool:
         """Whether it found nothing because a policy of the queue keeps back what waits: a limit, a turn, a barrier."""
         return self._gate is not None and self._gate.holds_up
+
+    def pass_over(self, message_id: str) -> None:
+        """Take no message of this id any more; a share of a barrier is handed out all the same."""
+        if not self._passed_over:
+            self._matches = _all_of(self._matches, lambda waiting: self._id_of(waiting) not in self._passed_over)
+        self._passed_over.add(message_id)
 
     def snapshot(self) -> None:
         """Offer from now on only what waits at this moment."""
@@ -471,13 +478,16 @@ class Subscription:
     def _was_acked(self, waiting: Waiting) -> bool:
         """Archive a message whose ack came before it; False where it is to be delivered."""
         life = self._life
-        if life.sidecars.parse(names.split_claim(waiting.file)[1]).id not in self._acked:
+        if self._id_of(waiting) not in self._acked:
             return False
         try:
             return deferred.settle(life, waiting, self.next_owner(), self._deadline())
         except StorageError as error:
             self._refused = self._refused or error
             return True
+
+    def _id_of(self, waiting: Waiting) -> str:
+        return self._life.sidecars.parse(names.split_claim(waiting.file)[1]).id
 
     def _expire(self, waiting: Waiting) -> None:
         try:
@@ -526,6 +536,16 @@ class Subscription:
                 del self._held[owner]
 
     # -- ending ----------------------------------------------------------------------------------------------
+
+    def give_back_but(self, owners: Collection[str]) -> int:
+        """Give back, uncounted, every claim that it made but those of some owners; return how many there were."""
+        returned = 0
+        for held in held_by(self._life, self.id):
+            if held.claim.owner not in owners:
+                with suppress(LeaseLost):
+                    self._life.give_back(held, counted=False, delay=0)
+                    returned += 1
+        return returned
 
     def close(self) -> None:
         """Return what it holds to target/, counted as a delivery, and end; closing twice is no error."""

@@ -2,7 +2,8 @@
 
 A worker claims a message only for a hand that is free, so that nothing it does not work on is kept from others, and
 while a handler runs the lease of its message is renewed. Whatever happens to a handler, its message is settled once,
-or given back; a message whose claim was lost is left to whoever has it now.
+or given back; a message whose claim was lost is left to whoever has it now. To be stopped is no failure: what ends
+by the signal that stops the worker goes back uncounted.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from traceback import format_exception
 from typing import TYPE_CHECKING
 
-from dropq.durations import parse_duration
+from dropq.durations import format_duration, parse_duration
 from dropq.errors import LeaseLost
-from dropq.message import Duration, Message
+from dropq.message import Duration, Message, utc
 from dropq.watch import RESCAN, Watch
 
 if TYPE_CHECKING:
@@ -37,9 +39,22 @@ Handler = Callable[[Message], object]
 RENEWAL = 1 / 3
 #: Seconds that a handler which can be cancelled is waited for when its message is to be given back.
 CANCEL_LIMIT = 10.0
+#: The signals that ask a worker to stop.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Seconds by which a stop's signal may come to a command earlier than to its worker.
+SIGNAL_SPREAD = 1.0
+#: Seconds between two looks for it.
+SIGNAL_LOOK = 0.01
+
+#: How what was ended by such a signal tells its status: as Python's own subprocesses do, and as shells do.
+_BY_STOP = frozenset(status for number in STOPS for status in (-number, 128 + number))
 
 #: How a message that its handler settled itself is counted, by the state that it went to.
 _SETTLED = {"processed": "acked", "removed": "acked", "target": "retried", "delayed": "retried"}
+#: Where a message is when it can be taken again; one that is still held here was lost.
+_COMES_BACK = ("target", "delayed", "processing")
+#: The outcomes that are logged, in words.
+_TOLD = {"retried": "given back", "rejected": "rejected", "failed": "failed"}
 
 
 class Retry(Exception):
@@ -47,10 +62,11 @@ class Retry(Exception):
 
     Args:
         delay: how long it is kept from everybody; None takes the queue's redelivery_delay.
+        reason: for whoever reads the log.
     """
 
-    def __init__(self, delay: Duration | None = None) -> None:
-        super().__init__("to be tried again")
+    def __init__(self, delay: Duration | None = None, *, reason: str = "to be tried again") -> None:
+        super().__init__(reason)
         self.delay = None if delay is None else parse_duration(delay)
 
 
@@ -95,8 +111,11 @@ class WorkReport:
     Attributes:
         acked, failed, retried, rejected: settled so, by the worker or by the handler itself.
         lost: the claim was gone when the message was to be settled; nothing was changed.
-        returned: given back because the worker was to end.
+        returned: given back, uncounted, because the worker was to end.
         halted: why the handler could not go on; None when it could.
+        stopped: whether the worker was asked to end, as by a signal.
+        left: with `until_empty`, the messages that were taken and came back, by id, and when each is due again; None
+            where that is at once, or not known.
     """
 
     acked: int = 0
@@ -106,6 +125,8 @@ class WorkReport:
     lost: int = 0
     returned: int = 0
     halted: str | None = None
+    stopped: bool = False
+    left: dict[str, datetime | None] = field(default_factory=dict)
 
 
 class Stop:
@@ -147,16 +168,20 @@ def stop_on_signals(stop: Stop, *signals: signal.Signals) -> Iterator[Stop]:
 
     Args:
         stop: what is asked.
-        signals: which; SIGTERM and SIGINT when none is given.
+        signals: which; SIGTERM, SIGINT and SIGHUP when none is given, the last only where `nohup` does not ignore it.
     """
     before = {}
-    for number in signals or (signal.SIGTERM, signal.SIGINT):
+    for number in signals or (number for number in STOPS if not _is_ignored_hangup(number)):
         before[number] = signal.signal(number, lambda *_: stop.ask())
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _is_ignored_hangup(number: signal.Signals) -> bool:
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def work(
@@ -176,15 +201,18 @@ def work(
     `message.held`, which turns false when the claim is lost; a method `cancel(message)` of the handler is called then,
     from another thread, and must return at once.
 
-    Ctrl-C, where Python's own handler would get it, is a request to stop: what runs is finished; a second one gives
-    back what runs, and leaves handlers that cannot be cancelled to the end of the process.
+    SIGTERM, SIGHUP and Ctrl-C, in the main thread and where the program has no handler of its own for them, are
+    requests to stop: what runs is finished, and the report says `stopped`. A second one gives back what runs, and
+    leaves handlers that cannot be cancelled to the end of the process. A message whose handler fails because that
+    signal ended a program that it ran is given back, too, uncounted.
 
     Args:
         queue: the queue.
         handler: called with each message, in another thread than the caller's.
         concurrency: how many messages are handled at a time; the queue's max_per_subscription_backlog may be lower.
         until_empty: end when nothing waits in target/ and nothing runs here; delayed messages, and what others hold,
-            are not waited for, but what a limit, a turn or a barrier keeps back is. A paused queue is empty.
+            are not waited for, but what a limit, a turn or a barrier keeps back is. A paused queue is empty. Each
+            message is taken once at the most: the report says which came back, and are `left`.
         lease: after which a claim runs out unless it is renewed; None takes the queue's, which may have none.
         poll: look for messages twenty times a second instead of waiting for events.
         stop: asks the worker to end; a `threading.Event` asks once, and is seen within a second.
@@ -198,17 +226,21 @@ def work(
     asked = stop if isinstance(stop, Stop) else Stop(stop)
     with ExitStack() as stack:
         # Ctrl-C must not break a claim in two: between the rename and its being known to the subscription.
-        if _python_takes_interrupts():
-            stack.enter_context(stop_on_signals(asked, signal.SIGINT))
+        if free := _signals_that_nobody_takes():
+            stack.enter_context(stop_on_signals(asked, *free))
         subscription = stack.enter_context(queue.subscribe(max_backlog=concurrency, lease_period=lease))
         watch = Watch(queue.layout.target, poll=poll)
         stack.enter_context(asked.waking(watch.wake))
-        return _Worker(subscription, handler, watch, asked, concurrency=concurrency, until_empty=until_empty).run()
+        barriers = queue.config.barrier_expression is not None
+        return _Worker(
+            subscription, handler, watch, asked, concurrency=concurrency, until_empty=until_empty, barriers=barriers
+        ).run()
 
 
-def _python_takes_interrupts() -> bool:
-    main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def _signals_that_nobody_takes() -> list[signal.Signals]:
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in STOPS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
 
 
 class _Worker:
@@ -226,6 +258,7 @@ class _Worker:
         *,
         concurrency: int,
         until_empty: bool,
+        barriers: bool,
     ) -> None:
         self._subscription = subscription
         self._handler = handler
@@ -234,8 +267,10 @@ class _Worker:
         self._stop = stop
         self._concurrency = concurrency
         self._until_empty = until_empty
+        self._barriers = barriers  # whether some may come
         self._report = WorkReport()
         self._error: BaseException | None = None
+        self._came_again = False  # a barrier's share, which nobody else can take
         self._lock = threading.Lock()
         self._busy = 0  # hands that have, or look for, a message
         self._running: dict[int, Message] = {}
@@ -257,13 +292,15 @@ class _Worker:
                 self._given.put(None)
         if self._error is not None:
             raise self._error
+        self._report.stopped = self._stop.asked
         return self._report
 
     # -- the calling thread ----------------------------------------------------------------------------------
 
     @property
     def _stopping(self) -> bool:
-        return self._stop.asked or self._error is not None or self._report.halted is not None or self._ended.is_set()
+        ends = self._error is not None or self._report.halted is not None or self._came_again
+        return ends or self._stop.asked or self._ended.is_set()
 
     def _over(self) -> bool:
         """Take a message for each free hand; tell whether there is nothing more to do."""
@@ -277,8 +314,9 @@ class _Worker:
             self._watch.begin()
         if self._stop.times > 1:
             return True
-        is_empty = self._until_empty and not self._subscription.held_up
-        return idle and not taken and (self._stopping or is_empty)
+        # A barrier may wait for what came back in this run, and that is for another run to take.
+        waits = self._subscription.held_up and not (self._barriers and self._report.left)
+        return idle and not taken and (self._stopping or (self._until_empty and not waits))
 
     def _next(self) -> Message | None:
         """Claim a message, unless the worker is to end."""
@@ -290,7 +328,9 @@ class _Worker:
                 return None
             self._running[id(message)] = message
             # RACE: what was claimed while the calling thread looks for what to give back is seen by it, or by us.
-            if self._ended.is_set() and self._running.pop(id(message), None) is not None:
+            if message.id in self._report.left:
+                self._came_again = True
+            if (self._ended.is_set() or self._came_again) and self._running.pop(id(message), None) is not None:
                 message.release(counted=False)
                 return None
         except Exception as error:
@@ -313,7 +353,7 @@ class _Worker:
             if self._running.pop(key, None) is None:
                 continue  # RACE: its hand was done with it just now
             try:
-                message.release()
+                message.release(counted=False)
             except LeaseLost:
                 continue  # its hand settled it just now, or it is somebody else's
             self._count("returned")
@@ -336,7 +376,9 @@ class _Worker:
 
     def _work_on(self, message: Message) -> None:
         settled_first = not message.held  # at most once: nothing can be changed any more
-        outcome, settle = self._handle(message)
+        outcome, settle, why = self._handle(message)
+        if self._until_empty and outcome != "acked":
+            self._subscription.pass_over(message.id)  # before it goes: another hand would take it
         try:
             if settled_first:
                 outcome = outcome if outcome == "acked" else "failed"
@@ -347,36 +389,57 @@ class _Worker:
                 outcome = "lost" if message.state == "processing" else _SETTLED.get(message.state, "failed")
         except LeaseLost:
             outcome = "lost"
+        if self._until_empty and message.state in _COMES_BACK:
+            self._leave(message)
         if outcome == "lost":
             log.warning("message %s: its claim was lost while it was handled; nothing was changed", message.id)
+        elif outcome in _TOLD:
+            log.warning("message %s %s (%s), try %d, %s", *_fate(message, _TOLD[outcome], why))
         if id(message) in self._running:
             self._count(outcome)
 
-    def _handle(self, message: Message) -> tuple[str, Callable[[], None]]:
-        """Call the handler; return how the message counts and what settles it so."""
+    def _handle(self, message: Message) -> tuple[str, Callable[[], None], str]:
+        """Call the handler; return how the message counts, what settles it so, and why."""
+        give_back = partial(message.release, counted=False)
         try:
             self._handler(message)
         except Retry as error:
-            return "retried", partial(message.nack, error.delay)
+            return "retried", partial(message.nack, error.delay), str(error)
         except Reject as error:
-            log.warning("message %s rejected: %s", message.id, error)
-            return "rejected", partial(message.reject, str(error), **error.details)
-        except Fail as error:
-            log.warning("message %s failed: %s", message.id, error)
-            return "failed", partial(message.fail, str(error), **error.details)
+            return "rejected", partial(message.reject, str(error), **error.details), str(error)
         except Cancelled:
-            return "returned", message.release
+            return "returned", give_back, ""
         except Halt as error:
             self._report.halted = str(error)
-            return "returned", partial(message.release, counted=False)
+            return "returned", give_back, ""
         except Exception as error:
+            if self._is_stop(error):
+                return "returned", give_back, ""
+            if isinstance(error, Fail):
+                return "failed", partial(message.fail, str(error), **error.details), str(error)
             reason = f"{type(error).__name__}: {error}"
-            log.warning("message %s failed: %s", message.id, reason)
-            return "failed", partial(message.fail, reason, traceback=_traceback(error))
+            return "failed", partial(message.fail, reason, traceback=_traceback(error)), reason
         except BaseException as error:
-            self._fail(error)  # the program is to end: that is not the message's fault
-            return "returned", message.release
-        return "acked", message.ack
+            self._fail(error)  # the program is to end: it may be the message that ends it, so the delivery counts
+            return "returned", message.release, ""
+        return "acked", message.ack, "by its handler"
+
+    def _is_stop(self, error: Exception) -> bool:
+        """Tell whether what a handler ran was ended by the signal that stops this worker."""
+        status = error.details.get("exit_status") if isinstance(error, Fail) else getattr(error, "returncode", None)
+        if status not in _BY_STOP:
+            return False
+        # RACE: who signals a whole group may come to the command first; our own signal is waited for.
+        until = time.monotonic() + SIGNAL_SPREAD
+        while not self._stop.asked and time.monotonic() < until and not self._ended.wait(SIGNAL_LOOK):
+            pass
+        return self._stop.asked
+
+    def _leave(self, message: Message) -> None:
+        """Leave a message that came back to another run."""
+        self._subscription.pass_over(message.id)
+        with self._lock:
+            self._report.left[message.id] = utc(due) if (due := _due(message)) else None
 
     def _count_busy(self, change: int) -> None:
         with self._lock:
@@ -416,6 +479,22 @@ class _Worker:
             self._cancel(message)
         except Exception:
             log.exception("message %s: its handler could not be cancelled", message.id)
+
+
+def _due(message: Message) -> int:
+    """Return when a message that was given back may be delivered again, in ms since 1970; 0 for at once."""
+    return message.queue.life.sidecars.parse(message.file).not_before if message.state == "delayed" else 0
+
+
+def _fate(message: Message, what: str, why: str) -> tuple[str, str, str, int, str]:
+    """Return what is logged of a message: its id, what became of it, why, which try it was, and what comes next."""
+    then = f"it is in {message.state}/"
+    if message.state == "target":
+        then = "again at once"
+    elif due := _due(message):
+        wait = max(due - message.queue.root.clock.now_ms(), 0) / 1000
+        then = f"again in {format_duration(round(wait, 1))}"
+    return message.id, what, why, message.delivery_count, then
 
 
 def _traceback(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import drop, make_queue, names_in, until, where
+from helpers import drop, make_queue, names_in, open_files, until, where
 
 import dropq.worker
 from dropq import Message, Queue, Reject, Retry, StorageError, Subscription, Unavailable, command, guard, watch, work
@@ -109,7 +110,9 @@ def reason_in(queue: Queue, state: str) -> dict[str, Any]:
 
 def counted(report: WorkReport) -> dict[str, int]:
     """What a report counts, without zeros."""
-    return {name: value for name, value in vars(report).items() if value and name != "halted"}
+    return {
+        name: value for name, value in vars(report).items() if value and isinstance(value, int) and value is not True
+    }
 
 
 # -- what becomes of a message -----------------------------------------------------------------------------------
@@ -145,7 +148,8 @@ def test_redelivery_attempts_decide_how_often_a_failing_message_comes_back(tmp_p
     def broken(message: Message) -> None:
         raise Fail("not today", weather="rain")
 
-    assert counted(work(queue, broken, until_empty=True)) == {"failed": 3}
+    runs = [counted(work(queue, broken, until_empty=True)) for _ in range(4)]
+    assert runs == [{"failed": 1}] * 3 + [{}]
     reason = reason_in(queue, "error")
     assert (reason["detail"], reason["weather"], reason["delivery"]) == ("not today", "rain", 3)
 
@@ -173,8 +177,84 @@ def test_a_retry_without_a_delay_is_delivered_again_by_the_same_worker(tmp_path:
         if len(deliveries) < 3:
             raise Retry
 
-    assert counted(work(queue, handler, until_empty=True)) == {"retried": 2, "acked": 1}
+    with Working(queue, handler) as working:
+        until_processed(queue, b"a", "the third try")
+    assert counted(working.report) == {"retried": 2, "acked": 1}
     assert deliveries == [1, 2, 3]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_until_empty_takes_each_message_once_at_most_and_says_what_it_left(tmp_path: Path, concurrency: int) -> None:
+    queue = make_queue(tmp_path)
+    ids = [queue.send(body).id for body in (b"again", b"fine", b"later", b"again")]
+    drop(queue, "report.csv", b"again")
+    taken: list[str] = []
+
+    def handler(message: Message) -> None:
+        taken.append(message.id)
+        if message.body != b"fine":
+            raise Retry("1h" if message.body == b"later" else None)
+
+    report = work(queue, handler, until_empty=True, concurrency=concurrency)
+    assert sorted(taken) == sorted([*ids, "report.csv"])
+    assert counted(report) == {"retried": 4, "acked": 1}
+    assert where(queue) == {"target": [b"again"] * 3, "delayed": [b"later"], "processed": [b"fine"]}
+    assert report.left.keys() == {*ids, "report.csv"} - {ids[1]}
+    assert [id for id, due in report.left.items() if due is not None] == [ids[2]]
+    assert counted(work(queue, lambda message: None, until_empty=True)) == {"acked": 3}, "another run takes them"
+
+
+def test_until_empty_leaves_what_comes_due_again_while_it_runs(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, redelivery_delay="1ms")
+    queue.send_many([b"again", b"last"])
+
+    def handler(message: Message) -> None:
+        if message.body == b"again":
+            raise Retry
+        queue.sweep()
+        until(lambda: queue.sweep().total or where(queue).get("target"), "the first is due again")
+
+    assert counted(work(queue, handler, until_empty=True)) == {"retried": 1, "acked": 1}
+    assert where(queue) == {"target": [b"again"], "processed": [b"last"]}
+
+
+def test_until_empty_ends_before_a_barrier_that_waits_for_what_came_back(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="/sync = 1", redelivery_delay="1h")
+    queue.send_many([b'{"n": 1}', b'{"sync": 1}'])
+
+    def handler(message: Message) -> None:
+        raise Retry
+
+    report = work(queue, handler, until_empty=True)
+    assert counted(report) == {"retried": 1}
+    assert where(queue) == {"delayed": [b'{"n": 1}'], "target": [b'{"sync": 1}']}
+
+
+def test_until_empty_takes_its_share_of_a_barrier_once(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="/sync = 1")
+    queue.send(b'{"sync": 1}')
+    taken: list[str] = []
+
+    def handler(message: Message) -> None:
+        taken.append(message.id)
+        raise Retry
+
+    assert counted(work(queue, handler, until_empty=True)) == {"retried": 1}
+    assert len(taken) == 1
+    assert where(queue) == {"target": [b'{"sync": 1}']}
+
+
+def test_a_line_is_logged_for_each_message_that_does_not_go_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(tmp_path, redelivery_attempts=1, redelivery_delay="4s")
+    queue.send_many([b"75", b"65", b"3"])
+    with Command(["sh", "-c", "exit $(cat)"]) as handler:
+        work(queue, handler, until_empty=True)
+    first, second, third = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(r"message \S+ given back \(exit status 75\), try 1, again in (4|3.9)s", first)
+    assert re.fullmatch(r"message \S+ rejected \(exit status 65\), try 1, it is in error/", second)
+    assert re.fullmatch(r"message \S+ failed \(exit status 3\), try 1, again in (4|3.9)s", third)
 
 
 def test_a_delay_that_is_none_is_the_handlers_failure(tmp_path: Path) -> None:
@@ -230,9 +310,10 @@ def test_a_claim_that_was_lost_is_counted_and_logged_and_nothing_is_raised(
         if len(deliveries) == 1:
             queue.requeue(state="processing")
 
-    assert counted(work(queue, handler, until_empty=True)) == {"lost": 1, "acked": 1}
-    assert where(queue) == {"processed": [b"a"]}
+    assert counted(work(queue, handler, until_empty=True)) == {"lost": 1}
+    assert where(queue) == {"target": [b"a"]}
     assert "its claim was lost" in caplog.text
+    assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
 
 
 def test_at_most_once_a_failing_message_stays_settled(tmp_path: Path) -> None:
@@ -299,7 +380,7 @@ def test_until_empty_ends_without_waiting_for_what_is_delayed_or_held_by_others(
         assert where(queue) == {"delayed": [b"delayed"], "processing": [b"held"], "processed": [b"waiting"]}
 
 
-def test_until_empty_waits_for_what_runs_here_as_it_may_come_back(
+def test_until_empty_waits_for_what_runs_here_as_it_may_send_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make_queue(tmp_path)
@@ -314,13 +395,13 @@ def test_until_empty_waits_for_what_runs_here_as_it_may_come_back(
         return message
 
     def handler(message: Message) -> None:
-        if message.delivery_count == 1:
+        if message.body == b"a":
             until(lambda: len(found_none) > 2, "the worker sees an empty queue")
-            raise Retry
+            queue.send(b"b")
 
     monkeypatch.setattr(Subscription, "receive", counting)
     monkeypatch.setattr(Subscription, "next_look", 0.02)
-    assert counted(work(queue, handler, concurrency=2, until_empty=True)) == {"retried": 1, "acked": 1}
+    assert counted(work(queue, handler, concurrency=2, until_empty=True)) == {"acked": 2}
 
 
 def test_until_empty_goes_on_with_what_a_handler_sends(tmp_path: Path) -> None:
@@ -429,7 +510,7 @@ def test_a_second_request_gives_back_what_a_handler_still_works_on(tmp_path: Pat
 
     try:
         assert counted(work(queue, handler, stop=stop)) == {"returned": 1}
-        assert [message.delivery_count for message in queue.browse()] == [1]
+        assert [message.delivery_count for message in queue.browse()] == [0]
     finally:
         go.set()
 
@@ -615,7 +696,8 @@ def test_no_name_is_taken_for_code_and_the_path_ends_in_it(
     )
     failing = "; sys.exit('DROPQ_ID' not in os.environ or os.environ['DROPQ_DELIVERY_COUNT'] == '1')"
     with Command([sys.executable, "-S", "-c", program + failing, "{}"]) as handler:
-        assert counted(work(queue, handler, until_empty=True)) == {"failed": 1, "acked": 1}
+        assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
+        assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
     first, _, rest = (tmp_path / "out").read_bytes().partition(b"\0body")
     second, _, _ = rest.partition(b"\0body")
     assert [os.path.basename(path) for path in (first, second)] == [os.fsencode(name)] * 2
@@ -666,6 +748,40 @@ def test_a_child_that_a_command_leaves_behind_does_not_hold_the_worker_up(tmp_pa
         assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
         assert time.monotonic() - began < 20
     os.kill(number_in(tmp_path / "child"), signal.SIGKILL)  # it was left alone
+
+
+def test_children_that_commands_leave_behind_keep_no_thread_and_no_file_of_the_worker(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    queue.send_many([b"x"] * 12)
+    counts: list[tuple[int, int]] = []
+    group = tmp_path / "children"
+
+    class Counting(Command):
+        def __call__(self, message: Message) -> None:
+            super().__call__(message)
+            until(lambda: not any(t.name == "dropq-stderr" for t in threading.enumerate()), "the thread to end")
+            counts.append((threading.active_count(), open_files()))
+
+    try:
+        with Counting(["sh", "-c", f"sleep 100 & echo $! >>{group}"]) as handler:
+            assert counted(work(queue, handler, until_empty=True)) == {"acked": 12}
+        assert len(set(counts[1:])) == 1, counts
+    finally:
+        for child in group.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+
+
+def test_the_last_words_of_a_command_that_leaves_a_child_behind_are_kept(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    queue.send(b"a")
+    script = (
+        f"(while sleep 0.05; do echo child; done) >&2 & echo $! >{tmp_path}/child; sleep 0.2; echo last >&2; exit 3"
+    )
+    with Command(["sh", "-c", script]) as handler:
+        assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
+    assert "last\n" in reason_in(queue, "error")["stderr"]
+    child = number_in(tmp_path / "child")
+    until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text(), "SIGPIPE")
 
 
 def test_commands_run_side_by_side(tmp_path: Path) -> None:
@@ -782,8 +898,9 @@ def test_a_handler_sees_that_its_claim_was_lost(tmp_path: Path) -> None:
             seen.append(message.id)
 
     seen: list[str] = []
-    assert counted(work(queue, handler, lease="300ms", until_empty=True)) == {"lost": 1, "acked": 1}
+    assert counted(work(queue, handler, lease="300ms", until_empty=True)) == {"lost": 1}
     assert seen
+    assert where(queue) == {"target": [b"a"]}
 
 
 # -- a worker that is ended, or killed -----------------------------------------------------------------------------
@@ -815,7 +932,103 @@ def test_a_second_sigterm_gives_back_what_runs(tmp_path: Path) -> None:
         assert process.wait(20) == 0
         until(lambda: not alive(group), "the command's group ended")
     assert where(queue) == {"target": [b"a"]}
-    assert [message.delivery_count for message in queue.browse()] == [1]
+    assert [message.delivery_count for message in queue.browse()] == [0]
+
+
+STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_sigterm_sigint_and_sighup_finish_what_runs(tmp_path: Path, number: signal.Signals) -> None:
+    queue = make_queue(tmp_path / "root")
+    queue.send_many([b"a", b"b"])
+    script = f"echo $$ >{tmp_path}/pid; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    with worker_process(queue, "sh", "-c", script) as process:
+        number_in(tmp_path / "pid")
+        process.send_signal(number)
+        assert heard(process) == "asked"
+        (tmp_path / "go").touch()
+        assert "acked=1," in heard(process)
+        assert process.wait(20) == 0
+    assert where(queue) == {"processed": [b"a"], "target": [b"b"]}
+
+
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("order", ["the worker first", "the command first", "the command first, by far"])
+@pytest.mark.parametrize(
+    "script", ["echo $$ >pid; exec sleep 100", "trap 'exit 143' 1 2 15; sleep 9 & echo $$ >pid; wait"]
+)
+def test_a_command_that_the_signal_of_a_stop_ends_is_given_back_uncounted(
+    tmp_path: Path, number: signal.Signals, order: str, script: str
+) -> None:
+    queue = make_queue(tmp_path / "root", redelivery_delay="1h")
+    sent = queue.send(b"a")
+    with worker_process(queue, "sh", "-c", f"cd {tmp_path}; {script}") as process:
+        group = number_in(tmp_path / "pid")
+        if order == "the worker first":
+            process.send_signal(number)
+            assert heard(process) == "asked"
+            os.killpg(group, number)
+        else:
+            os.killpg(group, number)
+            if order.endswith("by far"):
+                until(lambda: group not in alive(group), "the command ended")
+            process.send_signal(number)
+            assert heard(process) == "asked"
+        assert "returned=1," in heard(process)
+        assert process.wait(20) == 0
+    assert where(queue) == {"target": [b"a"]}
+    assert [(message.id, message.delivery_count, message.cancels) for message in queue.browse()] == [(sent.id, 0, 0)]
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_command_that_such_a_signal_ends_without_a_stop_failed(tmp_path: Path, number: signal.Signals) -> None:
+    queue = make_queue(tmp_path)
+    queue.send_many([b"a", b"b"])
+    script = f'[ "$(cat)" = b ] || kill -{number} $$; exit 0'
+    with Command(["sh", "-c", script]) as handler:
+        assert counted(work(queue, handler, until_empty=True)) == {"failed": 1, "acked": 1}
+    assert reason_in(queue, "error")["detail"] == f"killed by {number.name}"
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals(Stop()) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            until(lambda: stop.times, "SIGTERM is heard")
+            assert stop.times == 1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_program_that_only_calls_work_ends_by_a_signal_as_when_it_is_asked(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    queue = make_queue(tmp_path / "root")
+    queue.send_many([b"a", b"b"])
+    program = f"""
+import dropq, subprocess, sys
+
+def handler(message):
+    subprocess.run(["sh", "-c", "echo $$ >{tmp_path}/pid; exec sleep 100"], check=True)
+
+print(dropq.work(dropq.Root(sys.argv[1]).queue("q"), handler), flush=True)
+"""
+    argv = [sys.executable, "-c", program, str(queue.root.path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            number_in(tmp_path / "pid")
+            os.killpg(process.pid, number)
+            told = heard(process)
+            assert "returned=1," in told and "stopped=True" in told
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+    assert where(queue) == {"target": [b"a", b"b"]}
+    assert [message.delivery_count for message in queue.browse()] == [0, 0]
 
 
 def test_the_commands_of_a_killed_worker_end_and_a_sweep_returns_its_message_counted(tmp_path: Path) -> None:
