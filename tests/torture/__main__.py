@@ -25,6 +25,7 @@ PARTS = (
     "disks",
     "syscalls",
     "storm",
+    "units",
     "spark",
     "powercut",
     "nfs",
