@@ -97,6 +97,12 @@ class _Grouped(_Quick, TyperGroup):
         super().__init__(**options)
         self.commands = _Commands()  # type: ignore[assignment]
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:  # of which typer would keep no more than an exit code
+            raise Interrupted(*error.args) from error
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         widest = max(map(len, self.commands))
         room = formatter.width - widest - 6
@@ -105,6 +111,10 @@ class _Grouped(_Quick, TyperGroup):
                 formatter.write_dl(
                     [(name.ljust(widest), self.commands[name].get_short_help_str(room)) for name in group]
                 )
+
+
+class Interrupted(Exception):
+    """Raised when Ctrl-C ends a command; it says what was done until then."""
 
 
 def _version(wanted: bool) -> None:
@@ -160,12 +170,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.flush()
     except typer.TyperException as error:
         return _usage(error)
-    except (typer.Abort, KeyboardInterrupt):
-        output.note("\ninterrupted")
-        return INTERRUPTED
+    except (typer.Abort, KeyboardInterrupt, Interrupted) as error:
+        return output.interrupted(error)
     except Exception as error:
         return _failed(error)
-    return code if isinstance(code, int) else OK
+    return output.interrupted() if code == INTERRUPTED else code if isinstance(code, int) else OK
 
 
 def _set_up() -> None:

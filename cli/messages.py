@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dropq.errors import QueueFull
-
 from . import output
 from .look import record_of
 from .options import Filter, Json, QueueName, Receipts, duration
-from .output import NEGATIVE, NO_INPUT, OK, Record
-from .shell import Shell, UsageError, arguments, stdin, whoever_reads
+from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
+from .shell import HeldOff, Shell, UsageError, arguments, so_many, stdin, whoever_reads
 
 if TYPE_CHECKING:
     from dropq import Message, Queue, Sent, Typed
@@ -73,23 +71,26 @@ def send(
         "properties": dict(_property(text) for text in properties or ()),
         "message_id": id,
     }
-    goal = shell.root.queue(output.unescape(queue))
-
-    discarded: list[Sent] = []
+    sending = _Sending(shell, shell.root.queue(output.unescape(queue)), fields)
 
     def send_all(source: str) -> None:
-        sent = _send_lines(goal, source, fields) if lines else iter([_send_one(goal, source, move, fields)])
-        for one in shell.progress(sent, "sent") if lines else sent:
-            if not one.accepted:
-                discarded.append(one)
-            if one.accepted or shell.json:  # an id that is printed alone is that of a message in target/
-                shell.line(one._asdict(), ("id",))
+        if not lines:
+            return sending.send(source, move=move)
+        for _ in shell.progress(sending.lines(source), "sent"):
+            pass
 
     with whoever_reads():
-        code = shell.each(sources if lines else shell.progress(sources, "sending", len(sources)), send_all)
-    if discarded:
-        output.note(f"discarded={len(discarded)}")
-    return code or (NEGATIVE if discarded else OK)
+        try:
+            code = shell.each(sources if lines else shell.progress(sources, "sending", len(sources)), send_all)
+        except KeyboardInterrupt as error:
+            sending.tell()
+            told = so_many(sending.accepted, None if lines else len(sources), "sent")
+            raise KeyboardInterrupt(f"{told}, nothing after that") from error
+        except typer.Exit as error:  # ids cannot be written: nothing more is sent
+            sending.sum(error.exit_code)
+            raise
+    sending.sum(code)
+    return code or (NEGATIVE if sending.discarded else OK)
 
 
 def _sources(files: list[str] | None, *, id: str | None, lines: bool, move: bool) -> list[str]:
@@ -113,25 +114,102 @@ def _property(text: str) -> tuple[str, Typed]:
     return name, Typed.read(kind or "S", value)
 
 
-def _send_one(queue: Queue, source: str, move: bool, fields: Mapping[str, Any]) -> Sent:
-    return queue.send_file(stdin() if source == "-" else source, move=move, **fields)
+class _Sending:
+    """One `send`: the ids of what is sent are printed as soon as it is durable, whatever ends the command.
 
+    Args:
+        shell: the run of the command.
+        queue: where it sends.
+        fields: what all messages say.
+    """
 
-def _send_lines(queue: Queue, source: str, fields: Mapping[str, Any]) -> Iterator[Sent]:
-    with _reading(source) as file:
-        for lines in _batches(file):
-            try:
-                yield from queue.send_many({**fields, "body": line} for line in lines)
-            except QueueFull as full:
-                yield from full.sent
-                raise
+    def __init__(self, shell: Shell, queue: Queue, fields: Mapping[str, Any]) -> None:
+        self.accepted = self.discarded = 0
+        self._read = 0
+        self._unread = False  # nobody reads ids any more
+        self._shell = shell
+        self._queue = queue
+        self._fields = fields
+        self._sent: list[Sent] = []  # and not told yet
+
+    def send(self, source: str, *, move: bool) -> None:
+        """Send a file, or standard input, as one message."""
+        try:
+            self._sent.append(self._queue.send_file(stdin() if source == "-" else source, move=move, **self._fields))
+        except KeyboardInterrupt as error:
+            self.accepted += hasattr(error, "__notes__")  # which say that it was sent all the same
+            raise
+        self.tell()
+
+    def lines(self, source: str) -> Iterator[None]:
+        """Send each line of a file, or of standard input; yield after each."""
+        with _reading(source) as file:
+            chunks = _chunks(file)
+            for chunk in chunks:
+                self._read += len(chunk)
+                try:
+                    for batch in _batches(chunk):
+                        yield from self._send_batch(batch)
+                except Exception:
+                    if file.seekable():  # a file: the sum is to be true of all of it; a pipe may never end
+                        self._read += sum(map(len, chunks))
+                    raise
+
+    def _send_batch(self, batch: list[bytes]) -> Iterator[None]:
+        try:
+            self._queue.send_into(self._sent, ({**self._fields, "body": line} for line in batch))
+        except BaseException as error:
+            error.__notes__ = []  # on this batch alone: the sum is told of all
+            raise
+        finally:
+            self.tell()
+        yield from (None for _ in batch)
+
+    def tell(self) -> None:
+        """Print the ids of what was sent since the last time; Ctrl-C waits for that."""
+        with HeldOff() as interrupt:
+            while self._sent:
+                one = self._sent[0]
+                if one.accepted or self._shell.json:  # an id that is printed alone is that of a message in target/
+                    self._print(one)
+                self.accepted += one.accepted
+                self.discarded += not one.accepted
+                del self._sent[0]
+        if interrupt.asked:
+            raise KeyboardInterrupt
+
+    def _print(self, one: Sent) -> None:
+        text = output.line(one._asdict(), ("id",), as_json=self._shell.json)
+        try:
+            if not self._unread:
+                print(text, flush=True)
+        except BrokenPipeError:  # who reads has seen enough: that is no reason to stop
+            output.discard()
+            self._unread = True
+        except OSError as error:
+            output.discard()
+            for sent in filter(lambda sent: sent.accepted, self._sent):
+                self.accepted += 1
+                untold = f"message {sent.id} was sent; its id could not be written to standard output"
+                output.note(f"error: {untold}: {error.strerror}")
+            raise typer.Exit(IO_ERROR) from error
+
+    def sum(self, code: int) -> None:
+        """Say how many were sent, where that were not all."""
+        not_sent = self._read - self.accepted - self.discarded
+        if code and not_sent > 0:
+            output.note(f"sent={self.accepted} not_sent={not_sent}")
+        if self._unread:
+            output.note(f"sent={self.accepted}: not all ids were read")
+        if self.discarded:
+            output.note(f"discarded={self.discarded}")
 
 
 def _reading(source: str) -> AbstractContextManager[BufferedReader]:
     return nullcontext(stdin()) if source == "-" else open(source, "rb")
 
 
-def _batches(file: BufferedReader) -> Iterator[list[bytes]]:
+def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
     """Yield lines, without their ends, as many at a time as are there: a slow writer's are not held back."""
     begun: list[bytes] = []
     while data := file.read1(LINES):
@@ -142,6 +220,14 @@ def _batches(file: BufferedReader) -> Iterator[list[bytes]]:
             begun = others[-1:]
     if any(begun):
         yield [b"".join(begun)]
+
+
+def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
+    """Yield lines, as many at a time as `send_many` makes durable together."""
+    from dropq.producer import BATCH
+
+    for start in range(0, len(lines), BATCH):
+        yield lines[start : start + BATCH]
 
 
 def receive(
@@ -157,19 +243,47 @@ def receive(
 ) -> int:
     """Claim messages; prints id, receipt and path of each.
 
-    Settle each with its receipt, by ack, nack, fail or reject; when its lease runs out before that, it goes back. Exits
-    with 66 when there is none. From a queue that delivers at most once a message comes settled, without a receipt.
+    Settle each with its receipt, by ack, nack, fail or reject; when its lease runs out before that, it goes back. One
+    whose receipt cannot be written goes back at once. Exits with 66 when there is none. From a queue that delivers at
+    most once a message comes settled, without a receipt.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
     period = lease if lease is not None else found.config.lease_period or LEASE
     if not period:
         raise UsageError("--lease 0: a claim that outlives its command needs a lease")
-    with found.subscribe(filter=filter, max_backlog=count, lease_period=period, detached=True) as subscription:
-        messages = subscription.receive_many(count, timeout=wait or 0)
-        for message in messages:
-            shell.line(record_of(message), ("id", "receipt", "path"))
+    told: dict[str | None, str] = {}
+    with (
+        whoever_reads(),
+        found.subscribe(filter=filter, max_backlog=count, lease_period=period, detached=True) as subscription,
+    ):
+        try:
+            messages = subscription.receive_many(count, timeout=wait or 0)
+            _hand_over(shell, messages, told)
+        except BaseException:
+            with HeldOff():  # what nobody was told of is nobody's: it does not wait for the end of its lease
+                if returned := subscription.give_back_but({owner for owner in told if owner}):
+                    output.note(f"{so_many(returned, None, 'given back')}: nobody was told of their receipts")
+            raise
     return OK if messages else NO_INPUT
+
+
+def _hand_over(shell: Shell, messages: list[Message], told: dict[str | None, str]) -> None:
+    """Print claims, and keep whose were printed; Ctrl-C waits for the line at hand."""
+    for message in messages:
+        record = record_of(message)
+        with HeldOff() as interrupt:
+            try:
+                print(output.line(record, ("id", "receipt", "path"), as_json=shell.json), flush=True)
+            except OSError as error:
+                output.discard()
+                if message.owner is None:  # delivered at most once: it cannot come again
+                    output.note(f"message {message.id} was received and is settled; see {record['path']}")
+                output.note(f"error: message {message.id} could not be written to standard output: {error.strerror}")
+                raise typer.Exit(NEGATIVE if isinstance(error, BrokenPipeError) else IO_ERROR) from error
+            told[message.owner] = message.id
+        if interrupt.asked:
+            raise KeyboardInterrupt(f"{so_many(len(told), len(messages), 'received')}")
 
 
 # -- settling --------------------------------------------------------------------------------------------------
@@ -199,7 +313,7 @@ def ack(
             shell.line(record, ())
 
     with whoever_reads():
-        return shell.each(_deferrable(named) if defer else named, acknowledge)
+        return shell.each(_deferrable(named) if defer else named, acknowledge, "acknowledged")
 
 
 def _is_id(text: str) -> bool:
@@ -293,4 +407,4 @@ def _settle(
             shell.line({"id": message.id, "state": message.state, "receipt": message.receipt}, columns)
 
     with whoever_reads():
-        return shell.each(arguments(receipts, column=1), settle)
+        return shell.each(arguments(receipts, column=1), settle, "settled")

@@ -188,6 +188,24 @@ def put(text: str, *, flush: bool = False) -> None:
         discard()
 
 
+def interrupted(error: BaseException | None = None) -> int:
+    """Say that Ctrl-C ended the command, and what was done until then; return the exit code."""
+    with suppress(OSError):
+        flush()
+    told = "; ".join([*filter(None, [str(error or "")]), *_notes(error)])
+    note(("\n" if sys.stderr.isatty() else "") + (f"interrupted: {told}" if told else "interrupted"))
+    return INTERRUPTED
+
+
+def _notes(error: BaseException | None) -> list[str]:
+    """Return the notes of an error, and of what it came from."""
+    notes: list[str] = []
+    while error is not None:
+        notes += getattr(error, "__notes__", ())
+        error = error.__cause__
+    return notes
+
+
 def flush() -> None:
     """Write out what was printed."""
     try:

@@ -10,7 +10,7 @@ import typer
 from . import output
 from .options import All, DryRun, Filter, Ids, Json, QueueName, QueueNames, State, Yes, duration, state
 from .output import NEGATIVE, OK, Record, unescape
-from .shell import Shell, UsageError, going_on
+from .shell import Shell, UsageError, going_on, so_many
 
 if TYPE_CHECKING:
     from dropq import Outcome
@@ -49,7 +49,7 @@ def requeue(
     outcomes = admin.requeue(
         found, ids=wanted, state=state, filter=filter, to=goal, keep_expiration=keep_expiration, dry_run=dry_run
     )
-    return shell.report(outcomes, "would_requeue" if dry_run else "requeued", total)
+    return shell.report(outcomes, "would_requeue" if dry_run else "requeued", total, state=state)
 
 
 def _point(text: str) -> str:
@@ -97,7 +97,7 @@ def replay(
         point = start or found.config.recovery_point
         shell.confirm(f"Replay what lies in processed/ of {found.name}, from {point} on, to {goal.name}?", yes=yes)
     outcomes = replayed(found, start, ids=wanted, filter=filter, to=goal, dry_run=dry_run)
-    return shell.report(outcomes, "would_replay" if dry_run else "replayed", total)
+    return shell.report(outcomes, "would_replay" if dry_run else "replayed", total, state="processed")
 
 
 def move(
@@ -124,7 +124,7 @@ def move(
     if wanted is None and not dry_run:
         shell.confirm(f"Move {_many(total, 'all ')} in {state}/ of {found.name} to {goal.name}?", yes=yes)
     outcomes = admin.move(found, goal, ids=wanted, state=state, filter=filter, dry_run=dry_run)
-    return shell.report(outcomes, "would_move" if dry_run else "moved", total)
+    return shell.report(outcomes, "would_move" if dry_run else "moved", total, state=state)
 
 
 def purge(
@@ -153,7 +153,7 @@ def purge(
         which = count if older_than is None else f"what is old enough of {count}"
         shell.confirm(f"Remove {which} from {state}/ of {found.name} for good?", yes=yes)
     outcomes = admin.purge(found, ids=wanted, state=state, filter=filter, older_than=older_than, dry_run=dry_run)
-    return shell.report(outcomes, "would_remove" if dry_run else "removed", total)
+    return shell.report(outcomes, "would_remove" if dry_run else "removed", total, state=state)
 
 
 def prune(
@@ -188,7 +188,8 @@ def prune(
                 queue = shell.queue(name)
                 yield from admin.prune(queue, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
 
-    return shell.report(outcomes(), "would_remove" if dry_run else "removed") or output.verdict(codes)
+    done = "would_remove" if dry_run else "removed"
+    return shell.report(outcomes(), done, state=state) or output.verdict(codes)
 
 
 Root = Annotated[bool, typer.Option("--all", help="The whole root, queues to come included.")]
@@ -220,7 +221,7 @@ def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused:
         if queue.paused and not paused:
             output.note(f"queue {queue.name}: the whole root is still paused; `dropq resume --all` ends that")
 
-    return shell.each(queues or (), switch)
+    return shell.each(queues or (), switch, "paused" if paused else "resumed")
 
 
 def sweep(
@@ -255,7 +256,7 @@ def sweep(
     }
     reports: list[SweepReport] = []
     names = shell.queues(None if queue is None else [queue])
-    code = shell.each(names, lambda name: reports.append(shell.queue(name).sweep(**ages)))
+    code = shell.each(names, lambda name: reports.append(shell.queue(name).sweep(**ages)), "swept")
     if code and not reports:
         return code
     if queue is None and not code:
@@ -293,14 +294,18 @@ def fsck(
         shell.confirm(f"Repair {', '.join(queues) if queues else 'the whole root'}?", yes=yes)
     open_ones = 0
     codes: list[int] = []
+    interrupted: list[str] = []
 
     def records() -> Iterator[Record]:
         nonlocal open_ones
         names = [unescape(name) for name in queues] if queues else [queue.name for queue in checks.queues(shell.root)]
         found = [] if queues else checks.fsck_root(shell.root, repair=repair)
-        for name in shell.progress(names, "checking", len(names)):
-            with going_on(codes):
-                found += shell.root.queue(name).fsck(repair)
+        try:
+            for name in shell.progress(names, "checking", len(names)):
+                with going_on(codes):
+                    found += shell.root.queue(name).fsck(repair)
+        except KeyboardInterrupt:  # what was found until then is shown
+            interrupted.append(so_many(len(codes), len(names), "queues checked"))
         for finding in found:
             open_ones += finding.open
             yield {
@@ -312,6 +317,8 @@ def fsck(
             }
 
     shell.show(records(), ("level", "kind", "path", "detail", "repaired"))
+    if interrupted:
+        raise KeyboardInterrupt(*interrupted)
     code = output.verdict(codes)
     if open_ones or not code:
         output.note(f"open={open_ones}" if open_ones else "nothing wants attention")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from io import BufferedReader
+from types import FrameType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
@@ -166,24 +167,37 @@ class Shell:
 
     # -- what it does to several ---------------------------------------------------------------------------------
 
-    def each(self, items: Iterable[T], act: Callable[[T], object]) -> int:
+    def each(self, items: Iterable[T], act: Callable[[T], object], done: str = "done") -> int:
         """Do something to each item, whatever becomes of the others; return the exit code.
 
         That of a single item that failed is the error's own; of several, 1 says that it was partial.
+
+        Args:
+            items: the items.
+            act: what is done to each.
+            done: its participle, for who interrupts it.
         """
         codes: list[int] = []
-        for item in items:
-            with going_on(codes):
-                act(item)
+        try:
+            for item in items:
+                with going_on(codes):
+                    act(item)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(
+                so_many(len(codes), len(items) if isinstance(items, Sized) else None, done)
+            ) from error
         return output.verdict(codes)
 
-    def report(self, outcomes: Iterable[Outcome], done: str, total: int | None = None) -> int:
+    def report(self, outcomes: Iterable[Outcome], done: str, total: int | None = None, *, state: str) -> int:
         """Print what became of each message and, on stderr, the sum; return the exit code.
+
+        Ctrl-C ends it after the message at hand, so that the sum is true.
 
         Args:
             outcomes: of a bulk verb; it acts while they are taken.
             done: the verb's participle, for the sum: `moved=12 failed=0`.
             total: how many are expected.
+            state: where those are that it did not come to.
         """
         count = {True: 0, False: 0}
 
@@ -191,13 +205,23 @@ class Shell:
             for outcome in self.progress(outcomes, done, total):
                 count[outcome.ok] += 1
                 yield asdict(outcome)
+                if interrupt.asked:
+                    return
 
-        try:
-            with whoever_reads():
-                self.show(records(), ("id", "ok", "detail"))
-        finally:  # also when it is interrupted: so much is done
-            output.note(f"{done}={count[True]} failed={count[False]}")
+        with HeldOff() as interrupt:
+            try:
+                with suppress(KeyboardInterrupt), whoever_reads():
+                    self.show(records(), ("id", "ok", "detail"))
+            finally:  # whatever ends it: so much is done
+                output.note(f"{done}={count[True]} failed={count[False]}")
+        if interrupt.asked:
+            raise KeyboardInterrupt(f"{so_many(count[True], total, done)}, the rest stays in {state}/")
         return NEGATIVE if count[False] else OK
+
+
+def so_many(count: int, total: int | None, done: str) -> str:
+    """Say how many of how many were done, where that is known."""
+    return f"{count} {done.replace('_', ' ')}" if total is None else f"{count} of {total} {done.replace('_', ' ')}"
 
 
 def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
@@ -227,6 +251,25 @@ def going_on(codes: list[int]) -> Iterator[None]:
         codes.append(output.exit_code(error))
     else:
         codes.append(OK)
+
+
+class HeldOff:
+    """Holds Ctrl-C off for as long as its block lasts: `asked` says that it came. A second one is not held off."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> HeldOff:
+        self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            signal.default_int_handler(number, frame)
+        self.asked = True
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from .shell import Shell, UsageError, whoever_reads
 
 if TYPE_CHECKING:
     from dropq import Queue
+    from dropq.worker import WorkReport
 
 #: Seconds between two looks of `wait`: the first pause, and the longest, to which it doubles.
 FIRST_PAUSE = 0.02
@@ -48,9 +49,10 @@ def work(
     The environment has DROPQ_ID, DROPQ_QUEUE, DROPQ_RECEIPT, DROPQ_PROP_NAME for each property, and others.
 
     Exit status 0 acknowledges the message, 75 gives it back, 65 rejects it, anything else fails it; 126 and 127 stop
-    the worker. The first SIGTERM or Ctrl-C finishes what runs, a second one gives it back.
+    the worker. The first SIGTERM, SIGHUP or Ctrl-C finishes what runs, a second one gives it back; what that signal
+    ends is given back, too, and does not count as a delivery.
 
-    With --until-empty it exits with 1 when a message failed or was rejected.
+    With --until-empty each message is taken once at most, and it exits with 1 when one failed or was rejected.
     """
     from dropq.command import Command
     from dropq.worker import Stop, stop_on_signals
@@ -63,14 +65,24 @@ def work(
         output.note(f"queue {found.name} is paused: nothing comes until `dropq resume {found.name}`")
     with whoever_reads(), Command(command, timeout=timeout) as handler, stop_on_signals(Stop()) as stop:
         report = work_off(found, handler, concurrency=jobs, until_empty=until_empty, lease=period, poll=poll, stop=stop)
-    counts = {key: count for key, count in asdict(report).items() if key != "halted"}
+    counts = {key: count for key, count in asdict(report).items() if key not in ("halted", "stopped", "left")}
     if shell.json:
         shell.line(asdict(report), ())
     output.note(" ".join(f"{key}={count}" for key, count in counts.items()))
+    if report.left:
+        output.note(_left(report))
     if report.halted is not None:
         output.note(f"error: {report.halted}")
         return UNAVAILABLE
     return NEGATIVE if until_empty and report.failed + report.rejected else OK
+
+
+def _left(report: WorkReport) -> str:
+    """Say what came back in this run, and until when it waits."""
+    due = [time for time in report.left.values() if time is not None]
+    if not due:
+        return f"{len(report.left)} given back wait in target/"
+    return f"{len(report.left)} given back wait until {output.time_text(max(due))} at the latest"
 
 
 def wait(
@@ -101,14 +113,14 @@ def wait(
         counts = found.counts()
         return not any(counts[state] for state in UNSETTLED) if empty else counts["target"] >= least
 
-    return OK if _until(reached, timeout) else _timed_out(found)
+    return OK if _until(reached, found, timeout) else _timed_out(found)
 
 
 def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) -> int:
     state = _state(queue, id)
     if state is None and queue.config.history:
         queue.find(id)  # it is nowhere, and this says so
-    if not _until(lambda: _state(queue, id) not in UNSETTLED, timeout):
+    if not _until(lambda: _state(queue, id) not in UNSETTLED, queue, timeout):
         return _timed_out(queue)
     ended = _state(queue, id) or "processed"
     shell.line({"id": id, "state": ended}, ("state",))
@@ -125,21 +137,28 @@ def _state(queue: Queue, id: str) -> str | None:
 
 
 def _timed_out(queue: Queue) -> int:
-    counts = queue.counts()
-    left = ", ".join(f"{counts[state]} in {state}" for state in UNSETTLED)
-    output.note(f"queue {queue.name}: what was waited for did not happen in time ({left})")
+    output.note(_not_yet(queue, "in time"))
     return TRY_LATER
 
 
-def _until(reached: Callable[[], bool], timeout: float | None) -> bool:
+def _not_yet(queue: Queue, when: str) -> str:
+    counts = queue.counts()
+    left = ", ".join(f"{counts[state]} in {state}" for state in UNSETTLED)
+    return f"queue {queue.name}: what was waited for did not happen {when} ({left})"
+
+
+def _until(reached: Callable[[], bool], queue: Queue, timeout: float | None) -> bool:
     end = None if timeout is None else time.monotonic() + timeout
-    for pause in _pauses():
-        if reached():
-            return True
-        left = pause if end is None else min(pause, end - time.monotonic())
-        if left <= 0:
-            return False
-        time.sleep(left)
+    try:
+        for pause in _pauses():
+            if reached():
+                return True
+            left = pause if end is None else min(pause, end - time.monotonic())
+            if left <= 0:
+                return False
+            time.sleep(left)
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(_not_yet(queue, "until then")) from error
     raise AssertionError("unreachable: pauses never end")
 
 

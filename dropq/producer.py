@@ -134,26 +134,33 @@ class Producer:
         if isinstance(messages, bytes | str | Mapping):
             raise ValueError("send_many takes several messages, such as a list of bodies; send takes one")
         sent: list[Sent] = []
-        batch: list[bytes | str | Mapping[str, Any]] = []
-        for message in messages:
-            batch.append(message)
-            if len(batch) == BATCH:
-                self._send_admitted(batch, sent)
-                batch = []
-        if batch:
-            self._send_admitted(batch, sent)
+        try:
+            self.send_into(sent, messages)
+        except QueueFull as error:
+            error.sent = sent
+            raise
         return sent
+
+    def send_into(self, sent: list[Sent], messages: Iterable[bytes | str | Mapping[str, Any]]) -> None:
+        """Send many messages, as `send_many` does; add what became of each to a list, also where an error ends it."""
+        before = len(sent)
+        batch: list[bytes | str | Mapping[str, Any]] = []
+        try:
+            for message in messages:
+                batch.append(message)
+                if len(batch) == BATCH:
+                    self._send_admitted(batch, sent)
+                    batch = []
+            if batch:
+                self._send_admitted(batch, sent)
+        except BaseException as error:
+            error.add_note(_so_many(sent[before:]))
+            raise
 
     def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         """Send a batch, in as many parts as the queue lets it in; what it discards is passed over."""
         while batch:
-            try:
-                admitted = self._admit(len(batch))
-            except BaseException as error:
-                error.add_note(_so_many(sent))
-                if isinstance(error, QueueFull):
-                    error.sent = sent
-                raise
+            admitted = self._admit(len(batch))
             if admitted:
                 self._send_batch(batch[:admitted], sent)
             else:
@@ -169,18 +176,24 @@ class Producer:
         life = self.life
         staged: dict[str, tuple[str, int]] = {}
         delayed: set[bool] = set()
+        going = ""
         try:
             self._stage_batch(batch, staged)
             for file, (message_id, not_before) in list(staged.items()):
+                going = file
                 life.send(file, not_before=not_before)
                 del staged[file]
                 delayed.add(bool(not_before))
                 sent.append(Sent(message_id, True, self.name))
         except BaseException as error:
-            for file in staged:
+            interrupted = not isinstance(error, Exception)
+            for file, (message_id, not_before) in staged.items():
+                path = f"{life.layout.working}/{file}"
+                if interrupted and file == going and not storage.exists(path):  # just after its rename
+                    delayed.add(bool(not_before))
+                    sent.append(Sent(message_id, True, self.name))
                 with suppress(OSError):  # what cannot be taken away now, fsck finds
-                    life.storage.unlink(f"{life.layout.working}/{file}")
-            error.add_note(_so_many(sent))
+                    life.storage.unlink(path)
             raise
         finally:
             for not_before in delayed:
@@ -221,14 +234,23 @@ class Producer:
         adopted = move and self._adopted(source, staged)
         if not adopted:
             self._copied(source, file)
-        self.life.send(file, not_before=not_before, back_to=source if adopted else None)
-        self.life.sent(not_before=not_before)
+        self._send_staged(file, message_id, not_before, back_to=source if adopted else None)
         if move and not adopted:
             try:
                 self.life.storage.unlink(source)
             except OSError as error:
                 raise storage_error(error, "the message was sent, its source could not be removed") from error
         return Sent(message_id, True, self.name)
+
+    def _send_staged(self, file: str, message_id: str, not_before: int, *, back_to: str | None = None) -> None:
+        """Send a staged file; an interrupt that comes when it is sent already says so."""
+        try:
+            self.life.send(file, not_before=not_before, back_to=back_to)
+            self.life.sent(not_before=not_before)
+        except KeyboardInterrupt as error:
+            if not storage.exists(f"{self.life.layout.working}/{file}"):
+                error.add_note(f"message {message_id} was sent")
+            raise
 
     def _adopted(self, source: str, staged: str) -> bool:
         try:
@@ -257,8 +279,7 @@ class Producer:
                 shutil.copyfileobj(reading, writing, storage.READ_SIZE)
         except OSError as error:
             raise storage_error(error, "nothing was sent") from error
-        self.life.send(file, not_before=not_before)
-        self.life.sent(not_before=not_before)
+        self._send_staged(file, message_id, not_before)
         return Sent(message_id, True, self.name)
 
     @contextmanager

@@ -26,9 +26,12 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 import dropq
-from dropq import Queue, Root
+from dropq import Message, Queue, Root
 from dropq.cli import main as cli
 from dropq.cli import output
+from dropq.cli.messages import _Sending
+from dropq.lifecycle import Lifecycle
+from dropq.storage import Storage
 
 DOCS = Path(__file__).parents[1] / "docs" / "cli.md"
 #: What a terminal must never get out of a name.
@@ -63,7 +66,7 @@ Run = Callable[..., Ran]
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     made = Root.create(tmp_path / "root")
-    made.create_queue("q", durability="none")
+    made.create_queue("q", durability="none", redelivery_delay=0)
     return made
 
 
@@ -1120,6 +1123,160 @@ def test_ctrl_c_ends_a_wait_without_a_traceback(root: Root, q: Queue) -> None:
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert b"Traceback" not in err
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, *, at: int) -> None:
+    """Let Ctrl-C come at the end of the call of a method that is the `at`-th."""
+    real, calls = getattr(kind, name), iter(range(1, 1_000_000))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        if next(calls) == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(kind, name, call)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "at"),
+    [
+        (Lifecycle, "stage", 3),
+        (Lifecycle, "send", 1),
+        (Lifecycle, "send", 1000),
+        (Lifecycle, "send", 1700),
+        (Storage, "rename", 1234),
+        (Lifecycle, "sent", 2),
+        (Queue, "send_into", 1),
+        (_Sending, "_print", 1),
+        (_Sending, "_print", 1000),
+        (_Sending, "_print", 1001),
+    ],
+)
+def test_the_ids_of_all_lines_that_were_sent_are_printed_whenever_ctrl_c_comes(
+    run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: int
+) -> None:
+    interrupting(monkeypatch, kind, name, at=at)
+    done = run("send", "q", "--lines", input="line\n" * 2500)
+    assert sorted(done.out.split()) == sorted(message.id for message in q.browse())
+    assert os.listdir(q.layout.working) == []
+    assert (done.code, done.err) == (130, f"interrupted: {len(done.out.split())} sent, nothing after that\n")
+
+
+@pytest.mark.parametrize(("name", "sent"), [("stage", 1), ("send", 2), ("sent", 2)])
+def test_ctrl_c_in_a_send_of_files_tells_how_many_were_sent(
+    run: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sent: int
+) -> None:
+    files = [str(tmp_path / name) for name in "abc"]
+    for file in files:
+        Path(file).write_text("x")
+    interrupting(monkeypatch, *((Storage, "create") if name == "stage" else (Lifecycle, name)), at=2)
+    done = run("send", "q", *files)
+    assert done.code == 130 and done.err.startswith(f"interrupted: {sent} of 3 sent, nothing after that")
+    assert q.counts()["target"] == sent
+    assert all(message.id in done.out + done.err for message in q.browse())
+
+
+def test_an_error_among_lines_tells_true_sums(run: Run, root: Root, tmp_path: Path) -> None:
+    few = root.create_queue("few", durability="none", max_unprocessed=1020)
+    (tmp_path / "lines").write_text("line\n" * 20_000)
+    done = run("send", "few", "--lines", str(tmp_path / "lines"))
+    assert done.code == 75
+    assert done.err.endswith("sent=1020 not_sent=18980\n") and "send_many" not in done.err
+    assert sorted(done.out.split()) == sorted(message.id for message in few.browse())
+
+
+def test_what_was_sent_is_told_when_its_id_cannot_be_written(root: Root, q: Queue, tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in "ab"]
+    for file in files:
+        Path(file).write_text("x")
+    with open("/dev/full", "wb") as full:
+        done = ran("--root", str(root.path), "send", "q", *files, stdout=full)
+    (message,) = q.browse()
+    why = "its id could not be written to standard output: No space left on device"
+    assert (done.code, done.err) == (74, f"error: message {message.id} was sent; {why}\n")
+    with open("/dev/full", "wb") as full:
+        done = ran("--root", str(root.path), "send", "q", "--lines", input=b"one\ntwo\n", stdout=full)
+    assert done.code == 74 and done.err.count("was sent; its id could not be written") == 2
+    assert all(f"message {message.id} was sent" in done.err for message in q.browse() if message.body != b"x")
+
+
+def test_a_send_goes_on_when_nobody_reads_its_ids_and_says_how_many_there_were(root: Root, q: Queue) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = ran("--root", str(root.path), "send", "q", "--lines", input=b"x\n" * 1500, stdout=writing)
+    os.close(writing)
+    assert (done.code, done.err) == (0, "sent=1500: not all ids were read\n")
+    assert q.counts()["target"] == 1500
+
+
+@pytest.mark.parametrize("out", ["a full disk", "a closed pipe"])
+def test_claims_that_nobody_is_told_of_are_given_back(root: Root, q: Queue, out: str) -> None:
+    q.send_many([b"1", b"2", b"3"])
+    if out == "a full disk":
+        stdout = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, stdout = os.pipe()
+        os.close(reading)
+    done = ran("--root", str(root.path), "receive", "q", "-n", "3", stdout=stdout)
+    os.close(stdout)
+    assert done.code == (74 if out == "a full disk" else 1)
+    assert "could not be written" in done.err and "3 given back: nobody was told of their receipts" in done.err
+    assert [(message.body, message.delivery_count) for message in q.browse()] == [(b"1", 0), (b"2", 0), (b"3", 0)]
+
+
+@pytest.mark.parametrize(("kind", "name", "at"), [(Lifecycle, "claim", 2), (Message, "size", 2), (Message, "size", 3)])
+def test_ctrl_c_in_a_receive_gives_back_what_was_not_printed(
+    run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: int
+) -> None:
+    q.send_many([b"1", b"2", b"3"])
+    interrupting(monkeypatch, kind, name, at=at)
+    done = run("receive", "q", "-n", "3")
+    assert done.code == 130 and "given back" in done.err and "interrupted" in done.err
+    held = [message.file for message in q.browse("processing")]
+    assert [row[1] for row in done.rows] == held
+    assert len(held) + q.counts()["target"] == 3
+
+
+@pytest.mark.parametrize("at", [1, 2, 40])
+def test_an_interrupted_move_tells_how_many_were_moved_and_where_the_rest_is(
+    run: Run, root: Root, q: Queue, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    other = root.create_queue("other", durability="none")
+    q.send_many([b"x"] * 50)
+    interrupting(monkeypatch, Lifecycle, "carry", at=at)
+    done = run("move", "q", "other", "--all", "--yes")
+    told = f"moved={at} failed=0\ninterrupted: {at} of 50 moved, the rest stays in target/\n"
+    assert (done.code, done.err) == (130, told)
+    assert len(done.rows) == other.counts()["target"] == at
+    assert q.counts()["target"] == 50 - at
+
+
+def test_an_interrupted_wait_and_fsck_say_how_far_they_came(
+    run: Run, root: Root, q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.send(b"x")
+    root.create_queue("r", durability="none")
+    interrupting(monkeypatch, Queue, "counts", at=2)
+    done = run("wait", "q", "--empty")
+    assert done.code == 130 and done.err.startswith("interrupted: queue q: what was waited for did not happen until")
+    assert "1 in target" in done.err
+    interrupting(monkeypatch, Queue, "fsck", at=1)
+    done = run("fsck")
+    assert done.code == 130 and re.fullmatch("interrupted: [01] of 2 queues checked\n", done.err)
+
+
+def test_a_worker_says_what_it_left(run: Run, root: Root) -> None:
+    patient = root.create_queue("patient", durability="none")
+    patient.send(b"x")
+    done = run("work", "patient", "--until-empty", "--", "sh", "-c", "exit 75")
+    (delayed,) = patient.browse("delayed")
+    assert delayed.not_before is not None
+    due = output.time_text(delayed.not_before)
+    given_back, counts, left = done.err.splitlines()
+    assert "given back (exit status 75), try 1, again in" in given_back
+    assert counts.startswith("acked=0 failed=0 retried=1")
+    assert (done.code, left) == (0, f"1 given back wait until {due} at the latest")
 
 
 def test_lines_are_sent_as_they_come(root: Root, q: Queue) -> None:
