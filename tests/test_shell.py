@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ from subprocess import Popen
 
 import pytest
 from actors import finish, start
-from helpers import FOLDERS, Clock, drop, lying, make_queue, names_in, until, where
+from helpers import FOLDERS, Clock, drop, lying, make_queue, names_in, take, until, where
 
 from dropq import LeaseLost, Queue, Root
 
+PROTOCOL = Path(__file__).parents[1] / "docs" / "protocol.md"
 #: Sends NUMBER bodies PREFIX-N, as the protocol has it: write in working/, then one mv.
 PRODUCER = """
 cd "$1"
@@ -109,6 +111,47 @@ def _taken(notes: Path) -> list[str]:
 
 def _bodies(queue: Queue, state: str) -> int:
     return len(os.listdir(Path(queue.layout.base) / state))
+
+
+def snippets() -> tuple[str, str]:
+    """The producer and the consumer of docs/protocol.md."""
+    text = PROTOCOL.read_text().partition("## For a shell script\n")[2].partition("\n`mv` replaces")[0]
+    producer, _, consumer = textwrap.dedent(text.strip("\n")).partition("# consumer")
+    return producer, "# consumer" + consumer
+
+
+def in_shell(root: Path, script: str, *, handle: str = "cat", input: bytes = b"") -> bytes:
+    """Run a script in a root, with a command `handle`."""
+    script = f'set -e\ncd "$1"\nhandle() {{\n{handle} "$1"\n}}\n{script}'
+    return subprocess.run(["sh", "-c", script, "sh", str(root)], input=input, capture_output=True, check=True).stdout
+
+
+def test_the_scripts_of_the_protocol_paper_send_take_and_fail(tmp_path: Path) -> None:
+    queue = Root.create(tmp_path).create_queue("orders", durability="none")
+    producer, consumer = snippets()
+    for number, (handle, state) in enumerate((("cat", "processed"), ("! cat", "error")), start=1):
+        in_shell(tmp_path, producer, input=b"body %d" % number)
+        (name,) = names_in(queue, "target")
+        assert in_shell(tmp_path, consumer, handle=handle) == b"body %d" % number
+        assert names_in(queue, state) == [name]
+    assert where(queue) == {"processed": [b"body 1"], "error": [b"body 2"]}
+
+
+def test_what_a_script_of_the_protocol_paper_held_comes_back_under_its_own_name(tmp_path: Path, clock: Clock) -> None:
+    queue = Root.create(tmp_path, clock=clock).create_queue("orders", durability="none", redelivery_delay=0)
+    producer, consumer = snippets()
+    in_shell(tmp_path, producer, input=b"body")
+    (name,) = names_in(queue, "target")
+    in_shell(tmp_path, consumer, handle="exit 0 #")  # it ends before it settles anything
+    (message,) = queue.browse("processing")
+    assert message.deadline is not None
+    assert queue.sweep().total == 0
+    clock.advance(3700)
+    assert queue.sweep().lapsed == 1
+    (message,) = queue.browse()
+    assert (message.id, message.delivery_count) == (name, 1)
+    take(queue).ack()
+    assert names_in(queue, "processed") == [name]
 
 
 def test_a_script_that_moves_error_back_to_target_is_a_requeue(tmp_path: Path, scripts: list[Popen[bytes]]) -> None:
