@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import runpy
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import until
 
 import dropq
 
@@ -55,6 +57,29 @@ def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
     assert "1 held, as many as max_backlog allows" in done.stdout
     jobs = dropq.Root(tmp_path / "work").queue("jobs")
     assert [message.text for message in jobs.browse("processing")] == ['{"urgency": 5, "region": "US"}\n']
+
+
+def test_the_unit_of_the_operations_paper_works_and_stops(tmp_path: Path) -> None:
+    ((_, text),) = blocks(TOP / "docs/operations.md", "ini")
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(text)
+    service = unit["Service"]
+    assert (service["KillMode"], service["Restart"]) == ("mixed", "always")
+    started = service["ExecStart"].split()
+    assert [started[0], started[2], started[-2]] == [
+        "/opt/dropq/bin/dropq",
+        "/srv/queues",
+        "/usr/local/bin/handle-order",
+    ]
+    started = [sys.executable, "-m", "dropq", "--root", str(tmp_path), *started[3:-2], "true", "{}"]
+    queue = dropq.Root.create(tmp_path).create_queue("orders", durability="none")
+    queue.send_many([b"x"] * 5)
+    with subprocess.Popen(started, stderr=subprocess.PIPE, text=True) as worker:
+        until(lambda: queue.counts()["processed"] == 5, "the worker works")
+        worker.terminate()
+        assert worker.stderr is not None and worker.stderr.read().startswith("acked=5 failed=0")
+        assert worker.wait(20) == 0
 
 
 @pytest.mark.spark
