@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-nfs test-fuse torture torture-spark model lint bench bench-spark clean
+.PHONY: help setup demo test test-cluster test-nfs test-fuse torture torture-spark mutants model lint bench bench-spark clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ torture: $(STAMP) ## hold dropq against crashes, faults, power cuts, strangers a
 
 torture-spark: $(STAMP) ## kill Spark jobs at random moments until each phase had ten kills, and account for every message
 	@$(RUN) tests/spark_kills.py $(ARGS)
+
+mutants: $(STAMP) ## change the code in small ways, and see that tests tell (ARGS="--sample 100 --seed 2" takes some of them)
+	@PYTHONPATH=tests $(RUN) -m torture.mutants $(ARGS)
 
 model: ## check the protocol's model with spin (apt install spin gcc)
 	@model/check.sh

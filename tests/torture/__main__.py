@@ -26,6 +26,7 @@ PARTS = (
     "syscalls",
     "storm",
     "units",
+    "policies",
     "spark",
     "powercut",
     "nfs",
@@ -33,6 +34,7 @@ PARTS = (
     "strangers",
     "clocks",
     "model",
+    "mutants",
 )
 PAPER = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- torture: begin -->", "<!-- torture: end -->"
