@@ -672,17 +672,23 @@ class TestNothingUpsetsIt:
         assert f"at most {NESTING} parentheses" in error(level * 100_000)
 
     @pytest.mark.parametrize(
-        ("start", "level", "end"),
-        [("", "/y OR /y AND /x = 1 AND NOT (", "/y"), ("/x <> ", "1 + 2 * -(", "/x"), ("", "INSTR(/x, ", "'a'")],
+        ("start", "level", "end", "expected"),
+        [
+            ("", "/y OR /y AND /x = 1 AND NOT (", "/y", [False, True]),
+            ("/x <> ", "1 + 2 * -(", "/x", [True, True]),
+            ("", "INSTR(/x, ", "'a'", [False, False]),
+        ],
     )
-    def test_nesting_leaves_a_third_of_the_stack_to_the_caller(self, start: str, level: str, end: str) -> None:
-        """A filter may be asked from deep within a program."""
+    def test_nesting_leaves_a_third_of_the_stack_to_the_caller(
+        self, start: str, level: str, end: str, expected: list[bool]
+    ) -> None:
+        """A filter may be asked from deep within a program, and says what it says elsewhere."""
         text = start + level * NESTING + end + ")" * NESTING
 
-        def deep(frames: int) -> object:
-            return deep(frames - 1) if frames else matches(text, {"x": 1, "y": False})
+        def deep(frames: int, y: bool) -> bool:
+            return deep(frames - 1, y) if frames else matches(text, {"x": 1, "y": y})
 
-        deep(sys.getrecursionlimit() // 3)
+        assert [deep(sys.getrecursionlimit() // 3, y) for y in (False, True)] == expected
 
     @pytest.mark.parametrize(
         "text",

@@ -1,0 +1,38 @@
+"""Whose turn a message is, call by call: what each subscription is given while others wait, and what they note."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from helpers import base, make_queue, reopened, where
+
+from dropq.admission import fairness
+
+
+@pytest.fixture(autouse=True)
+def _turns_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose turn it is has all the time to come for it, and who gives way looks once."""
+    monkeypatch.setattr(fairness, "PATIENCE", 3600)
+    monkeypatch.setattr("dropq.subscription.TURNS_PATIENCE", 0)
+
+
+@pytest.mark.parametrize("model", ["round-robin", "proportional"])
+def test_a_command_that_receives_comes_behind_all_that_wait(tmp_path: Path, model: str) -> None:
+    queue = make_queue(tmp_path, fairness_model=model)
+    queue.send(b"a")
+    with reopened(queue).subscribe() as waiting:
+        first = waiting.receive()
+        assert first is not None
+        first.ack()
+        assert waiting.receive() is None  # from now on it waits, and has had its turn
+        queue.send(b"b")
+        with queue.subscribe(lease_period="1m", detached=True) as passing:
+            assert passing.receive() is None
+            assert where(queue) == {"processed": [b"a"], "target": [b"b"]}
+            own = waiting.receive()
+            assert own is not None
+            assert [name.partition(",")[0] for name in os.listdir(base(queue) / ".dropq" / "turns")] == [waiting.id]
+            queue.send(b"c")
+            assert passing.receive() is not None  # nobody waits any more
