@@ -1,0 +1,124 @@
+"""Barriers, call by call: what the crashes of others leave of them, who else may settle one, and what a sweep takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Clock, always_fresh, base, make_queue, names_in, reopened, where
+
+from dropq import Message, Queue, Subscription
+from dropq.lifecycle import Held, Lifecycle
+
+#: Seconds for which what a crash left of a barrier that was not handed out may lie there.
+STAGING = 60
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    always_fresh(monkeypatch)
+
+
+def barriers(path: Path, **options: Any) -> Queue:
+    queue = make_queue(path, barrier_expression="JMSType = 'sync'", **options)
+    queue.send(b"sync", type="sync")
+    queue.send(b"a")
+    return queue
+
+
+def folder(queue: Queue) -> Path:
+    """The one folder of shares that is there."""
+    (found,) = (path for path in (base(queue) / ".dropq" / "barriers").iterdir() if path.name[0] != ".")
+    return found
+
+
+def shares(queue: Queue, below: str = "") -> list[str]:
+    """The names of the shares that are not settled, or of those that are, `below` how."""
+    return sorted(entry.name for entry in os.scandir(folder(queue) / below) if entry.is_file() and entry.name[0] != ".")
+
+
+def given(subscription: Subscription) -> Message:
+    message = subscription.receive()
+    assert message is not None
+    return message
+
+
+def test_a_barrier_whose_last_holder_died_as_it_settled_keeps_nobody_back_for_one_look(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    with queue.subscribe(max_backlog=None) as one:
+        assert given(one).body == b"sync"
+        (share,) = shares(queue)
+        os.rename(folder(queue) / share, folder(queue) / "acked" / share)  # and there its holder dies
+        assert given(one).body == b"a"
+    assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+
+
+def test_two_who_see_the_last_share_settled_may_both_settle_the_barrier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = barriers(tmp_path)
+    find = Lifecycle.find_claim
+
+    def find_and_come_second(self: Lifecycle, owner: str) -> Held | None:
+        found = find(self, owner)
+        if found is not None and "/processing/" in found.path and not shares(queue):
+            os.rename(found.path, base(queue) / "processed" / found.file)
+        return found
+
+    with queue.subscribe() as one:
+        share = given(one)
+        monkeypatch.setattr(Lifecycle, "find_claim", find_and_come_second)
+        share.ack()
+        assert given(one).body == b"a"
+    assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+
+
+@pytest.mark.parametrize("name", [".barrier%-0123456789-0", "barrier%-0123456789-0"], ids=["hidden", "whole"])
+def test_what_a_crash_left_of_a_barrier_that_was_not_handed_out_is_swept_after_a_while(
+    tmp_path: Path, name: str
+) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    left = base(queue) / ".dropq" / "barriers" / name
+    left.mkdir(parents=True)
+    clock.advance(STAGING - 1)
+    queue.sweep()
+    assert left.exists()
+    clock.advance(2)
+    queue.sweep()
+    assert not left.exists()
+
+
+def test_a_sweep_counts_the_shares_that_it_gave_up_and_those_that_outlived_their_leases(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = barriers(tmp_path, clock=clock)
+    with queue.subscribe(lease_period="10s") as one, reopened(queue).subscribe(lease_period="10s") as other:
+        assert given(one).body == given(other).body == b"sync"
+        clock.advance(11)
+        os.unlink(base(queue) / ".dropq" / "consumers" / other.id)  # it has no sign of life any more, and cannot take
+        assert queue.sweep().barriers == 2
+        assert [share.partition(",")[0] for share in shares(queue)] == sorted([f"{one.id}-0", f"{other.id}-0"])
+        assert queue.sweep().barriers == 1
+        assert [share.partition(",")[0] for share in shares(queue)] == [f"{one.id}-0"]
+        assert [share.partition(",")[0] for share in shares(queue, "left")] == [f"{other.id}-0"]
+        assert names_in(queue, "target") != []
+
+
+def test_a_barrier_of_which_nobody_had_taken_a_share_returns_uncounted(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    with queue.subscribe() as one:
+        assert given(one).body == b"sync"
+        (share,) = shares(queue)
+        os.rename(folder(queue) / share, folder(queue) / "left" / share.replace(",1~", ",0~"))  # as who ends before
+        queue.sweep()
+        assert [(message.body, message.delivery_count) for message in queue.browse()] == [(b"sync", 0), (b"a", 0)]
+
+
+def test_a_message_that_was_sent_with_a_delay_keeps_no_barrier_waiting(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
+    queue.send(b"later", delay="1h")
+    queue.send(b"sync", type="sync")
+    with queue.subscribe() as one:
+        assert given(one).body == b"sync"
