@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import in_child
 from helpers import Clock, always_fresh, base, make_queue, names_in, reopened, where
 
 from dropq import Message, Queue, Subscription
@@ -122,3 +123,16 @@ def test_a_message_that_was_sent_with_a_delay_keeps_no_barrier_waiting(tmp_path:
     queue.send(b"sync", type="sync")
     with queue.subscribe() as one:
         assert given(one).body == b"sync"
+
+
+def test_another_process_settles_a_share_by_its_receipt(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    with queue.subscribe(detached=True, lease_period="1h") as one, queue.subscribe() as other:
+        receipt = given(one).receipt
+        assert receipt is not None
+        in_child(lambda: reopened(queue).claimed(receipt).ack())
+        (acked,) = shares(queue, "acked")
+        assert acked.startswith(f"{one.id}-")
+        assert where(queue) == {"processing": [b"sync"], "target": [b"a"]}
+        given(other).ack()
+    assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}

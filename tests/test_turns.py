@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import base, make_queue, reopened, where
 
+from dropq import Queue
 from dropq.admission import fairness
 
 
@@ -36,3 +37,21 @@ def test_a_command_that_receives_comes_behind_all_that_wait(tmp_path: Path, mode
             assert [name.partition(",")[0] for name in os.listdir(base(queue) / ".dropq" / "turns")] == [waiting.id]
             queue.send(b"c")
             assert passing.receive() is not None  # nobody waits any more
+
+
+def standings(queue: Queue) -> dict[str, str]:
+    """Whether each subscription waits, by its id, as its file says."""
+    found = os.listdir(base(queue) / ".dropq" / "turns")
+    return {name.partition(",")[0]: name.rpartition(",")[2] for name in found if name[0] != "."}
+
+
+def test_who_was_passed_over_counts_again_when_it_next_asks(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with queue.subscribe() as one:
+        assert one.receive() is None
+        assert standings(queue) == {one.id: "waits"}
+        (name,) = os.listdir(base(queue) / ".dropq" / "turns")
+        passed = name.replace(",waits", ",busy")
+        os.rename(base(queue) / ".dropq" / "turns" / name, base(queue) / ".dropq" / "turns" / passed)
+        assert one.receive() is None
+        assert standings(queue) == {one.id: "waits"}
