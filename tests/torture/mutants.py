@@ -146,6 +146,8 @@ class _Lister(ast.NodeVisitor):
 
     def _descend(self, node: ast.AST) -> None:
         """Visit what is inside; a statement's own expressions come before the statements that it holds."""
+        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+            return
         line = self._line
         for name, value in ast.iter_fields(node):
             if name == "annotation":
@@ -158,7 +160,12 @@ class _Lister(ast.NodeVisitor):
 
     def _change(self, node: ast.AST) -> None:
         match node:
-            case ast.If(test=test) | ast.IfExp(test=test):
+            case ast.IfExp(body=body, orelse=orelse):
+                self._add(node, ast.unparse(node), ast.unparse(body))
+                self._add(node, ast.unparse(node), ast.unparse(orelse))
+            case ast.keyword(arg=str(name), value=ast.Constant(value=bool(value)) as constant):
+                self._add(constant, f"{name}={value}", f"{name}={not value}", text=str(not value))
+            case ast.If(test=test):
                 self._add(test, f"if {ast.unparse(test)}", "if True", text="True")
                 self._add(test, f"if {ast.unparse(test)}", "if False", text="False")
             case ast.While(test=test) if not isinstance(test, ast.Constant):
@@ -181,19 +188,19 @@ class _Lister(ast.NodeVisitor):
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OTHER_OPERATOR:
                 other_result = ast.BinOp(left, _OTHER_OPERATOR[type(operator)](), right)
                 self._add(node, ast.unparse(node), ast.unparse(other_result))
-            case ast.Constant(value=bool(value)):
-                self._add(node, str(value), str(not value))
-            case ast.Constant(value=int(value)) if value < 10:
-                self._add(node, str(value), str(value + 1))
-            case ast.Call(func=ast.Name(id=name) as function) if name in _OTHER_CALL:
-                self._add(function, ast.unparse(node), f"{_OTHER_CALL[name]}(...)", text=_OTHER_CALL[name])
+            case ast.Constant(value=bool(truth)):
+                self._add(node, str(truth), str(not truth))
+            case ast.Constant(value=int(number)) if number < 10:
+                self._add(node, str(number), str(number + 1))
+            case ast.Call(func=ast.Name(id=called) as function) if called in _OTHER_CALL:
+                self._add(function, ast.unparse(node), f"{_OTHER_CALL[called]}(...)", text=_OTHER_CALL[called])
             case ast.Call(func=ast.Name(id="suppress"), args=[_, *_]):
                 self._add(node, ast.unparse(node), "suppress()", text="suppress()")
-            case ast.ExceptHandler(body=body):
-                self._line = body[0].lineno
-                said = "; ".join(map(ast.unparse, body))
-                self._add(body[0], f"except {ast.unparse(node.type) if node.type else ''}: {said}", "raise",
-                          last=body[-1], text="raise")  # fmt: skip
+            case ast.ExceptHandler(body=handled):
+                self._line = handled[0].lineno
+                said = "; ".join(map(ast.unparse, handled))
+                self._add(handled[0], f"except {ast.unparse(node.type) if node.type else ''}: {said}", "raise",
+                          last=handled[-1], text="raise")  # fmt: skip
             case ast.Return(value=ast.expr() as returned) if not isinstance(returned, ast.Constant):
                 self._add(returned, ast.unparse(node), "return None", text="None")
             case ast.Expr(value=ast.Call()) | ast.AugAssign():

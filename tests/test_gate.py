@@ -1,0 +1,42 @@
+"""What stands between a message and its consumer, look by look: how soon it looks again, and for what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import make_queue, reopened, take
+
+from dropq.admission import TURN_RECHECK, fairness
+from dropq.admission.gate import RECHECK
+
+
+def test_who_finds_an_empty_queue_waits_for_news_and_who_finds_it_full_looks_for_the_ack(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, max_backlog=1)
+    with queue.subscribe() as one:
+        assert one.receive() is None
+        assert (one.held_up, one.next_look > 2 * RECHECK) == (False, True)
+        queue.send_many([b"a", b"b"])
+        held = take(reopened(queue))
+        assert one.receive() is None
+        assert (one.held_up, one.next_look <= RECHECK) == (True, True)
+        held.ack()
+        assert one.receive() is not None
+        assert one.held_up is False
+
+
+def test_who_leaves_a_message_to_another_looks_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "PATIENCE", 3600)
+    monkeypatch.setattr("dropq.subscription.TURNS_PATIENCE", 0)
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with reopened(queue).subscribe() as waiting, queue.subscribe(max_backlog=None) as other:
+        assert waiting.receive() is None
+        queue.send(b"a")
+        first = waiting.receive()
+        assert first is not None
+        first.ack()
+        assert [other.receive(), waiting.receive()] == [None, None]
+        queue.send_many([b"b", b"c"])
+        assert other.receive() is not None
+        assert other.receive() is None  # it is the other's turn
+        assert (other.held_up, other.next_look <= TURN_RECHECK) == (True, True)
