@@ -136,3 +136,23 @@ def test_another_process_settles_a_share_by_its_receipt(tmp_path: Path) -> None:
         assert where(queue) == {"processing": [b"sync"], "target": [b"a"]}
         given(other).ack()
     assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+
+
+def test_what_the_queue_s_filter_keeps_out_keeps_no_barrier_waiting_and_is_none(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'", filter="JMSPriority > 3")
+    queue.send(b"not in the queue", priority=1)
+    queue.send(b"no barrier", type="sync", priority=1)
+    queue.send(b"sync", type="sync")
+    with queue.subscribe() as one:
+        assert given(one).body == b"sync"
+    assert sorted(os.listdir(base(queue) / "processing")) == []
+
+
+def test_what_has_expired_keeps_no_barrier_waiting(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock, barrier_expression="JMSType = 'sync'")
+    queue.send(b"late", expires_in="10s", properties={"kind": "b"})
+    queue.send(b"sync", type="sync")
+    clock.advance(11)
+    with queue.subscribe(filter="kind IS NULL") as one:
+        assert given(one).body == b"sync"

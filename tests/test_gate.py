@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
-from helpers import make_queue, reopened, take
+from helpers import base, make_queue, reopened, take
 
-from dropq.admission import TURN_RECHECK, fairness
+from dropq.admission import TURN_RECHECK, fairness, lock
 from dropq.admission.gate import RECHECK
 
 
@@ -23,6 +24,19 @@ def test_who_finds_an_empty_queue_waits_for_news_and_who_finds_it_full_looks_for
         held.ack()
         assert one.receive() is not None
         assert one.held_up is False
+
+
+def test_who_does_not_get_the_lock_looks_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 0.05)
+    queue = make_queue(tmp_path, max_backlog=1)
+    queue.send(b"a")
+    with queue.subscribe() as one:
+        take(queue).nack()  # there is a lock file from now on
+        with open(base(queue) / ".dropq" / "lock") as stranger:
+            fcntl.flock(stranger, fcntl.LOCK_EX)
+            assert one.receive() is None
+            assert (one.held_up, one.next_look <= RECHECK) == (True, True)
+        assert one.receive() is not None
 
 
 def test_who_leaves_a_message_to_another_looks_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,6 +373,8 @@ def _keeping_account(path: str, source: bytes) -> bytes:
     tree = ast.parse(source)
     for node in list(ast.walk(tree)):
         if isinstance(node, _Function):
+            # A test that is spared a call by an earlier one's depends on it all the same.
+            node.decorator_list = [one for one in node.decorator_list if ast.unparse(one) != "cache"]
             for inside in ast.walk(node):
                 _account(path, inside)
     after = next(
