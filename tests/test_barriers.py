@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from children import in_child
 from helpers import Clock, always_fresh, base, make_queue, names_in, reopened, where
 
 from dropq import Message, Queue, Subscription
+from dropq.admission.barrier import Shares
 from dropq.lifecycle import Held, Lifecycle
 
 #: Seconds for which what a crash left of a barrier that was not handed out may lie there.
@@ -56,8 +58,9 @@ def test_a_barrier_whose_last_holder_died_as_it_settled_keeps_nobody_back_for_on
     assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["and has moved it", "and has removed its shares"])
 def test_two_who_see_the_last_share_settled_may_both_settle_the_barrier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     queue = barriers(tmp_path)
     find = Lifecycle.find_claim
@@ -66,6 +69,8 @@ def test_two_who_see_the_last_share_settled_may_both_settle_the_barrier(
         found = find(self, owner)
         if found is not None and "/processing/" in found.path and not shares(queue):
             os.rename(found.path, base(queue) / "processed" / found.file)
+            if whole:
+                shutil.rmtree(folder(queue))
         return found
 
     with queue.subscribe() as one:
@@ -156,3 +161,27 @@ def test_what_has_expired_keeps_no_barrier_waiting(tmp_path: Path) -> None:
     clock.advance(11)
     with queue.subscribe(filter="kind IS NULL") as one:
         assert given(one).body == b"sync"
+
+
+def test_a_barrier_that_all_have_left_counts_as_delivered_if_one_of_them_had_it(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    with queue.subscribe(), queue.subscribe() as one, queue.subscribe():
+        assert given(one).body == b"sync"
+    assert [(message.body, message.delivery_count) for message in queue.browse()] == [(b"sync", 1), (b"a", 0)]
+
+
+def test_a_sweep_passes_over_a_share_that_was_settled_since_it_was_listed(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = barriers(tmp_path, clock=clock)
+
+    def give_back_what_is_settled(self: Shares, held: Held) -> object:
+        os.rename(held.path, folder(queue) / "acked" / held.filename)
+        return Lifecycle.give_back(self, held)
+
+    with queue.subscribe(lease_period="10s") as one:
+        assert given(one).body == b"sync"
+        clock.advance(11)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Shares, "give_back", give_back_what_is_settled)
+            assert queue.sweep().barriers == 0
+        assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}  # and it has seen to the rest

@@ -1,0 +1,46 @@
+"""Signs of life, as plain files and locks: who leaves one, who takes it down, and what it says where a mount has it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import base, make_queue, where
+
+
+def signs(path: Path) -> list[str]:
+    return sorted(name for name in os.listdir(path / ".dropq" / "consumers") if name[0] != ".")
+
+
+def test_another_thread_than_the_one_that_subscribed_takes_down_the_sign_of_life(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    subscription = queue.subscribe()
+    assert subscription.receive() is not None
+    assert signs(base(queue)) == [subscription.id]
+    closing = threading.Thread(target=subscription.close)
+    closing.start()
+    closing.join()
+    assert signs(base(queue)) == []
+    assert where(queue) == {"target": [b"a"]}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_there_are_no_locks_nothing_stands_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    def refused(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with queue.subscribe() as one:
+        assert one.receive() is not None
+        assert os.listdir(base(queue) / ".dropq" / "consumers") == []
+        assert "no locks on this file system" in caplog.text
+        assert queue.sweep().total == 0
