@@ -10,7 +10,7 @@ import pytest
 from helpers import base, drop, make_queue, names_in, reopened, take, where
 
 from dropq import NoSuchQueue, StorageError
-from dropq.staging import Job
+from dropq.staging import Job, is_committed
 
 
 def reasons(path: Path) -> list[str]:
@@ -80,3 +80,15 @@ def test_who_commits_is_told_whether_somebody_dropped_the_job(tmp_path: Path, dr
         job.commit([staged])
     assert ("dropped it" in str(refused.value)) is dropped
     assert where(queue) == {}
+
+
+def test_a_link_to_a_job_that_was_committed_elsewhere_is_no_job_of_this_queue(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "manifest.json").write_text('{"format": 1, "job": "j", "attempts": {}}')
+    os.symlink(elsewhere, base(queue) / "working" / ".job-j")
+    assert not is_committed(queue.layout.working)
+    os.unlink(base(queue) / "working" / ".job-j")
+    os.rename(elsewhere, base(queue) / "working" / ".job-j")
+    assert is_committed(queue.layout.working)

@@ -1,0 +1,49 @@
+"""How often senders count what a limited queue holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dropq.admission import entry
+from dropq.admission.entry import Tally
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What each count comes to; none grows old by itself."""
+    monkeypatch.setattr(entry, "LISTING_SHARE", 10**9)
+    monkeypatch.setattr(entry, "COUNT_AGE", 3600.0)
+    counts: list[int] = []
+    real = Tally._counted
+
+    def count(self: Tally) -> int:
+        counts.append(real(self))
+        return counts[-1]
+
+    monkeypatch.setattr(Tally, "_counted", count)
+    return counts
+
+
+def test_who_is_refused_again_and_again_costs_one_count(tmp_path: Path, counted: list[int]) -> None:
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+    tally = Tally([str(tmp_path)], (), 3)
+    assert [tally.enter(1) for _ in range(5)] == [0] * 5
+    assert counted == [3]
+
+
+def test_before_anything_is_refused_by_what_was_let_in_since_there_is_a_new_count(
+    tmp_path: Path, counted: list[int]
+) -> None:
+    for number in range(2):
+        (tmp_path / str(number)).touch()
+    tally = Tally([str(tmp_path)], (), 3)
+    assert tally.enter(1) == 1
+    assert counted == [2]
+    (tmp_path / "sent").touch()
+    os.unlink(tmp_path / "0")
+    assert tally.enter(1) == 1  # by what it has added up it would be full
+    assert counted == [2, 2]
