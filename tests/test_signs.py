@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from helpers import base, make_queue, where
 
+from dropq.mounts import Mount
+
 
 def signs(path: Path) -> list[str]:
     return sorted(name for name in os.listdir(path / ".dropq" / "consumers") if name[0] != ".")
@@ -44,3 +46,14 @@ def test_where_there_are_no_locks_nothing_stands_for_one(
         assert os.listdir(base(queue) / ".dropq" / "consumers") == []
         assert "no locks on this file system" in caplog.text
         assert queue.sweep().total == 0
+
+
+def test_where_a_mount_keeps_its_locks_to_itself_the_sign_says_which_kernel_and_mount_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropq.consumers.mount_of", lambda path: Mount("fuse.bindfs", "/", "x", ("rw",)))
+    queue = make_queue(tmp_path)
+    with queue.subscribe() as one:
+        sign = base(queue) / ".dropq" / "consumers" / one.id
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert sign.read_text() == f"{boot} {os.stat(sign.parent).st_dev}\n"

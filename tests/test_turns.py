@@ -10,6 +10,7 @@ from helpers import base, make_queue, reopened, where
 
 from dropq import Queue
 from dropq.admission import fairness
+from dropq.storage import Storage
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +56,22 @@ def test_who_was_passed_over_counts_again_when_it_next_asks(tmp_path: Path) -> N
         os.rename(base(queue) / ".dropq" / "turns" / name, base(queue) / ".dropq" / "turns" / passed)
         assert one.receive() is None
         assert standings(queue) == {one.id: "waits"}
+
+
+def test_who_waits_already_says_so_no_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    renamed: list[str] = []
+    rename = Storage.rename
+
+    def counting(self: Storage, source: str, destination: str) -> None:
+        renamed.append(destination)
+        rename(self, source, destination)
+
+    with queue.subscribe() as one:
+        assert one.receive() is None
+        monkeypatch.setattr(Storage, "rename", counting)
+        assert [one.receive() for _ in range(3)] == [None] * 3
+        assert [path for path in renamed if "/turns/" in path] == []
+        queue.send(b"a")
+        assert one.receive() is not None
+        assert len([path for path in renamed if "/turns/" in path]) == 1
