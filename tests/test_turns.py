@@ -75,3 +75,26 @@ def test_who_waits_already_says_so_no_second_time(tmp_path: Path, monkeypatch: p
         queue.send(b"a")
         assert one.receive() is not None
         assert len([path for path in renamed if "/turns/" in path]) == 1
+
+
+def test_who_has_a_filter_that_cannot_be_read_is_taken_to_want_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with reopened(queue).subscribe(filter="JMSPriority > 8") as picky, queue.subscribe() as other:
+        assert picky.receive() is None
+        (name,) = (name for name in os.listdir(base(queue) / ".dropq" / "turns") if name.startswith(picky.id))
+        (base(queue) / ".dropq" / "turns" / name).write_text("((")
+        os.rename(  # the other has had a turn, so that the picky one is before it
+            base(queue) / ".dropq" / "turns" / name,
+            base(queue) / ".dropq" / "turns" / name.replace(",waits", ",busy"),
+        )
+        queue.send(b"a")
+        first = other.receive()
+        assert first is not None
+        first.ack()
+        assert picky.receive() is None
+        queue.send(b"b")
+        assert other.receive() is None
+        assert where(queue) == {"processed": [b"a"], "target": [b"b"]}
+    assert "by a filter that cannot be read here" in caplog.text
