@@ -98,3 +98,22 @@ def test_who_has_a_filter_that_cannot_be_read_is_taken_to_want_all(
         assert other.receive() is None
         assert where(queue) == {"processed": [b"a"], "target": [b"b"]}
     assert "by a filter that cannot be read here" in caplog.text
+
+
+def test_who_is_passed_over_while_it_takes_has_one_standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    turns = base(queue) / ".dropq" / "turns"
+    rename = Storage.rename
+
+    def passing_over(self: Storage, source: str, destination: str) -> None:
+        if "/processing/" in destination:
+            (name,) = os.listdir(turns)
+            os.rename(turns / name, turns / name.replace(",waits", ",busy"))
+        rename(self, source, destination)
+
+    with queue.subscribe() as one:
+        assert one.receive() is None
+        queue.send(b"a")
+        monkeypatch.setattr(Storage, "rename", passing_over)
+        assert one.receive() is not None
+        assert os.listdir(turns) == [f"{one.id},1,1,busy"]
