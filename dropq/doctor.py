@@ -454,7 +454,7 @@ def links(bench: Bench) -> Iterator[Diagnosis]:
 def locks(bench: Bench) -> Iterator[Diagnosis]:
     """Try whether a lock excludes another process, and goes when its process dies; look up whether it reaches hosts."""
     (folder,) = bench.folders("locks")
-    path = bench.file(f"{folder}/holder", consumers.keeper(folder))
+    path = bench.file(f"{folder}/holder", consumers.mark(folder))
     refused, while_held, after = _lock_of_another(folder, path)
     if refused:
         yield bench.found("no-locks", f"no flock: {os.strerror(refused) if refused > 0 else 'the process ended'}")

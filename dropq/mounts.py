@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 
 #: Where Linux tells which file system is mounted where; elsewhere there is no such file.
 MOUNTS = "/proc/self/mountinfo"
@@ -13,8 +14,17 @@ MOUNTS = "/proc/self/mountinfo"
 _SHARED = re.compile(
     r"nfs|fuse|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|ocfs2|gfs2|vboxsf|prl_fs|drvfs"
 )
-#: Of these, those that pass the locks of one host on to the others, unless an option says otherwise.
-_PASSING_LOCKS = re.compile(r"nfs|cifs|smb|ceph|lustre|ocfs2|gfs2")
+#: Of these, those that pass the locks of one host on to the others, unless an option says otherwise; and the name that
+#: those have in common who share these locks. NFS has none: its server's own host shares them, by `locks`.
+_PASSING_LOCKS = {
+    "nfs": "",
+    "cifs": "smb",
+    "smb": "smb",
+    "ceph": "ceph",
+    "lustre": "lustre",
+    "ocfs2": "ocfs2",
+    "gfs2": "gfs2",
+}
 #: Options by which locks stay on the host that they are taken on.
 _LOCAL_LOCKS = frozenset({"nolock", "nobrl", "localflock", "localflocks", "local_lock=all", "local_lock=flock"})
 
@@ -36,8 +46,16 @@ class Mount:
     @property
     def keeps_locks(self) -> bool:
         """Whether a lock may be known to this mount alone: others share it, and it is not known to pass locks on."""
-        passes = _PASSING_LOCKS.match(self.kind) is not None and _LOCAL_LOCKS.isdisjoint(self.options)
-        return self.shared and not passes
+        return self.shared and (self._passing is None or not _LOCAL_LOCKS.isdisjoint(self.options))
+
+    @property
+    def sharing_locks(self) -> str:
+        """What those have in common who share its locks; "" for this host's own disks, and for NFS."""
+        return self._passing or ""
+
+    @property
+    def _passing(self) -> str | None:
+        return next((name for start, name in _PASSING_LOCKS.items() if self.kind.startswith(start)), None)
 
     def option(self, name: str) -> str | None:
         """Return the value of an option, "" for one that has none; None where it is not set."""
@@ -64,11 +82,20 @@ def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
                 # btrfs and overlays have device numbers that the table does not: there the mount point tells.
                 fits = is_there, len(point) if above else -1
                 if (is_there or above) and fits >= best:  # of two on one point the later hides the other
-                    options = ",".join([fields[5], *others[-1:]]).split(",")
-                    found, best = Mount(kind, point, _unescaped(source), tuple(dict.fromkeys(options))), fits
+                    # One that is not above the path is another mount of the same disk: in a chroot the path's own is
+                    # not listed. The two share the options of the disk, and not those of a mount, such as `ro`.
+                    options = ",".join([*fields[5:6][:above], *others[-1:]]).split(",")
+                    shown = point if above else "/"
+                    found, best = Mount(kind, shown, _unescaped(source), tuple(dict.fromkeys(options))), fits
     except (OSError, IndexError, ValueError):
         return None
     return found
+
+
+@cache
+def mount_at(folder: str, device: int) -> Mount | None:
+    """Return what a folder lies on; it is looked up once for each device that the folder is found on."""
+    return mount_of(folder)
 
 
 def _unescaped(text: str) -> str:

@@ -13,6 +13,7 @@ import heapq
 import logging
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,8 @@ log = logging.getLogger("dropq")
 INTERVAL = 1.0
 #: The next one comes after at least so many times what the last one took.
 SWEEP_SHARE = 10
+#: How many holders' locks a sweep on the way tries; if one of them is dead, it tries all: they seldom die alone.
+LOCKS_TRIED = 10
 #: A consumer begins with the upkeep when nobody did a part of it for so many seconds.
 UPKEEP_INTERVAL = 60.0
 #: Seconds that a consumer is there before it looks for that: who takes one message and ends has no time for it.
@@ -97,6 +100,7 @@ class QuickSweep:
 
     def __init__(self, life: Lifecycle) -> None:
         self._life = life
+        self._place = random.randrange(1 << 16)  # in the row of holders: consumers are to try different ones
         #: When to sweep again, on the monotonic clock.
         self.again = 0.0
         self.next_due: float | None = None
@@ -120,7 +124,8 @@ class QuickSweep:
         report = SweepReport()
         started = time.monotonic()
         self.again = started + INTERVAL
-        self.next_due = _bring_back(self._life, report, idle=idle)
+        self._place += LOCKS_TRIED
+        self.next_due = _bring_back(self._life, report, idle=idle, place=self._place)
         _add_jobs(report, staging.finish_stalled(self._life, STALLED_JOB))
         pause = INTERVAL if self.next_due is None else min(self.next_due, INTERVAL)
         now = time.monotonic()
@@ -184,16 +189,16 @@ def sweep(
 ) -> SweepReport:
     """Bring a queue back in order; ages are in seconds, None leaves such claims and jobs alone."""
     report = SweepReport()
-    report.next_due = _bring_back(life, report, idle=True)
+    report.next_due = _bring_back(life, report, idle=True, place=None)
     _return_old_claims(life, report, foreign_older_than, unleased_older_than)
     for _ in _upkeep(life, report, jobs_older_than=jobs_older_than):
         pass
     return report
 
 
-def _bring_back(life: Lifecycle, report: SweepReport, *, idle: bool) -> float | None:
+def _bring_back(life: Lifecycle, report: SweepReport, *, idle: bool, place: int | None) -> float | None:
     """Bring back what may be handed out; return in how many seconds the next delay or lease ends."""
-    dues = [*_return_claims(life, report, idle=idle), *_deliver_delayed(life, report)]
+    dues = [*_return_claims(life, report, idle=idle, place=place), *_deliver_delayed(life, report)]
     return max(min(dues) - life.clock.now_ms(), 0) / 1000 if dues else None
 
 
@@ -224,10 +229,10 @@ def _add_jobs(report: SweepReport, jobs: staging.JobsReport) -> None:
 # -- claims: processing -> target ------------------------------------------------------------------------------
 
 
-def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) -> list[int]:
+def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool, place: int | None) -> list[int]:
     """Return what the dead held and what outlived its lease; return the deadlines, in ms, that are yet to come.
 
-    With `idle`, also clear away the dead that held nothing.
+    With `idle`, also clear away the dead that held nothing. With `place`, try the locks of a few from there on.
     """
     claims = list(life.claims())
     known = consumers.known(life.layout.consumers)
@@ -236,7 +241,11 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool = False) 
     if barriers:
         with _passing_over(life, report, "the shares of barriers"):
             holders |= barrier.sharers(life)
-    for subscription in known if idle else known & holders:
+    suspects = sorted(known if idle else known & holders)
+    first = (place or 0) % max(len(suspects), 1)
+    for number, subscription in enumerate((*suspects[first:], *suspects[:first])):
+        if place is not None and number >= LOCKS_TRIED and not report.dead:
+            break
         with _passing_over(life, report, f"subscription {subscription}"):
             report.dead += _return_dead(life, report, subscription, barriers=barriers)
     if barriers:

@@ -20,6 +20,7 @@ HOUSE = (
     "layout",
     "properties",
     "mounts",
+    "locks",
     "storage",
     "watch",
     "config",

@@ -32,6 +32,7 @@ from dropq import (
     work,
 )
 from dropq.cli import main as cli
+from dropq.mounts import Mount
 from dropq.staging import Epoch, Job
 from dropq.storage import RESERVED_MODE, ServerClock, Storage
 from dropq.sweep import QuickSweep
@@ -962,7 +963,7 @@ def test_a_sign_of_life_is_seen_only_when_it_is_locked(make: Make, monkeypatch: 
 def test_what_is_held_through_another_mount_is_left_to_its_lease_where_each_mount_has_locks_of_its_own(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "_kept_by_mount", lambda folder, device: True)
+    monkeypatch.setattr(consumers, "mount_at", lambda folder, device: Mount("fuse"))
     queue = make()
     holders = []
     for body, lease in ((b"leased", "1m"), (b"without a lease", None)):
@@ -1144,7 +1145,7 @@ def test_a_sweep_makes_no_sign_of_life_of_its_own(make: Make, monkeypatch: pytes
 def test_a_sign_of_life_of_another_mount_that_holds_nothing_goes_after_a_day(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "_kept_by_mount", lambda folder, device: True)
+    monkeypatch.setattr(consumers, "mount_at", lambda folder, device: Mount("fuse"))
     queue = make()
     queue.send(b"a")
     with queue.subscribe() as idle, queue.subscribe() as holder:

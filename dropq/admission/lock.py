@@ -6,14 +6,13 @@ the rename decides; only a limit may be exceeded, or a turn taken twice, where t
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dropq import locks
 from dropq.layout import QueueLayout
 from dropq.storage import Storage, inode, telling
 
@@ -24,15 +23,13 @@ PATIENCE = 1.0
 #: Seconds between two tries: the kernel waits for a lock without an end, and this wait has to have one.
 POLL = 0.001
 
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
-_TAKEN = frozenset({errno.EWOULDBLOCK, errno.EACCES})
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class PolicyLock:
     """The lock file of a queue; the kernel lets go of it when its holder dies, however that dies.
 
-    It is opened for each look: a child that is forked has no part in a lock that is not held at that moment.
+    It is opened for each look, and let go of before it is closed: a child that is forked has no part in it.
     """
 
     def __init__(self, layout: QueueLayout, storage: Storage) -> None:
@@ -52,17 +49,26 @@ class PolicyLock:
         Raises:
             StorageError: the lock file cannot be made or opened.
         """
-        with telling("no message was touched"):
-            fd = self._opened()
+        fd, taken = None, False
         try:
             with telling("no message was touched"):
-                taken = self._take(fd, before_waiting)
+                for _ in self._tries(before_waiting):
+                    fd = self._opened() if fd is None else fd
+                    taken = fd is not None and self._locked(fd)
+                    if taken:
+                        break
             yield taken
         finally:
-            os.close(fd)
+            if fd is not None:
+                if taken:
+                    locks.let_go(fd, self._folder)
+                os.close(fd)
 
-    def _opened(self) -> int:
-        """Open the lock file; it is made with the queue's modes, as others of its group have to open it."""
+    def _opened(self) -> int | None:
+        """Open the lock file, which is made with the queue's modes, as others of its group have to open it.
+
+        None where an NFS client was promised that nobody else would: the server has just asked for its promise back.
+        """
         while True:
             try:
                 fd = os.open(self._path, _OPEN)
@@ -70,28 +76,26 @@ class PolicyLock:
                 self._storage.make_folder(self._folder)
                 self._storage.touch(self._path)
                 continue  # RACE: if somebody removes it again and again, so do we
+            except BlockingIOError:
+                return None
             self._inode = os.fstat(fd).st_ino
             return fd
 
-    def _take(self, fd: int, before_waiting: Callable[[], None]) -> bool:
-        until = 0.0
-        while not self._locked(fd):
-            if not until:
-                before_waiting()
-                until = time.monotonic() + PATIENCE
-            elif time.monotonic() > until:
-                log.warning("%s: held by another process for %s s: nothing is taken meanwhile", self._path, PATIENCE)
-                return False
+    def _tries(self, before_waiting: Callable[[], None]) -> Iterator[None]:
+        """Yield for each try to take the lock, until it has taken too long."""
+        yield
+        before_waiting()
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() <= until:
             time.sleep(POLL)
-        return True
+            yield
+        log.warning("%s: held by another process for %s s: nothing is taken meanwhile", self._path, PATIENCE)
 
     def _locked(self, fd: int) -> bool:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return locks.take(fd, self._folder)
         except OSError as error:
-            if error.errno in _TAKEN:
-                return False
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in locks.NO_LOCKS:
                 raise
             if not self._warned:
                 log.warning("%s: no locks on this file system: limits and turns may be missed by a few", self._path)
