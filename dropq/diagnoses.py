@@ -128,6 +128,12 @@ KINDS: Mapping[str, Kind] = {
     "no-links": Kind("links", "info", "`dropq work` copies a body for each command that asks for its path"),
     # -- locks
     "locks": Kind("locks", "ok", "a consumer that dies is found dead at once, and its messages come back"),
+    "unserved-locks": Kind(
+        "locks",
+        "info",
+        "if an NFS server serves this folder, its clients and this host take each other's living consumers for dead",
+        "run all consumers on NFS clients, or all on this host",
+    ),
     "no-locks": Kind(
         "locks", "warning", "the dead are not told from the living: only leases free messages", "set lease_period"
     ),

@@ -31,6 +31,7 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.fsck import queues as all_queues
 from dropq.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, QueueLayout
 from dropq.lifecycle import Lifecycle
+from dropq.locks import has_second
 from dropq.mounts import Mount, mount_of
 from dropq.queue import Queue
 from dropq.root import Root
@@ -93,13 +94,14 @@ ODD_NAMES = ("new\nline", "no-utf8-\udcff", "composed-\u00e9", "back\\slash", "c
 class Bench:
     """A file system under examination: the path that it is about, what is mounted there, where things are tried.
 
-    `queues` are those on it, each with whether its messages have leases.
+    `queues` are those on it, each with whether its messages have leases; `read_only` is whether a write was refused so.
     """
 
     path: str
     mount: Mount | None
     folder: str
     queues: dict[str, bool] = field(default_factory=dict)
+    read_only: bool = False
     store: Storage = field(default_factory=lambda: Storage("none"))
 
     def found(self, kind: str, found: str) -> Diagnosis:
@@ -228,21 +230,21 @@ def _file_systems(root: Root, queues: Iterable[tuple[Queue, Lifecycle]]) -> dict
 
 def _examined(place: _Place) -> Iterator[Diagnosis]:
     """Yield what is found about one file system."""
-    path, mount = place.path, mount_of(place.path)
-    yield from _tried(place, Bench(path, mount, path), LOOKS)
-    if "read-only" in place.told:
-        place.stopped = "read-only"
-        return
+    bench = Bench(place.path, mount_of(place.path), place.path, place.queues)
     with ExitStack() as stack:
+        refused: OSError | None = None
         try:
-            folder = stack.enter_context(_workshop(place.stems))
+            bench.folder = stack.enter_context(_workshop(place.stems))
         except OSError as error:
-            if error.errno in STOPS:
-                yield from place.stop(error)
-            else:
-                place.closed = _said(error)
-            return
-        yield from _tried(place, Bench(path, mount, folder, place.queues), TRIALS)
+            refused = error
+            bench.read_only = error.errno == errno.EROFS
+        yield from _tried(place, bench, LOOKS)
+        if refused is None:
+            yield from _tried(place, bench, TRIALS)
+        elif refused.errno in STOPS:
+            yield from place.stop(refused)
+        else:
+            place.closed = _said(refused)
 
 
 @contextmanager
@@ -306,7 +308,7 @@ def mount(bench: Bench) -> Iterator[Diagnosis]:
         yield bench.found("no-mount", "no list of mounts")
         return
     what = f"{mount.kind} at {mount.point} from {mount.source}"
-    if "ro" in mount.options:
+    if bench.read_only and "ro" in mount.options:
         options = ",".join(option for option in mount.options if option != "rw")  # which the whole device may be
         yield bench.found("read-only", f"{what} is mounted read-only ({options})")
     else:
@@ -343,7 +345,7 @@ def path_length(bench: Bench) -> Iterator[Diagnosis]:
 
 def space(bench: Bench) -> Iterator[Diagnosis]:
     """Tell how much room is left for this user."""
-    if bench.mount is not None and "ro" in bench.mount.options:
+    if bench.read_only:
         return  # none is needed
     told = os.statvfs(bench.path)
     free, total = told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize
@@ -463,7 +465,7 @@ def locks(bench: Bench) -> Iterator[Diagnosis]:
     elif not after:
         yield bench.found("lasting-locks", f"a killed process still holds its flock after {PATIENCE:.0f} s")
     else:
-        yield from _reach(bench)
+        yield from _reach(bench, path)
 
 
 def _lock_of_another(folder: str, path: str) -> tuple[int, bool, bool]:
@@ -482,11 +484,14 @@ def _lock_of_another(folder: str, path: str) -> tuple[int, bool, bool]:
     return 0, while_held, _seen_after(lambda: consumers.is_dead(folder, name)) < math.inf
 
 
-def _reach(bench: Bench) -> Iterator[Diagnosis]:
+def _reach(bench: Bench, path: str) -> Iterator[Diagnosis]:
     """Tell whether locks reach other hosts."""
     mount, works = bench.mount, "flock excludes another process and ends with its process"
     if mount is None or not mount.shared:
-        yield bench.found("locks", works)
+        if mount is not None and has_second(path):
+            yield bench.found("locks", f"{works}; NFS clients of this host see it")
+        else:
+            yield bench.found("unserved-locks", f"{works}; NFS clients of this host would not see it")
         return
     if mount.keeps_locks:
         text = f"{works}; as {mount.kind} is mounted, each mount may have locks of its own"
@@ -496,7 +501,8 @@ def _reach(bench: Bench) -> Iterator[Diagnosis]:
         else:
             yield bench.found("local-locks", f"{text}; without lease_period: {', '.join(without) or 'no queue yet'}")
     else:
-        yield bench.found("locks", f"{works}; {mount.kind} passes locks on to other hosts")
+        beside = f", not to who works beside {mount.sharing_locks}" if mount.sharing_locks else ""
+        yield bench.found("locks", f"{works}; {mount.kind} passes locks on to other hosts{beside}")
 
 
 def sync(bench: Bench) -> Iterator[Diagnosis]:

@@ -85,14 +85,21 @@ def let_go_of_second(fd: int, folder: str) -> None:
             _set(fd, fcntl.F_UNLCK)
 
 
-def has_second(fd: int) -> bool:
+def has_second(path: str) -> bool:
     """Tell whether locks of the second kind are to be had for a file that nobody has locked."""
+    if _SET is None:
+        return False
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         _set(fd, fcntl.F_WRLCK)
-        _set(fd, fcntl.F_UNLCK)
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NO_SECOND:
+            raise
         return False
-    return _SET is not None
+    else:
+        return True
+    finally:
+        os.close(fd)
 
 
 def _goes_by_two(folder: str, device: int) -> bool:

@@ -1,0 +1,457 @@
+"""Who lives is told from who died across hosts, mounts and forks; and a lock goes with its holder, not with a child."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from children import in_child
+from helpers import Clock, make_queue, reopened, take, until, where
+
+from dropq import LeaseLost, NoSuchQueue, Queue, Root, Subscription, consumers, locks
+from dropq.admission import lock
+from dropq.admission.gate import Gate
+from dropq.admission.lock import PolicyLock
+from dropq.mounts import Mount, mount_of
+from dropq.sweep import LOCKS_TRIED, QuickSweep
+
+NFS, HERE = Mount("nfs4", options=("vers=4.2",)), Mount("ext4")
+#: Two mounts of one folder whose locks the two do not know of each other.
+APART = [
+    (Mount("fuse.sshfs"), HERE),
+    (Mount("9p"), HERE),
+    (Mount("nfs", options=("nolock",)), NFS),
+    (Mount("cifs"), HERE),
+    (Mount("ceph"), NFS),
+]
+
+
+@pytest.fixture
+def own_disk(tmp_path: Path) -> None:
+    mount = mount_of(str(tmp_path))
+    if mount is None or mount.shared or not hasattr(fcntl, "F_OFD_SETLK"):
+        pytest.skip("no disk of this host's own, or no locks for open files")
+
+
+def mounted(monkeypatch: pytest.MonkeyPatch, mount: Mount) -> None:
+    """Let all folders lie on a mount from now on."""
+    for module in (consumers, locks):
+        monkeypatch.setattr(module, "mount_at", lambda folder, device: mount)
+
+
+def serve(path: str) -> bool:
+    """Take a lock as an NFS server does for a client, in another process; let go of it; tell whether it was free."""
+
+    def try_it() -> bool:
+        with open(path, "r+b") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    return in_child(try_it)
+
+
+@contextmanager
+def served(path: str) -> Iterator[None]:
+    """Let another process hold such a lock."""
+    ready, done = os.pipe(), os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(done[1])
+        with open(path, "r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            os.write(ready[1], b"x")
+            os.read(done[0], 1)
+        os._exit(0)
+    os.close(done[0])
+    os.read(ready[0], 1)
+    try:
+        yield
+    finally:
+        for end in (*ready, done[1]):
+            os.close(end)
+        os.waitpid(pid, 0)
+
+
+def sign_of(subscription: Subscription) -> str:
+    return f"{subscription._life.layout.consumers}/{subscription.id}"
+
+
+def died(subscription: Subscription) -> None:
+    """Let go of a sign of life as the kernel does for the dead."""
+    assert subscription._presence is not None
+    subscription._presence.abandon()
+
+
+def policy_lock(queue: Queue) -> PolicyLock:
+    return PolicyLock(queue.layout, queue.life.storage)
+
+
+# -- NFS: the server's own host, and its clients ---------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("own_disk")
+def test_an_nfs_servers_own_host_does_not_take_a_clients_consumer_for_dead(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    holder = queue.subscribe()
+    assert holder.receive() is not None
+    died(holder)  # this host's kernel knows of no flock: the client's is the server's lock
+    with served(sign_of(holder)):
+        assert not consumers.is_dead(queue.layout.consumers, holder.id)
+        assert queue.sweep().total == 0
+    assert queue.sweep().dead == 1
+
+
+@pytest.mark.usefixtures("own_disk")
+def test_an_nfs_client_does_not_take_a_consumer_on_the_servers_own_host_for_dead(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    with queue.subscribe() as holder:
+        assert not serve(sign_of(holder))
+        died(holder)
+        assert serve(sign_of(holder))
+
+
+@pytest.mark.usefixtures("own_disk")
+def test_the_policy_lock_excludes_an_nfs_client_from_the_servers_own_host_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 0.02)
+    queue = make_queue(tmp_path, max_backlog=1)
+    queue.send(b"a")
+    path = queue.layout.lock
+    with policy_lock(queue).held(lambda: None) as taken:
+        assert taken and not serve(path)
+    assert serve(path)
+    with served(path):
+        assert queue.receive() is None
+    assert take(queue).body == b"a"
+
+
+@pytest.mark.usefixtures("own_disk")
+def test_a_lock_that_got_only_one_of_the_two_is_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with served(str(path)), open(path, "r+b") as one, open(path, "r+b") as other:
+        assert not locks.take(one.fileno(), str(tmp_path))
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_program_that_knows_of_flock_alone_is_excluded_and_excludes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 0.02)
+    queue = make_queue(tmp_path)
+    with queue.subscribe() as holder, open(sign_of(holder), "r+b") as sign:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        died(holder)
+        fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert not consumers.is_dead(queue.layout.consumers, holder.id)
+    with policy_lock(queue).held(lambda: None) as taken, open(queue.layout.lock, "r+b") as file:
+        assert taken
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(queue.layout.lock, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with policy_lock(queue).held(lambda: None) as taken:
+            assert not taken
+
+
+@pytest.mark.parametrize("mount", [NFS, Mount("cifs"), Mount("fuse.sshfs"), Mount("9p"), None])
+def test_a_mount_whose_flock_may_be_the_servers_lock_gets_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: Mount | None
+) -> None:
+    """There the two would refuse each other."""
+    monkeypatch.setattr(locks, "mount_at", lambda folder, device: mount)
+    queue = make_queue(tmp_path, max_backlog=1)
+    queue.send(b"a")
+    with queue.subscribe() as holder:
+        message = holder.receive()
+        assert message is not None
+        assert serve(sign_of(holder)) and serve(queue.layout.lock)
+        assert not consumers.is_dead(queue.layout.consumers, holder.id)
+        message.ack()
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_where_a_kernel_has_no_second_lock_the_flock_excludes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def refused(fd: int, kind: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(locks, "_set", refused)
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    holder = queue.subscribe()
+    assert holder.receive() is not None
+    assert queue.sweep().total == 0
+    died(holder)
+    assert queue.sweep().dead == 1
+
+
+def test_what_an_nfs_client_was_promised_to_have_alone_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open that does not wait is refused while the server asks for its promise back: a delegation of NFS 4."""
+    queue = make_queue(tmp_path, max_backlog=1)
+    queue.send(b"a")
+    holder = reopened(queue).subscribe()
+    take(queue).nack()
+    assert holder.receive() is not None
+    died(holder)
+    real, refusals = os.open, 0
+
+    def promised(path: str, *args: int) -> int:
+        nonlocal refusals
+        if os.path.basename(path) in ("lock", holder.id) and refusals < 3:
+            refusals += 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
+        return real(path, *args)
+
+    monkeypatch.setattr(os, "open", promised)
+    assert queue.sweep().total == 0 and refusals == 1
+    assert queue.sweep().dead == 0 and refusals == 2
+    assert queue.sweep().dead == 0 and refusals == 3
+    assert queue.sweep().dead == 1
+    refusals = 0
+    assert take(queue).body == b"a" and refusals == 3
+
+
+# -- mounts that do not know each other's locks ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("one", "other"), [*APART, *((other, one) for one, other in APART)])
+def test_a_lock_that_another_mount_does_not_know_of_tells_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: Mount, other: Mount
+) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    queue.send(b"a")
+    with monkeypatch.context() as through:
+        mounted(through, one)
+        holder = queue.subscribe(lease_period="10m")
+        message = holder.receive()
+        assert message is not None
+    died(holder)  # so it looks where nobody knows of the lock
+    with monkeypatch.context() as through:
+        mounted(through, other)
+        assert not consumers.is_dead(queue.layout.consumers, holder.id)
+        assert queue.sweep().total == 0
+        clock.advance(601)
+        assert queue.sweep().lapsed == 1
+    with pytest.raises(LeaseLost):
+        message.ack()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(HERE, NFS), (Mount("ext4"), Mount("xfs")), (Mount("cifs"), Mount("smb3")), (Mount("9p"),) * 2]
+)
+def test_a_lock_that_both_mounts_know_of_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: Mount, other: Mount
+) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    with monkeypatch.context() as through:
+        mounted(through, one)
+        holder = queue.subscribe(lease_period="10m")
+        assert holder.receive() is not None
+    with monkeypatch.context() as through:
+        mounted(through, other)
+        assert queue.sweep().total == 0
+        died(holder)
+        assert queue.sweep().dead == 1
+
+
+# -- forks -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def a_child_that_lives_on() -> Iterator[None]:
+    """Fork a child that does nothing, and end it after the block."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    try:
+        yield
+    finally:
+        os.close(writing)
+        os.waitpid(pid, 0)
+
+
+def test_a_child_that_was_forked_inside_the_policy_lock_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread consumes while another one starts a process by fork, as multiprocessing does on Linux up to 3.13."""
+    monkeypatch.setattr(lock, "PATIENCE", 0.05)
+    queue = make_queue(tmp_path, max_backlog=5)
+    queue.send_many([b"a", b"b"])
+    inside, forked, end = threading.Event(), threading.Event(), multiprocessing.get_context("fork").Event()
+    look = Gate._look
+
+    def look_slowly(self: Gate) -> None:
+        inside.set()
+        assert forked.wait(15)
+        look(self)
+
+    monkeypatch.setattr(Gate, "_look", look_slowly)
+    taken: list[bytes] = []
+
+    def consume() -> None:
+        with reopened(queue).subscribe() as subscription:
+            for message in subscription.receive_many(1):
+                taken.append(message.body)
+                message.ack()
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    assert inside.wait(15)
+    child = multiprocessing.get_context("fork").Process(target=end.wait)
+    child.start()
+    try:
+        forked.set()
+        thread.join()
+        assert taken == [b"a"]
+        assert take(queue).body == b"b"
+        assert child.is_alive()
+    finally:
+        end.set()
+        child.join()
+
+
+def test_a_child_that_was_forked_while_a_dead_one_is_looked_at_does_not_keep_it_alive(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    holder = queue.subscribe()
+    assert holder.receive() is not None
+    died(holder)
+    with ExitStack() as longer:
+        with consumers.dead(queue.layout.consumers, holder.id) as found:
+            assert found
+            longer.enter_context(a_child_that_lives_on())
+        assert consumers.is_dead(queue.layout.consumers, holder.id)
+        assert queue.sweep().dead == 1
+
+
+@pytest.mark.usefixtures("own_disk")
+def test_a_child_that_was_forked_by_a_consumer_does_not_keep_its_sign_of_life(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    holder = queue.subscribe()
+    with a_child_that_lives_on():
+        died(holder)
+        assert serve(sign_of(holder))
+        assert consumers.is_dead(queue.layout.consumers, holder.id)
+
+
+# -- a sign of life that goes away ------------------------------------------------------------------------------------
+
+
+def test_a_root_that_is_away_for_a_moment_costs_nobody_what_it_holds(tmp_path: Path) -> None:
+    root, away = tmp_path / "root", tmp_path / "away"
+    queue = make_queue(root)
+    queue.send_many([b"a", b"b"])
+    with queue.subscribe(max_backlog=2, lease_period="10m") as holder:
+        message = holder.receive()
+        assert message is not None
+        os.rename(root, away)
+        with pytest.raises(NoSuchQueue):
+            until(lambda: holder.receive() is not None, "the root to be missed")
+        os.rename(away, root)
+        assert reopened(queue).sweep().total == 0
+        message.ack()
+        assert holder.receive() is not None
+    assert where(queue) == {"processed": [b"a"], "target": [b"b"]}
+    assert os.listdir(queue.layout.consumers) == []
+
+
+def test_a_root_that_gives_place_to_another_for_a_moment_costs_nobody_what_it_holds(tmp_path: Path) -> None:
+    """As when a link is switched to another root, and back."""
+    root, away, other = tmp_path / "root", tmp_path / "away", tmp_path / "other"
+    queue = make_queue(root)
+    queue.send(b"a")
+    Root.create(other).create_queue(queue.name, durability="none")
+    with queue.subscribe(max_backlog=2, lease_period="10m") as holder:
+        message = holder.receive()
+        assert message is not None
+        assert holder._presence is not None
+        os.rename(root, away)
+        os.rename(other, root)
+        holder._presence.keep()
+        assert consumers.known(queue.layout.consumers) == {holder.id}
+        os.rename(root, other)
+        os.rename(away, root)
+        holder._presence.keep()
+        assert reopened(queue).sweep().total == 0
+        message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+    assert not consumers.known(queue.layout.consumers)
+    gone = Root(other).queue(queue.name)
+    assert consumers.is_dead(gone.layout.consumers, holder.id), "what was left in the other root is nobody's"
+
+
+def test_a_sign_of_life_that_was_made_again_meanwhile_is_not_found_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    with queue.subscribe() as holder:
+        assert holder.receive() is not None
+        take_lock = locks.take
+
+        def after_it_was_made_again(fd: int, folder: str) -> bool:
+            os.unlink(sign_of(holder))
+            assert holder._presence is not None
+            holder._presence.keep()
+            return take_lock(fd, folder)
+
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(locks, "take", after_it_was_made_again)
+            assert not consumers.is_dead(queue.layout.consumers, holder.id)
+        assert consumers.known(queue.layout.consumers) == {holder.id}
+        assert queue.sweep().total == 0
+
+
+# -- how many locks are tried ----------------------------------------------------------------------------------------
+
+
+def test_a_sweep_on_the_way_tries_a_few_locks_and_all_of_them_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    holders = [queue.subscribe() for _ in range(4 * LOCKS_TRIED)]
+    queue.send_many([b"x"] * len(holders))
+    assert all(holder.receive() for holder in holders)
+    tried: list[str] = []
+    dead = consumers.dead
+
+    def noted(folder: str, subscription: str) -> AbstractContextManager[bool]:
+        tried.append(subscription)
+        return dead(folder, subscription)
+
+    monkeypatch.setattr(consumers, "dead", noted)
+    quick = QuickSweep(queue.life)
+    for number in range(1, 5):
+        assert quick.run().dead == 0
+        assert len(tried) == number * LOCKS_TRIED
+    assert {*tried} == {holder.id for holder in holders}
+    assert queue.sweep().dead == 0
+    assert len(tried) == 8 * LOCKS_TRIED, "a sweep that was asked for tries all"
+    for holder in holders[::2]:
+        died(holder)
+    returned = [quick.run().dead for _ in range(4)]
+    assert sum(returned) == 2 * LOCKS_TRIED
+    assert sorted(returned)[-1] == 2 * LOCKS_TRIED, "they seldom die alone: one of them leads to the others"
+    for holder in holders[1::2]:
+        holder.close()
