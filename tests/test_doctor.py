@@ -22,7 +22,7 @@ import pytest
 from children import in_child, unprivileged
 from helpers import Clock, base, drop, make_queue, reopened, take
 
-from dropq import NoSuchQueue, Queue, Root, consumers, storage
+from dropq import NoSuchQueue, Queue, Root, consumers, locks, storage
 from dropq import doctor as doctor_module
 from dropq.cli import main as cli
 from dropq.cli import setup
@@ -240,6 +240,15 @@ def locker(program: str) -> Plant:
     return limit("_LOCKER", program)  # type: ignore[arg-type]
 
 
+def without_second_locks(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an old kernel has none for open files."""
+
+    def refused(fd: int, kind: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(locks, "_set", refused)
+
+
 def lasting_lock(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "PATIENCE", 0.05)
     monkeypatch.setattr(consumers, "is_dead", lambda folder, name: False)
@@ -391,7 +400,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("unusable-queue", no_folder),
     ("file-system", nothing),
     ("no-mount", untold_mount),
-    ("read-only", on("ext4", "ro")),
+    ("read-only", refusing("make_folder", errno.EROFS)),
     ("memory", on("tmpfs")),
     ("overlay", on("overlay")),
     ("object-store", on("fuse.s3fs")),
@@ -415,6 +424,8 @@ PLANTED: list[tuple[str, Plant]] = [
     ("no-links", refusing("link", errno.EPERM)),
     ("locks", nothing),
     ("locks", on("nfs4", "vers=4.2", "local_lock=none")),
+    ("unserved-locks", untold_mount),
+    ("unserved-locks", without_second_locks),
     ("no-locks", locker("print(37)")),
     ("no-locks", locker("raise SystemExit(1)")),
     ("weak-locks", locker("import sys; print(0, flush=True); sys.stdin.read()")),
@@ -652,6 +663,15 @@ def test_a_read_only_mount_is_one_error_and_nobody_is_told_to_give_rights(
     if told:
         (mount,) = (one.found for one in found if one.kind == "read-only")
         assert mount.endswith("is mounted read-only (ro,relatime)")
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_mount_that_is_said_to_be_read_only_and_is_not_is_tried_as_any_other(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = kinds(doctor(reopened(queue).root))
+    on("ext4", "ro", "relatime")(queue, monkeypatch)
+    assert kinds(doctor(reopened(queue).root)) == usual
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")

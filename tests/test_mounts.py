@@ -48,6 +48,20 @@ def test_of_several_mounts_of_one_device_the_nearest_and_latest_counts(tmp_path:
     assert found == Mount("xfs", str(tmp_path), "/dev/v\\b", ("ro", "noexec", "rw", "noquota"))
 
 
+def test_of_a_mount_that_is_not_above_the_path_only_the_disk_counts(tmp_path: Path) -> None:
+    """As in a chroot, where the path's own mount is not listed, and another one of the same disk is."""
+    number = os.stat(tmp_path).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"21 20 0:1 / /proc rw - proc proc rw\n22 20 {device} /w /elsewhere ro,nosuid - ext4 /dev/vdb rw\n"
+    )
+    assert mount_of(str(tmp_path), str(mounts)) == Mount("ext4", "/", "/dev/vdb", ("rw",))
+    mounts.write_text(f"22 20 {device} / /elsewhere ro - nfs server:/x rw,vers=3,nolock\n")
+    found = mount_of(str(tmp_path), str(mounts))
+    assert found is not None and found.keeps_locks and found.option("ro") is None
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "keeps"),
     [
