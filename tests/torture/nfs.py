@@ -24,6 +24,7 @@ from helpers import drop, until
 from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription, storage
 from dropq.fsck import fsck
 from dropq.staging import Job
+from torture import nfs_locks
 from torture.account import body, judge, look, name_of
 from torture.guest import CLIENTS, mount
 from torture.lossy import Lossy
@@ -196,6 +197,7 @@ def cases(clients: Clients) -> Row:
         what_is_kept_for_an_open_file_is_no_message,
         a_body_that_the_other_client_removed_is_told_as_gone,
         names_are_kept_apart_in_processed,
+        *nfs_locks.CASES,
     ):
         for _ in range(TIMES):
             row.cases += 1

@@ -20,7 +20,7 @@ from helpers import until
 from dropq import Queue, Root, consumers
 from dropq.admission.lock import PolicyLock
 from torture.account import body, name_of
-from torture.guest import DISK, mount
+from torture.guest import mount
 
 if TYPE_CHECKING:
     from torture.nfs import Clients
@@ -168,20 +168,3 @@ def _child(work: Callable[..., None], *arguments: object) -> int:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-
-
-def inside(disk: Path, version: str) -> list[str]:
-    """Run these cases alone, once each; return what was wrong."""
-    from torture.nfs import Clients
-
-    assert disk == DISK
-    a, b = mount(version, "a"), mount(version, "b")
-    Root.create(disk / "root")
-    clients = Clients(version, a / "root", b / "root", disk / "root")
-    wrong = []
-    for case in CASES:
-        try:
-            case(clients)
-        except Exception:
-            wrong.append(f"{case.__name__}: {traceback.format_exc()}")
-    return wrong
