@@ -65,7 +65,8 @@ class Sign:
     def _acquired(self, fd: int) -> None:
         self._fd, self.inode = fd, os.fstat(fd).st_ino
         if not locks.take_second(fd, self._folder):
-            raise OSError(errno.EAGAIN, "another process has locked the sign of life", self._lock.lock_file)
+            said = "its lock is taken (`dropq doctor` tells what locks this file system has)"
+            raise OSError(errno.EAGAIN, said, self._lock.lock_file)
 
     @property
     def is_locked(self) -> bool:

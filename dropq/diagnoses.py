@@ -127,7 +127,7 @@ KINDS: Mapping[str, Kind] = {
     "links": Kind("links", "ok", "`dropq work` gives a command the body under a second name"),
     "no-links": Kind("links", "info", "`dropq work` copies a body for each command that asks for its path"),
     # -- locks
-    "locks": Kind("locks", "ok", "a consumer that dies is found dead at once, and its messages come back"),
+    "locks": Kind("locks", "ok", "a consumer that dies is found dead by the next sweeps, and its messages come back"),
     "unserved-locks": Kind(
         "locks",
         "info",
