@@ -70,7 +70,7 @@ def the_policy_lock_excludes_the_servers_own_host_and_a_client(clients: Clients)
 def a_limit_holds_for_the_servers_own_host_and_a_client_together(clients: Clients) -> None:
     """Without locks on the server a few too many may be held; none is lost or handed out twice."""
     name = _queue(clients, limit=1)
-    Root(clients.here).queue(name).send_many([b"x"] * MESSAGES)
+    Root(clients.here).queue(name).send_many([body(f"m{number}") for number in range(MESSAGES)])
     folder = clients.here / name
     pids = [_child(_take_one_by_one, root, folder, clients.locks) for root in (clients.here, clients.b)]
     ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
@@ -103,7 +103,7 @@ def _queue(clients: Clients, *, limit: int | None = None) -> str:
 def _told(clients: Clients, holder: Path, other: Path, *, by_locks: bool) -> None:
     """Let a consumer hold a message, and die: who sweeps elsewhere leaves it alone first, and then finds it dead."""
     name = _queue(clients)
-    Root(holder).queue(name).send(b"m")
+    Root(holder).queue(name).send(body("m"))
     pid = _child(_hold, holder, name, LONG if by_locks else SHORT)
     processing = clients.here / name / "processing"
     until(lambda: os.listdir(processing), "the claim", timeout=PATIENCE)
