@@ -78,6 +78,9 @@ _REGEX = re.compile(r"[\\^$*+?()\[\]{}|]")
 _UNSET = "unset"
 #: The largest count; counters travel in file names as 32-bit integers.
 _MOST = 2**31 - 1
+#: A count as AMPS's configurations have it.
+_WRITTEN_COUNT = re.compile("([0-9]{1,10})([km]?)")
+_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 # The kinds of values. What reads one raises ValueError: with what is allowed, or bare where its kind says that.
@@ -263,13 +266,21 @@ def _table(value: object) -> object:
     return value
 
 
-def _whole(least: int, allowed: str | None = None) -> _Kind:
+def _counts(least: int) -> _Kind:
     def read(value: object) -> int:
+        if isinstance(value, str) and (written := _WRITTEN_COUNT.fullmatch(value.strip().lower())):
+            value = int(written[1]) * _THOUSANDS[written[2]]
         if type(value) is not int or not least <= value <= _MOST:
             raise ValueError
         return value
 
-    return _Kind(read, allowed or f"a whole number from {least} to {_MOST}")
+    return _Kind(read, f"a whole number from {least} to {_MOST}")
+
+
+def _format(value: object) -> int:
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise ValueError
+    return value
 
 
 def _one_of(*choices: str) -> _Kind:
@@ -327,7 +338,8 @@ def _written_selectors(selectors: tuple[Selector, ...]) -> list[dict[str, object
 
 _PERIOD = _Kind(_period, durations.ALLOWED, format_duration)
 _LIFETIME = _Kind(_lifetime, durations.ALLOWED, format_duration)
-_COUNT, _LIMIT, _DEPTH = _whole(0), _whole(1), _whole(1000)
+_COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
+_FORMAT = _Kind(_format, f"the number {FORMAT}")
 _SWITCH = _Kind(_switch, "true or false")
 _EXPRESSION = _Kind(_expression, "an expression as a string")
 _FILTER, _ORDER = _Kind(_filter, _EXPRESSION.allowed), _Kind(_order, _EXPRESSION.allowed)
@@ -423,7 +435,7 @@ class QueueConfig:
 class RootConfig:
     """What is in force for a root; `defaults` holds the raw values of `[defaults]` by snake_case key."""
 
-    format: int = _key(_whole(1, f"the number {FORMAT}"), FORMAT)
+    format: int = _key(_FORMAT, FORMAT)
     reply_to_style: Literal["bare", "typed"] = _key(_one_of("bare", "typed"), "bare")
     dead_letter_queue: str | None = _key(_QUEUE_NAME)
     defaults: Mapping[str, object] = field(default_factory=dict, metadata={"kind": _DEFAULTS})

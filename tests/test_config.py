@@ -86,7 +86,13 @@ WRONG: list[tuple[str, object, str]] = [
     ("max_deliveries", -1, "a whole number from 0"),
     ("max_deliveries", 2**31, "to 2147483647"),
     ("max_deliveries", True, "a whole number from 0"),
-    ("max_cancels", "5", "a whole number from 0"),
+    ("max_cancels", "5 times", "a whole number from 0"),
+    ("max_backlog", "0", "a whole number from 1"),
+    ("max_backlog", "15kb", "a whole number from 1"),
+    ("max_backlog", "1.5k", "a whole number from 1"),
+    ("max_backlog", "-1", "a whole number from 1"),
+    ("max_backlog", "3000M", "to 2147483647"),
+    ("max_backlog", "\u0664", "a whole number from 1"),
     ("redelivery_attempts", 1.5, "a whole number from 0"),
     ("max_backlog", 0, "a whole number from 1"),
     ("max_per_subscription_backlog", 0, "a whole number from 1"),
@@ -191,6 +197,8 @@ def refused(options: Mapping[str, object]) -> list[str]:
         ("500ms", 0.5), ("30s", 30), ("5m", 300), ("2h", 7200), ("1d", 86400), ("1h30m", 5400),
         ("1h 30m", 5400), (" 1m5s500ms ", 65.5), ("1.5h", 5400), ("30", 30), ("0", 0), ("0.25", 0.25),
         (30, 30), (0.5, 0.5), (timedelta(minutes=1), 60), ("36500d", 36500 * 86400),
+        ("30S", 30), ("500MS", 0.5), ("5M", 300), ("1H30M", 5400), ("1D", 86400), ("2w", 14 * 86400),
+        ("1W1d", 8 * 86400), ("2500us", 0.003), ("1s 500000US", 1.5), ("3000000ns", 0.003), ("1NS", 0),
     ],
 )  # fmt: skip
 def test_a_duration_is_read_as_people_write_it(written: object, seconds: float) -> None:
@@ -199,7 +207,7 @@ def test_a_duration_is_read_as_people_write_it(written: object, seconds: float) 
 
 @pytest.mark.parametrize(
     "junk",
-    ["", " ", "s", "5 parsecs", "30m1h", "1h1h", "5m3", "-5s", "1e3", "inf", "nan", "3:30", "5M", "٣s", "1.s",
+    ["", " ", "s", "5 parsecs", "30m1h", "1h1h", "5m3", "-5s", "1e3", "inf", "nan", "3:30", "5y", "1us1ms", "٣s", "1.s",
      ".5s", "36501d", "9" * 99, "1" * 5000, True, None, [], -1, 1e300, 10**400, float("nan"), float("inf"),
      timedelta(seconds=-1), b"5s"],
 )  # fmt: skip
@@ -360,6 +368,16 @@ def test_a_name_must_be_the_folders(files: Files) -> None:
 
 
 # What is not built.
+
+
+@pytest.mark.parametrize(
+    ("written", "count"), [("100", 100), ("15k", 15_000), ("15K", 15_000), ("1M", 1_000_000), (" 2m ", 2_000_000)]
+)
+def test_a_count_is_read_as_amps_writes_it(written: str, count: int, files: Files) -> None:
+    assert validate_options({"MaxBacklog": written}, "here").max_backlog == count
+    assert problems_of(files.write(root='format = "2"').load_root)
+    files.root_file.unlink()
+    assert files.write(queue=f'MaxHistory = "{written}"\n').load().max_history == count
 
 
 @pytest.mark.parametrize("key", sorted(NOT_BUILT))
