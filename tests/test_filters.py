@@ -536,7 +536,7 @@ class TestWhatIsWrong:
     def test_is_also_what_could_never_match_whatever_the_message(self, text: str, column: int, expected: str) -> None:
         assert error(text).startswith(f"bad filter, column {column}: expected {expected}\n")
 
-    @pytest.mark.parametrize("name", ["JMSpriority", "JMSDeliveryMode", "JMS", "JMSRedeliverd"])
+    @pytest.mark.parametrize("name", ["JMSpriority", "JMSDestination", "JMS", "JMSRedeliverd"])
     def test_is_a_header_field_that_there_is_not(self, name: str) -> None:
         said = error(f"a = 1 AND {name} = 1")
         assert said.startswith("bad filter, column 11: expected a header field (JMSPriority, ")
@@ -593,7 +593,8 @@ class TestTheFieldsOfAMessage:
     @pytest.mark.parametrize(
         ("field", "literal"),
         [
-            ("JMSPriority", "7"), ("JMSMessageID", "'1140429201295000-9262574723'"),
+            ("JMSPriority", "7"), ("JMSMessageID", "'ID:1140429201295000-9262574723'"),
+            ("JMSDeliveryMode", "'PERSISTENT'"),
             ("JMSTimestamp", "1140429201295"), ("JMSExpiration", "1140429211295"),
             ("JMSCorrelationID", "'corr1283'"), ("JMSReplyTo", "'TestQueue1'"), ("JMSType", "'XYZType'"),
             ("JMSXDeliveryCount", "1"), ("JMSRedelivered", "FALSE"),
@@ -610,6 +611,32 @@ class TestTheFieldsOfAMessage:
     @pytest.mark.parametrize("field", ["JMSCorrelationID", "JMSReplyTo", "JMSType", "JMSTimestamp"])
     def test_are_null_when_the_name_does_not_tell_them(self, field: str) -> None:
         assert compile_filter(f"{field} IS NULL").matches(for_name(parse("report.csv")))
+
+    @pytest.mark.parametrize(
+        "condition",
+        ["= 'X'", "<> 'X'", "IN ('ID:1', 'X')", "LIKE 'X%'", "= 'X' AND /a = 1", "IN ('X', 'ID:1') AND /a = 1"],
+    )
+    def test_an_id_that_no_message_can_have_is_warned_of(
+        self, condition: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        lookup = for_name(self.CODED, body=lambda: b'{"a": 1}')
+        assert compile_filter(f"JMSMessageID {condition}").matches(lookup) is ("<>" in condition)
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert "a JMSMessageID begins with ID:" in said and "write 'ID:X" in said
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "JMSMessageID = 'ID:1' OR JMSCorrelationID = '1'",
+            "JMSMessageID IN ('ID:1', 'ID:2')",
+            "JMSMessageID LIKE 'ID:1%' OR JMSMessageID LIKE '%1' OR JMSMessageID LIKE '_D:%'",
+            "JMSMessageID = JMSCorrelationID",
+            "'x' = JMSType",
+        ],
+    )
+    def test_an_id_that_a_message_can_have_is_not(self, text: str, caplog: pytest.LogCaptureFixture) -> None:
+        compile_filter(text)
+        assert caplog.records == []
 
     def test_of_a_foreign_file_are_its_name_and_the_defaults(self) -> None:
         text = "JMSMessageID LIKE '%.csv' AND JMSPriority = 4 AND JMSExpiration = 0"

@@ -605,7 +605,7 @@ def test_a_frame_is_one_listing_and_what_comes_later_is_in_the_next(spark: Spark
         ("JMSType = 'order' AND JMSPriority > 4", 5),
         ("JMSXDeliveryCount > 1", 6),
         ("n < 0", 5),
-        ("JMSType IS NULL AND JMSMessageID LIKE 'a report%'", 5),
+        ("JMSType IS NULL AND JMSMessageID LIKE 'ID:a report%'", 5),
     ],
 )
 def test_a_filter_chooses_as_a_browse_does(zoo: Queue, filter: str, count: int) -> None:

@@ -109,6 +109,7 @@ class AmpsFilter(Parser):
     def _within(self, left: Part) -> Node:
         parts: list[Part] = []
         self._listed(lambda: parts.append(self._sum()))
+        self._warn_of_ids(left, *(part.literal for part in parts))
         members = Members(part.literal for part in parts if part.literal is not None)
         others = [part.node for part in parts if part.literal is None]
         return tree.operation(partial(arrays.within, members), left.node, *others)

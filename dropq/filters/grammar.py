@@ -14,6 +14,7 @@ Which symbols, predicates and values there are is the language's.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from abc import ABC, abstractmethod
@@ -26,12 +27,14 @@ from dropq.errors import InvalidFilter
 from dropq.filters import tree
 from dropq.filters.tree import Node, Path, Value
 
+log = logging.getLogger("dropq")
+
 NESTING = 32  #: parentheses within parentheses; each takes up to fifteen frames of Python's stack
 KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"])
 #: The header fields; other names that begin with JMS are none, but for JMSX and JMS_, which begin those of properties.
 HEADERS = (
     "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType", "JMSReplyTo", "JMSExpiration",
-    "JMSRedelivered",
+    "JMSRedelivered", "JMSDeliveryMode",
 )  # fmt: skip
 _SHOWN = 100  #: characters that an error shows on either side of the column it points at
 #: What ends an operand: after it a / divides, anywhere else it begins a path.
@@ -57,13 +60,14 @@ class Token(NamedTuple):
 class Part(NamedTuple):
     """An expression, where it begins, and the kind of its value; None when only a message can tell.
 
-    A literal has its value, which is None for NULL and for whatever is no literal.
+    A literal has its value, which is None for NULL and for whatever is no literal; an identifier has its name.
     """
 
     node: Node
     at: int
     kind: str | None
     literal: Value = None
+    name: str = ""
 
 
 class Source(NamedTuple):
@@ -251,7 +255,10 @@ class Parser(ABC):
     def _comparison(self) -> Part:
         left = self._sum()
         if symbol := self._accept(*self.comparisons):
-            return Part(self._compared(left, symbol.kind, self._sum()), left.at, "condition")
+            right = self._sum()
+            self._warn_of_ids(left, right.literal)
+            self._warn_of_ids(right, left.literal)
+            return Part(self._compared(left, symbol.kind, right), left.at, "condition")
         is_null, negated = self._accept("IS"), self._accept("NOT")
         if not (is_null or negated or self._token.kind in self.predicates):
             return left
@@ -298,7 +305,7 @@ class Parser(ABC):
         if token.kind == "identifier" and token.text.startswith("JMS") and not _may_be(token.text):
             raise self._unexpected(f"a header field ({', '.join(HEADERS)}) or a property")
         if self._accept("identifier"):
-            return Part(tree.identifier(token.text), token.at, None)
+            return Part(tree.identifier(token.text), token.at, None, name=token.text)
         if not self._accept("string", "number", "TRUE", "FALSE"):
             raise self._unexpected("a value (IS NULL asks for NULL)" if token.kind == "NULL" else "a value")
         return literal(token.kind == "TRUE" if token.value is None else token.value, token.at)
@@ -326,6 +333,13 @@ class Parser(ABC):
         if part.kind not in (None, kind):
             raise self._source.invalid(part.at, f"a {kind}", f"a {part.kind}")
         return part.node
+
+    def _warn_of_ids(self, part: Part, *texts: Value) -> None:
+        """Warn where a message's id is compared with text that no id is: that is good JMS, and never true."""
+        for text in texts if part.name == "JMSMessageID" else ():
+            if isinstance(text, str) and not text.startswith("ID:"):
+                said = "%s %r: a JMSMessageID begins with ID:, so none is %r; write 'ID:%s'"
+                log.warning(said, self._source.called, self._source.text, text, text)
 
     def _string(self) -> str:
         return str(self._expect("string", "a string").value)

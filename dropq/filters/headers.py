@@ -38,7 +38,8 @@ def for_name(
     fields: dict[str, Found] = {key: typed.value for key, typed in name.properties.items()}
     fields |= {
         "JMSPriority": name.priority,
-        "JMSMessageID": name.id,
+        "JMSMessageID": f"ID:{name.id}",
+        "JMSDeliveryMode": "PERSISTENT",
         "JMSTimestamp": name.timestamp or name.since or arrival,
         "JMSCorrelationID": name.correlation_id or None,
         "JMSType": name.type or None,

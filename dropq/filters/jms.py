@@ -41,7 +41,8 @@ class Selector(Parser):
     def _predicate(self, left: Part, negated: bool) -> Node:
         if self._accept("BETWEEN"):
             return self._between(left, negated)
-        node = tree.operation(self._like() if self._accept("LIKE") else self._within(), self._typed(left, "string"))
+        test = self._like(left) if self._accept("LIKE") else self._within(left)
+        node = tree.operation(test, self._typed(left, "string"))
         return tree.operation(tree.negation, node) if negated else node
 
     def _between(self, left: Part, negated: bool) -> Node:
@@ -52,14 +53,17 @@ class Selector(Parser):
         upper = tree.operation(partial(tree.compare, ">" if negated else "<="), value, high)
         return tree.junction(negated, lower, upper)
 
-    def _within(self) -> partial[bool | None]:
+    def _within(self, left: Part) -> partial[bool | None]:
         self._expect("IN")
         strings: list[str] = []
         self._listed(lambda: strings.append(self._string()))
+        self._warn_of_ids(left, *strings)
         return partial(tree.within, frozenset(strings))
 
-    def _like(self) -> partial[bool | None]:
+    def _like(self, left: Part) -> partial[bool | None]:
         token, pattern = self._token, self._string()
+        if pattern[:1] not in ("I", "_", "%"):
+            self._warn_of_ids(left, pattern)
         escape = self._character() if self._accept("ESCAPE") else None
         try:
             return partial(tree.like, Pattern.compile(pattern, escape))
