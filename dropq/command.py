@@ -354,7 +354,7 @@ def _stable_path(message: Message) -> Iterator[str]:
         yield message.path
         return
     life = message.queue.life
-    name = life.sidecars.full(life.sidecars.parse(message.name))
+    name = life.sidecars.read(message.name)
     folder = f"{life.layout.held}/{message.owner}"
     path = f"{folder}/{name.born_foreign or message.name}"
     try:

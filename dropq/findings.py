@@ -42,7 +42,13 @@ KINDS: Mapping[str, Kind] = {
     "under-way": Kind("info", "this changed lately and may be in the middle of something"),
     "unreadable": Kind("warning", "this user may not read the message, and who takes it may not either"),
     "undecodable-name": Kind("info", "the name is no UTF-8; the message is delivered, and its name comes back"),
+    "bad-name": Kind("info", "a part of the name cannot be read, and the message is delivered without it"),
     "long-name": Kind("info", "the name is over the budget of a name; the next claim shortens it"),
+    "unclaimable-name": Kind(
+        "warning",
+        "this file system has no room for the name of a claim on the message, so consumers pass it over: `mv` it, "
+        "within its folder, to a name",
+    ),
     "claim-prefix": Kind(
         "info",
         "the name begins as a claim's does, in target/ or delayed/, where nobody holds it; the next claim drops that",

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import translate
 
+from dropq.names import is_coded, split_claim
+
 #: The folders that hold messages, one state each, in the order of a message's life.
 STATES = ("target", "processing", "processed", "expired", "error")
 #: Those in which a name may be reserved before the file is renamed over it.
@@ -191,17 +193,24 @@ _WILD = re.compile(r"[*?\[]")
 
 
 def ignoring(patterns: tuple[str, ...]) -> Callable[[str], object]:
-    """Return a test, true for names that are never messages: dot files, and what matches a pattern.
+    """Return a test, true for names that are never messages: dot files, and foreign names that match a pattern.
 
-    Plain names and `*.suffix` patterns, which is what people write, are compared without a regular expression.
+    A coded name is a message whatever it ends in. A claim's prefix does not count. Plain names and `*.suffix` patterns,
+    which is what people write, are compared without a regular expression.
     """
     plain = frozenset(pattern for pattern in patterns if not _WILD.search(pattern))
     suffixes = tuple(pattern[1:] for pattern in patterns if pattern[0] == "*" and not _WILD.search(pattern[1:]))
     others = [p for p in patterns if p not in plain and (p[0] != "*" or p[1:] not in suffixes)]
-    if not others:
-        return lambda name: name[0] == "." or name.endswith(suffixes) or name in plain
-    matches = re.compile("|".join(map(translate, others))).match
-    return lambda name: name[0] == "." or name.endswith(suffixes) or name in plain or matches(name)
+    odd = re.compile("|".join(map(translate, others))).match if others else None
+
+    def ignored(name: str) -> bool:
+        if name[0] == ".":
+            return True
+        bare = split_claim(name)[1] if "~" in name else name
+        found = bare.endswith(suffixes) or bare in plain or (odd is not None and odd(bare) is not None)
+        return found and not is_coded(bare)
+
+    return ignored
 
 
 def ignored_ends(patterns: tuple[str, ...]) -> frozenset[str] | None:

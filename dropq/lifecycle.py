@@ -197,11 +197,14 @@ class Lifecycle:
     def next_delivery(self, waiting: str, *, again: bool = False) -> tuple[int, str]:
         """Return the number of the next delivery of a file, and its name without a prefix left by hand."""
         by_hand, file = names.split_claim(waiting)
-        name = self.sidecars.parse(file)
+        problems: list[str] = []
+        name = self.sidecars.parse(file, problems)
+        if problems:
+            self.sidecars.tell(file, problems)
         marked = name.lapsed and not again  # whoever else takes it leaves no word of that in the name
         name = name.unmarked if marked else name
         if marked or len(file) > names.NAME_BUDGET or not file.isascii():
-            file = self.sidecars.fit(name)
+            file = self.sidecars.fit(replace(name, not_before=0))
         return max(name.delivery_count, by_hand.number if by_hand else 0) + 1, file
 
     def may_expire(self, waiting: Waiting) -> bool:

@@ -88,7 +88,7 @@ class Message:
     def _name(self) -> Name:
         if self._parsed is None:
             _, bare = names.split_claim(self._file)
-            self._parsed = self._life.sidecars.full(self._life.sidecars.parse(bare))
+            self._parsed = self._life.sidecars.read(bare)
         return self._parsed
 
     @property

@@ -1,15 +1,15 @@
 """The grammar of file names: everything dropq knows about a message without opening it.
 
-Invariant: reading never raises, and what was read once is written the same for ever after: `write(parse(x))`
-reads back as the same name. Pure text in and out, no I/O; nobody else takes a file name apart.
+Invariant: reading never raises and never logs, and what was read once is written the same for ever after:
+`write(parse(x))` reads back as the same name. No name, whoever made it, is too long to be claimed once `shorten` and
+`squeeze` were through with it. Pure text in and out, no I/O; nobody else takes a file name apart.
 
-    name = prio "." id "." class [ "." exp [ "." corr [ "." reply [ "." type [ "." props ]]]]]
+    name = prio "." id "." [ class ] [ "." exp [ "." corr [ "." reply [ "." type [ "." props ]]]]]
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import os
 import random
@@ -25,20 +25,21 @@ from urllib.parse import quote_plus, unquote_to_bytes
 from dropq.errors import InvalidName
 
 __all__ = [
-    "CLASSES", "ID_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "Claim", "IdSource", "Name", "Typed", "check_message_id",
-    "check_property_name", "check_queue_name", "check_text", "claim_id", "claim_order", "client_part", "decode",
-    "encode", "file_name", "is_plain", "moment", "order", "owner", "parse", "restore", "shorten", "split_claim",
-    "write",
+    "CLASSES", "ID_LIMIT", "MARK_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "SPILLED_BUDGET", "Claim", "IdSource", "Name",
+    "Typed", "bears", "check_message_id", "check_property_name", "check_queue_name", "check_text", "claim_id",
+    "claim_order", "client_part", "decode", "encode", "file_name", "is_coded", "is_plain", "moment", "order", "owner",
+    "parse", "restore", "room", "shorten", "split_claim", "squeeze", "write",
 ]  # fmt: skip
 
 NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer ones are shortened
 ID_LIMIT = 100  #: bytes of an encoded message id
 PREFIX_LIMIT = 62  #: bytes of a claim prefix: owner 36, deadline 13, number 10, three separators
+SPILLED_BUDGET = 255 - PREFIX_LIMIT  #: bytes of a name that refers to a sidecar; its counters may take it so far
+MARK_LIMIT = 32  #: bytes of an encoded copy, lapsed, meta or via; what is longer was not written by dropq
 CLASSES = "MBSPOT"
 #: The client's part in the claims of barriers; `client_part` never makes it.
 BARRIER = "barrier%"
 
-_log = logging.getLogger("dropq")
 _INT_BITS = {"Y": 7, "H": 15, "I": 31, "L": 63}
 _TYPES = "BYHILFDS"
 _TOPIC = "topic-root/"
@@ -58,14 +59,19 @@ _OURS = {
     "JMS_dropq_returnTo": ("return_to", "S"),
 }
 _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo")
-_CODED = re.compile(r"(-?[0-9]{1,19})\.([^.]+)\.([MBSPOT])(?:\.(.*))?", re.DOTALL)
+#: The marks of a name, each at most MARK_LIMIT long.
+_MARKS = frozenset(("copy", "lapsed", "meta", "via"))
+#: What `squeeze` leaves out of a name that is still too long, in this order.
+_DISPENSABLE: Mapping[str, str | int] = {"via": "", "hops": 0, "lapsed": "", "cancels": 0, "since": 0}
+#: The class may be empty where another field follows it.
+_CODED = re.compile(r"(-?[0-9]{1,19})\.([^.]+)\.([MBSPOT]|(?=\.+[^.]))(?:\.(.*))?", re.DOTALL)
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
 _CLAIM = re.compile(
-    r"([\w*%+-]{0,16}-[0-9a-z]{10}-[0-9a-z]{1,8}),(0|[1-9][0-9]{0,15}),(0|[1-9][0-9]{0,9})~(.+)",
+    r"([\w*%+-]{0,16}-[0-9a-z]{10}-[0-9a-z]{1,8}),(0|[1-9][0-9]{0,15}),([1-9][0-9]{0,9})~([^.].*)",
     re.ASCII | re.DOTALL,
 )
 _DROPBOXMQ_CLAIM = re.compile(r"([\w*%+-]+)~(.+)", re.ASCII | re.DOTALL)
-_TOKEN = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_TOKEN = re.compile(rf"[0-9A-Za-z_-]{{1,{MARK_LIMIT}}}")
 _BARE = re.compile(r"[\w*-]*", re.ASCII)
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -214,7 +220,7 @@ class Name:
 
 def _is_own_name(text: str) -> bool:
     usable = bool(text) and text[0] != "." and "/" not in text and "\0" not in text
-    return usable and len(_bytes(text)) <= 255 and split_claim(text)[0] is None and not _is_coded(text)
+    return usable and len(_bytes(text)) <= 255 and split_claim(text)[0] is None and not is_coded(text)
 
 
 class Claim(NamedTuple):
@@ -242,13 +248,16 @@ class Claim(NamedTuple):
 
 
 def split_claim(filename: str) -> tuple[Claim | None, str]:
-    """Split a claim prefix off: our own exact form, or DropboxMQ's `client~` before a coded name."""
+    """Split a claim prefix off: our own exact form, or DropboxMQ's `client~` before a coded name.
+
+    What stands before a hidden name is no prefix: without it the file would be no message any more.
+    """
     if "~" not in filename:
         return None, filename
     if found := _CLAIM.fullmatch(filename):
         return Claim(found[1], int(found[2]), int(found[3])), found[4]
     found = _DROPBOXMQ_CLAIM.fullmatch(filename)
-    if found and _is_coded(found[2]):
+    if found and is_coded(found[2]):
         return Claim(found[1], 0, 0, ours=False), found[2]
     return None, filename
 
@@ -302,25 +311,27 @@ def _bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogatepass")
 
 
-def parse(filename_without_prefix: str, *, typed_replies: bool = False) -> Name:
+def parse(filename_without_prefix: str, *, typed_replies: bool = False, problems: list[str] | None = None) -> Name:
     """Read a file name; never raises: what is no coded name is a foreign one, and a message too.
 
     Args:
         filename_without_prefix: the file name as `split_claim` leaves it.
         typed_replies: whether field 6 begins with DropboxMQ's Q (queue) or T (topic).
+        problems: gets a sentence about each part of the name that cannot be read, and is left out.
     """
+    problems = [] if problems is None else problems
     found = _CODED.fullmatch(filename_without_prefix)
     if found is None or not -(1 << 31) <= (priority := int(found[1])) < 1 << 31:
         return make({"id": filename_without_prefix, "foreign": True})
     _, message_id, message_class, rest = found.groups()
     if "%" in message_id or "+" in message_id:
         message_id = _decode(message_id, "surrogateescape")
-    known: dict[str, Any] = {"id": message_id, "priority": priority, "message_class": message_class}
+    known: dict[str, Any] = {"id": message_id, "priority": priority, "message_class": message_class or "B"}
     if not rest:
         return make(known)
     expiration, correlation, reply, kind, properties = (rest.rstrip(".") + "....").split(".", 4)
     if expiration:
-        known["expiration"] = _expiration(expiration, filename_without_prefix)
+        known["expiration"] = _expiration(expiration, problems)
     if correlation:
         known["correlation_id"] = _text(correlation)
     if reply:
@@ -328,7 +339,7 @@ def parse(filename_without_prefix: str, *, typed_replies: bool = False) -> Name:
     if kind:
         known["type"] = _text(kind)
     if properties := properties.rstrip("."):
-        known |= _read_properties(properties, filename_without_prefix)
+        known |= _read_properties(properties, problems)
     return make(known)
 
 
@@ -341,7 +352,8 @@ def make(known: Mapping[str, Any]) -> Name:
     return name
 
 
-def _is_coded(text: str) -> bool:
+def is_coded(text: str) -> bool:
+    """Tell whether a file name without a claim's prefix is coded; any other is foreign."""
     found = _CODED.fullmatch(text)
     return found is not None and -(1 << 31) <= int(found[1]) < 1 << 31
 
@@ -355,10 +367,10 @@ def _readable(text: str) -> str:
     return text if text.isascii() else _LONE_SURROGATE.sub(lambda lone: encode(lone[0]), text)
 
 
-def _expiration(text: str, name: str) -> int:
+def _expiration(text: str, problems: list[str]) -> int:
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63:
         return int(text)
-    _log.warning("%r: %r is no expiration time; the message is read as one that never expires", name, text)
+    problems.append(f"{text!r} is no expiration time; the message never expires")
     return 0
 
 
@@ -377,12 +389,12 @@ def _write_reply(reply_to: str, typed: bool) -> str:
     return "T" + topic if topic and topic != reply_to else "Q" + reply_to
 
 
-def _read_properties(text: str, name: str) -> dict[str, Any]:
-    pairs = [_read_property(pair, name) for pair in text.split("&") if pair]
-    return _sort_properties([pair for pair in pairs if pair], name)
+def _read_properties(text: str, problems: list[str]) -> dict[str, Any]:
+    pairs = [_read_property(pair, problems) for pair in text.split("&") if pair]
+    return _sort_properties([pair for pair in pairs if pair], problems)
 
 
-def _read_property(pair: str, name: str) -> tuple[str, Typed] | None:
+def _read_property(pair: str, problems: list[str]) -> tuple[str, Typed] | None:
     head, equals, value = pair.partition("=")
     kind = head[-1:] if head[-1:] in _TYPES else "S"
     try:
@@ -390,11 +402,11 @@ def _read_property(pair: str, name: str) -> tuple[str, Typed] | None:
             raise ValueError("it has no name and type")
         return _text(head[:-1]), Typed.read(kind, _text(value))
     except ValueError as error:
-        _log.warning("%r: property %r is dropped: %s", name, pair, error)
+        problems.append(f"property {pair!r} is dropped: {error}")
         return None
 
 
-def _sort_properties(pairs: Iterable[tuple[str, Typed]], name: str) -> dict[str, Any]:
+def _sort_properties(pairs: Iterable[tuple[str, Typed]], problems: list[str]) -> dict[str, Any]:
     """Tell the sender's properties from ours; returns arguments of Name."""
     properties: dict[str, Typed] = {}
     fields: dict[str, Any] = {"properties": properties}
@@ -405,7 +417,7 @@ def _sort_properties(pairs: Iterable[tuple[str, Typed]], name: str) -> dict[str,
         elif _fits(ours, typed):
             fields[ours[0]] = typed.value
         else:
-            _log.warning("%r: %s cannot be %r; it is dropped", name, key, typed.value)
+            problems.append(f"{key} cannot be {typed.value!r}; it is dropped")
     return fields
 
 
@@ -413,7 +425,11 @@ def _fits(ours: tuple[str, str], typed: Typed) -> bool:
     attribute, kind = ours
     if attribute == "meta":  # becomes part of a path
         return isinstance(typed.value, str) and _TOKEN.fullmatch(typed.value) is not None
-    return typed.type == kind and (isinstance(typed.value, str) or typed.value >= 0)
+    if typed.type != kind:
+        return False
+    if isinstance(typed.value, str):
+        return attribute not in _MARKS or len(encode(typed.value)) <= MARK_LIMIT
+    return typed.value >= 0
 
 
 def plain_name(message_id: str, priority: int, message_class: str) -> str:
@@ -474,7 +490,7 @@ def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
 
     Args:
         name: the name that is too long.
-        token: names the sidecar; letters, digits, - and _, at most 16 of them to stay within the budget.
+        token: names the sidecar; letters, digits, - and _, at most MARK_LIMIT of them.
 
     Returns:
         The short name and the content of the sidecar, fit for JSON.
@@ -500,6 +516,54 @@ def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
     return short, sidecar
 
 
+def room(name: Name) -> int:
+    """Return how many bytes the file name of a message may have, so that it can be claimed under every prefix.
+
+    A message that is delayed loses that mark before it is claimed.
+    """
+    if not name.meta:
+        return NAME_BUDGET
+    return SPILLED_BUDGET + (len(f"&JMS_dropq_notBeforeL={name.not_before}") if name.not_before else 0)
+
+
+def squeeze(name: Name) -> tuple[Name, list[str]]:
+    """Leave out of a shortened name what still makes it too long, which only huge values made by strangers do.
+
+    Returns:
+        The name, which fits its room, and what was left out.
+    """
+    left_out = []
+    for attribute, nothing in _DISPENSABLE.items():
+        if len(write(name)) <= room(name):
+            break
+        if getattr(name, attribute) != nothing:
+            left_out.append(f"{attribute} {getattr(name, attribute)!r}")
+            name = replace(name, **{attribute: nothing})  # type: ignore[arg-type]
+    return name, left_out
+
+
+def bears(message_id: str) -> Callable[[str], bool]:
+    """Return a test of file names, with or without a claim's prefix: whether the message has an id, or that name.
+
+    It compares text first and parses the few names that are left. It opens no sidecar: a shortened name has a hash of
+    its id.
+    """
+    stand_in = _stand_in(message_id)
+    space = "+" if " " in message_id else "%"
+
+    def test(filename: str) -> bool:
+        # An archive of a million is looked through so; whatever is encoded, by whichever program, has an escape.
+        if message_id not in filename and stand_in not in filename and "%" not in filename and space not in filename:
+            return False
+        file = split_claim(filename)[1]
+        if message_id in (filename, file):
+            return True
+        name = parse(file)
+        return name.id == message_id or (name.id == stand_in and name.meta != "")
+
+    return test
+
+
 def _stand_in(message_id: str) -> str:
     return "long-" + hashlib.sha256(_bytes(message_id)).hexdigest()[:24]
 
@@ -510,15 +574,22 @@ def _spilled_properties(name: Name) -> dict[str, list[str]]:
     return spilled | {key: ["S", value] for key, value in ours.items() if value}
 
 
-def restore(name: Name, sidecar: Mapping[str, object]) -> Name:
-    """Undo `shorten`; what the name itself carries wins, and damaged values are dropped with a warning."""
-    fields = _sort_properties(_sidecar_properties(_entry(sidecar, "properties"), name.id), name.id)
+def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | None = None) -> Name:
+    """Undo `shorten`; what the name itself carries wins.
+
+    Args:
+        name: the short name.
+        sidecar: the content of its sidecar.
+        problems: gets a sentence about each damaged value, which is dropped.
+    """
+    problems = [] if problems is None else problems
+    fields = _sort_properties(_sidecar_properties(_entry(sidecar, "properties"), problems), problems)
     return replace(
         name,
-        id=_restored_id(name.id, _entry(sidecar, "id")),
-        correlation_id=name.correlation_id or _sidecar_text(sidecar, "correlation_id", name.id),
-        reply_to=name.reply_to or _sidecar_text(sidecar, "reply_to", name.id),
-        type=name.type or _sidecar_text(sidecar, "type", name.id),
+        id=_restored_id(name.id, _entry(sidecar, "id"), problems),
+        correlation_id=name.correlation_id or _sidecar_text(sidecar, "correlation_id", problems),
+        reply_to=name.reply_to or _sidecar_text(sidecar, "reply_to", problems),
+        type=name.type or _sidecar_text(sidecar, "type", problems),
         properties={**fields["properties"], **name.properties},
         origin=name.origin or fields.get("origin", ""),
         return_to=name.return_to or fields.get("return_to", ""),
@@ -530,28 +601,28 @@ def _entry(sidecar: object, key: str) -> object:
     return sidecar.get(key) if isinstance(sidecar, Mapping) else None
 
 
-def _restored_id(short: str, full: object) -> str:
+def _restored_id(short: str, full: object, problems: list[str]) -> str:
     if isinstance(full, str) and short in (full, _stand_in(full)):
         return full
-    _log.warning("%r: the id in its sidecar, %r, is not its own and is ignored", short, full)
+    problems.append(f"the id in its sidecar, {full!r}, is not its own and is ignored")
     return short
 
 
-def _sidecar_text(sidecar: object, key: str, message_id: str) -> str | None:
+def _sidecar_text(sidecar: object, key: str, problems: list[str]) -> str | None:
     value = _entry(sidecar, key)
     if value is None or isinstance(value, str):
         return value and _readable(value)
-    _log.warning("%r: %s in its sidecar is no text and is dropped", message_id, key)
+    problems.append(f"{key} in its sidecar is no text and is dropped")
     return None
 
 
-def _sidecar_properties(found: object, message_id: str) -> Iterable[tuple[str, Typed]]:
+def _sidecar_properties(found: object, problems: list[str]) -> Iterable[tuple[str, Typed]]:
     for key, value in found.items() if isinstance(found, Mapping) else ():
         try:
             kind, text = value
             yield _readable(str(key)), Typed.read(str(kind), _readable(str(text)))
         except (TypeError, ValueError) as error:
-            _log.warning("%r: property %r in its sidecar is dropped: %s", message_id, key, error)
+            problems.append(f"property {key!r} in its sidecar is dropped: {error}")
 
 
 def order(name: Name, arrival: int) -> tuple[int, str, str]:

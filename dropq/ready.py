@@ -91,7 +91,6 @@ class Ready:
         self._ignored = ignored
         self.depth = depth
         self._arrivals: dict[tuple[str, int], int] = {}
-        self._kept: frozenset[str] = frozenset()
         self._place = 0, 1
         #: The key of the last message that the view had room for; None where it had room for all.
         self._end: _Key | None = None
@@ -181,14 +180,12 @@ class Ready:
         others, self._arrivals = self._first(others, seen)
         kept = list(first.names())
         full = self.depth is not None and len(kept) + len(others) >= self.depth
-        ours = self._without_ignored(kept)
         if not others:
             self._end = _keyed(kept[-1])[0] if full else None
-            return _by_priority(ours)
+            return _by_priority(kept)
         keyed = sorted(chain(others, map(_keyed, kept)), key=_key)[: self.depth]
         self._end = keyed[-1][0] if full else None
-        taken = (one for one in keyed if isinstance(one[1], Waiting) or one[1] in self._kept)
-        return ([item for _, item in alike] for _, alike in groupby(taken, key=_priority))
+        return ([item for _, item in alike] for _, alike in groupby(keyed, key=_priority))
 
     def _first(
         self, others: list[_Keyed], seen: dict[tuple[str, int], int]
@@ -201,12 +198,6 @@ class Ready:
         others = sorted(others, key=_key)[: self.depth]
         first = {waiting.file for _, waiting in others if isinstance(waiting, Waiting)}
         return others, {key: came for key, came in seen.items() if key[0] in first}
-
-    def _without_ignored(self, files: list[str]) -> list[str]:
-        """Leave out names that have our form and are ignored all the same."""
-        kept = [file for file in files if file in self._kept or not self._ignored(file)]
-        self._kept = frozenset(kept)
-        return kept
 
     def _other(self, entry: os.DirEntry[str], seen: dict[tuple[str, int], int]) -> Iterator[_Keyed]:
         """Yield the key of a file whose name is not of our making, and maybe does not tell its time."""

@@ -40,12 +40,11 @@ from dropq.storage import (
 
 log = logging.getLogger("dropq")
 
-#: Bytes that a name may have that refers to a sidecar: what a claim's prefix leaves of NAME_MAX.
-SPILLED = 255 - names.PREFIX_LIMIT
-
 #: Milliseconds that a sidecar is old before it may be collected, and between the two passes that miss it.
 COLLECTED_AGE = 86_400_000
 PASSES_APART = 3_600_000
+#: How many warnings about names are remembered, so that each is given once.
+TOLD = 1000
 
 #: What is said of a folder, a link or a fifo: no file of ours comes there by waiting.
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
@@ -80,25 +79,45 @@ class Sidecars:
         self._mark = ""
         self._storage = storage
         self._typed_replies = typed_replies
+        self._told: set[tuple[str, str]] = set()
 
-    def parse(self, file: str) -> Name:
-        """Read a file name that has no claim prefix; never fails and never opens a file."""
-        return names.parse(file, typed_replies=self._typed_replies)
+    def parse(self, file: str, problems: list[str] | None = None) -> Name:
+        """Read a file name that has no claim prefix; never fails, logs nothing and never opens a file."""
+        return names.parse(file, typed_replies=self._typed_replies, problems=problems)
+
+    def read(self, file: str) -> Name:
+        """Read the file name and the sidecar of a message that somebody meets; warn of what cannot be read."""
+        problems: list[str] = []
+        name = self.full(self.parse(file, problems), problems)
+        self.tell(file, problems)
+        return name
+
+    def tell(self, file: str, problems: list[str]) -> None:
+        """Warn of what is wrong with a name, once a name."""
+        for problem in problems:
+            if (file, problem) in self._told:
+                continue
+            if len(self._told) >= TOLD:
+                self._told.clear()
+            self._told.add((file, problem))
+            log.warning("%r: %s", file, problem)
 
     def fit(self, name: Name) -> str:
         """Return the file name for a message; what is over the budget goes to a new sidecar first."""
         text = names.file_name(name, typed_replies=self._typed_replies)
-        # Counters may take a name over the budget that has spilled already: there is room for them, up to SPILLED.
         length = len(text) if text.isascii() else len(os.fsencode(text))
-        if length <= (SPILLED if name.meta else names.NAME_BUDGET):
-            return self._visible(text)
+        if length <= names.room(name):
+            return text
         token = os.urandom(8).hex()
         short, content = names.shorten(self.whole(name), token)
+        short, left_out = names.squeeze(short)
+        if left_out:
+            self.tell(text, [f"left out of the name, which would be too long to be claimed: {', '.join(left_out)}"])
         with telling("what does not fit the name was not written, and nothing was moved"):
             self._storage.make_folder(self.folder)
             self.make_known()
             self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
-        return self._visible(names.file_name(short, typed_replies=self._typed_replies))
+        return names.file_name(short, typed_replies=self._typed_replies)
 
     def make_known(self) -> None:
         """Let the root know the queue: while the queue is away, no sidecar is removed."""
@@ -107,24 +126,27 @@ class Sidecars:
         with suppress(PermissionError):  # who may send and nothing else; the next sweep of the root does it
             self._mark = f"{self._queue}/{make_known(self.root.queues, self._queue, self._storage)}"
 
-    def _visible(self, text: str) -> str:
-        """Keep a name of ours from being ignored for what a sender wrote last in it, as a type `tmp`: by a dot more."""
-        return f"{text}." if self.ignored(text) else text
-
-    def full(self, name: Name) -> Name:
-        """Return a name with what its sidecar holds; one that cannot be read is warned of and left out."""
+    def full(self, name: Name, problems: list[str] | None = None) -> Name:
+        """Return a name with what its sidecar holds; `problems` gets a sentence about what cannot be read."""
+        problems = [] if problems is None else problems
         try:
-            return self.whole(name)
+            return self._restored(name, problems)
         except StorageError as error:
-            log.warning("message %s is delivered without its sidecar: %s", name.id, error)
+            problems.append(f"the message is delivered without its sidecar: {error}")
             return name
 
     def whole(self, name: Name) -> Name:
-        """Return a name with what its sidecar holds, to be written anew; a missing or damaged one is left out.
+        """Return a name with what its sidecar holds, to be written again; warn where one is missing or damaged.
 
         Raises:
             StorageError: it cannot be read now; what is written without it would never have it again.
         """
+        problems: list[str] = []
+        restored = self._restored(name, problems)
+        self.tell(name.id, problems)
+        return restored
+
+    def _restored(self, name: Name, problems: list[str]) -> Name:
         if not name.meta:
             return name
         path = f"{self.folder}/{os.path.basename(name.meta)}.json"
@@ -133,12 +155,12 @@ class Sidecars:
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_FILE:
                 raise storage_error(error, "what it holds stays there, and nothing was moved") from error
-            log.warning("sidecar %s of message %s is damaged (%s): delivered without it", path, name.id, told(error))
+            problems.append(f"the message is delivered without its sidecar: {path} is damaged ({told(error)})")
             return name
         if not isinstance(content, dict):
-            log.warning("sidecar %s of message %s is missing: delivered without it", path, name.id)
+            problems.append(f"the message is delivered without its sidecar: {path} is missing")
             return name
-        return names.restore(name, content)
+        return names.restore(name, content, problems)
 
 
 def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: int = 0) -> int:

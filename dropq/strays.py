@@ -71,6 +71,13 @@ class Seen:
         """What its name says."""
         return names.parse(self.bare)
 
+    @property
+    def problems(self) -> list[str]:
+        """What its name says that cannot be read."""
+        problems: list[str] = []
+        names.parse(self.bare, problems=problems)
+        return problems
+
     def found(self, kind: str, detail: str = "") -> Finding:
         """Return a finding about it."""
         return Finding(kind, self.path, detail or KINDS[kind].says, inode=self.status.st_ino)
@@ -102,6 +109,14 @@ class Case:
     def ignored(self) -> Callable[[str], object]:
         """A test, true for names that are never messages, as far as that is known."""
         return ignoring(self.config.ignore if self.config else ())
+
+    @cached_property
+    def claim_room(self) -> int:
+        """How many bytes the file system allows for a message's name behind a claim's prefix."""
+        try:
+            return os.pathconf(self.layout.processing, "PC_NAME_MAX") - names.PREFIX_LIMIT
+        except OSError:
+            return names.SPILLED_BUDGET  # the folder is missing, which is found for itself
 
     def consumers(self) -> frozenset[str] | None:
         """Return the subscriptions that have a file; None where this user may not list them."""
@@ -249,11 +264,24 @@ def undecodable(case: Case, seen: Seen) -> Finding | None:
     return seen.found("undecodable-name") if odd else None
 
 
+def bad_name(case: Case, seen: Seen) -> Finding | None:
+    """Find a name that says what cannot be read."""
+    problems = seen.problems
+    return seen.found("bad-name", f"{KINDS['bad-name'].says}: {'; '.join(problems)}") if problems else None
+
+
 def long_name(case: Case, seen: Seen) -> Finding | None:
-    """Find a name that has to be shortened before it can be claimed."""
-    if seen.parsed.meta or (seen.parsed.foreign and seen.state in RESERVED):
-        return None  # shortened already; or a foreign file's own name, given back
-    return seen.found("long-name") if len(os.fsencode(seen.bare)) > names.NAME_BUDGET else None
+    """Find a name that has to be shortened before it can be claimed, or that cannot be claimed here at all."""
+    if seen.parsed.foreign and seen.state in RESERVED:
+        return None  # a foreign file's own name, given back
+    length = len(os.fsencode(seen.bare))
+    is_long = length > names.room(seen.parsed)
+    if is_long:
+        length = len(names.write(names.squeeze(names.shorten(seen.parsed, "0" * 16)[0])[0]))
+    if length > case.claim_room and seen.state in ("target", "delayed"):
+        detail = f"{KINDS['unclaimable-name'].says} of at most {case.claim_room} bytes"
+        return seen.found("unclaimable-name", detail)
+    return seen.found("long-name") if is_long else None
 
 
 def claim_prefix(case: Case, seen: Seen) -> Finding | None:
@@ -300,6 +328,7 @@ def unread_sidecar(path: str) -> str:
 ODDITIES: tuple[Callable[[Case, Seen], Finding | None], ...] = (
     unreadable,
     undecodable,
+    bad_name,
     long_name,
     claim_prefix,
     foreign_claim,

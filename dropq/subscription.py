@@ -6,6 +6,7 @@ several threads; after a fork the child has to open its own.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import math
@@ -48,6 +49,8 @@ SHARING = 1.0
 #: After so many messages of a view that others took first, a new one is made; after twice as many the next one, until
 #: something is claimed: names may be listed for a while that are gone, as on NFS, and then no view is better.
 LOSSES = 8
+#: How many files that cannot be claimed are remembered; when there are more, each is tried, and logged, again.
+UNCLAIMABLE = 1000
 
 _ALPHABET = string.digits + string.ascii_lowercase
 
@@ -102,6 +105,7 @@ class Subscription:
         self._lock = threading.RLock()
         self._attend_at = 0.0
         self._refused: StorageError | None = None
+        self._unclaimable: set[str] = set()  # files whose claims would have too long a name here
         self._forks = FORKS.count
         self._closed = threading.Event()
         self._turn = threading.RLock()
@@ -442,6 +446,8 @@ class Subscription:
             return None
         if self._matches is not None and not self._matches(waiting):
             return None
+        if self._unclaimable and waiting.file in self._unclaimable:
+            return None
         deadline = 0
         if self._timed or not waiting.plain:
             if life.has_expired(waiting):
@@ -454,7 +460,7 @@ class Subscription:
             else:
                 held = self._claim_admitted(self._gate, waiting, deadline)
         except StorageError as error:
-            self._refused = self._refused or error  # the others may be as good as before; one tells of all
+            self._pass_over(waiting, error)
             return None
         if held is None:
             if self._gate is None:
@@ -483,11 +489,28 @@ class Subscription:
         try:
             return deferred.settle(life, waiting, self.next_owner(), self._deadline())
         except StorageError as error:
-            self._refused = self._refused or error
+            self._pass_over(waiting, error)
             return True
 
     def _id_of(self, waiting: Waiting) -> str:
         return self._life.sidecars.parse(names.split_claim(waiting.file)[1]).id
+
+    def _pass_over(self, waiting: Waiting, error: StorageError) -> None:
+        """Go on with the other messages, which may be as good as before; where there is no other, the error is raised.
+
+        Where a file system never has room for a claim's name, nothing but another name helps: that is logged once.
+        """
+        if error.errno != errno.ENAMETOOLONG:
+            self._refused = self._refused or error
+            return
+        if len(self._unclaimable) >= UNCLAIMABLE:
+            self._unclaimable.clear()
+        self._unclaimable.add(waiting.file)
+        log.warning(
+            "queue %s: message %r is passed over, as this file system has no room for the name of a claim on it; "
+            "`dropq fsck %s` says which name is short enough (%s)",
+            *(self._queue.name, waiting.file, self._queue.name, error),
+        )
 
     def _expire(self, waiting: Waiting) -> None:
         try:

@@ -289,6 +289,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("unreadable", lambda queue: write(base(queue) / "target" / "a.csv", b"secret", mode=0o200), False),
     ("undecodable-name", lambda queue: target(queue, os.fsdecode(b"\xffreport.csv")), False),
     ("long-name", lambda queue: target(queue, "n" * 200), False),
+    ("bad-name", lambda queue: target(queue, "4.x.B.soon"), False),
     ("claim-prefix", lambda queue: target(queue, "host-1-aaaaaaaaaa-1,0,1~x"), False),
     ("claim-prefix", lambda queue: target(queue, "client7~4.x.B"), False),
     ("foreign-claim", lambda queue: processing(queue, "a.csv"), False),
@@ -321,7 +322,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("not-a-queue", not_a_queue, False),
 ]
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
-APART = {"two-filesystems", "unreadable-folder", "unwritable-folder", "unreadable-sidecar"}
+APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unwritable-folder", "unreadable-sidecar"}
 
 
 def test_every_kind_is_tested() -> None:

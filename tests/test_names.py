@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import pickle
@@ -23,12 +22,15 @@ from dropq.errors import InvalidName
 from dropq.names import (
     CLASSES,
     ID_LIMIT,
+    MARK_LIMIT,
     NAME_BUDGET,
     PREFIX_LIMIT,
+    SPILLED_BUDGET,
     Claim,
     IdSource,
     Name,
     Typed,
+    bears,
     check_message_id,
     check_property_name,
     check_queue_name,
@@ -40,8 +42,10 @@ from dropq.names import (
     owner,
     parse,
     restore,
+    room,
     shorten,
     split_claim,
+    squeeze,
     write,
 )
 
@@ -76,6 +80,7 @@ senders_properties = st.dictionaries(
 counts = st.integers(0, (1 << 31) - 1)
 times = st.integers(0, (1 << 63) - 1)
 tokens = st.from_regex(r"[0-9a-z]{8,16}", fullmatch=True)
+marks = st.text(max_size=MARK_LIMIT).filter(lambda mark: len(encode(mark)) <= MARK_LIMIT)
 names = st.builds(
     Name,
     id=st.one_of(generated_ids, some_text, file_names),
@@ -90,9 +95,9 @@ names = st.builds(
     cancels=counts,
     not_before=times,
     since=times,
-    copy=text,
+    copy=marks,
     meta=st.just("") | tokens,
-    via=text,
+    via=marks,
     hops=counts,
     origin=text,
     return_to=text,
@@ -295,6 +300,7 @@ class TestForeignNames:
         "filename",
         [
             "20241105.csv", "2024.report.csv", "report~2.csv", "a.b.c.d", "report", "4.x", "4.x.", "4..B",
+            "4.x..", "4.x......", "4...c", "x.y..5", "2147483648.x..5",
             "4.x.b", "4.x.Z", "+4.x.B", "4_0.x.B", " 4.x.B", "٤.x.B", "2147483648.x.B", "-2147483649.x.B",
             "--4.x.B", "4.x.BT", "9" * 5000 + ".x.B", "a,b,c", "x,1,2~y", "backup~", "~4.x.B",
             "Über größe.csv", "new\nline", "caf\udce9.txt", "4.x.B\n",
@@ -313,6 +319,22 @@ class TestForeignNames:
     def test_three_good_fields_make_a_coded_one(self, filename: str) -> None:
         assert not parse(filename).foreign
         assert parse(filename).priority == int(filename.split(".")[0])
+
+    @pytest.mark.parametrize(
+        ("filename", "read"),
+        [
+            ("4.x..1140429211295", Name("x", expiration=1140429211295)),
+            ("6.x...c", Name("x", 6, correlation_id="c")),
+            (
+                "4.1140429201295000-9262574723......nI=1",
+                Name("1140429201295000-9262574723", properties={"n": Typed("I", 1)}),
+            ),
+            ("4.x......nI=1", Name("x", properties={"n": Typed("I", 1)})),
+        ],
+    )
+    def test_an_empty_class_before_other_fields_is_that_of_bytes(self, filename: str, read: Name) -> None:
+        assert parse(filename) == read
+        assert parse(write(read)) == read
 
     def test_are_coded_when_something_has_happened_to_them(self) -> None:
         assert write(replace(parse("report.csv"), delivery_count=1)) == "4.report%2Ecsv.B.....JMSXDeliveryCountI=1"
@@ -361,12 +383,16 @@ class TestClaimPrefixes:
             "host-0123456789-1z,01,3~", "host-0123456789-1z,1,03~", "host-012345678-1z,1,3~",
             "host-0123456789-1Z,1,3~", "host-0123456789-,1,3~", "host.a-0123456789-1,1,3~",
             "averyveryverylongclient-0123456789-1,1,3~", "host-0123456789-123456789,1,3~",
-            "host-0123456789-1z,1~", "host-0123456789-1z,-1,3~", "host,1,3~",
+            "host-0123456789-1z,1~", "host-0123456789-1z,-1,3~", "host,1,3~", "host-0123456789-1z,1,0~",
         ],
     )  # fmt: skip
     def test_anything_less_exact_belongs_to_the_foreign_name(self, prefix: str) -> None:
         assert split_claim(prefix + PLAIN) == (None, prefix + PLAIN)
         assert split_claim(self.OURS) == (None, self.OURS)
+
+    def test_what_stands_before_a_hidden_name_is_no_prefix(self) -> None:
+        assert split_claim(self.OURS + ".hidden") == (None, self.OURS + ".hidden")
+        assert split_claim(self.OURS + "report.csv")[1] == "report.csv"
 
     def test_dropboxmq_clients_are_known_before_a_coded_name_only(self) -> None:
         client = "Host-1%2Emy+app%7E%C3%BC%2Fx"
@@ -383,7 +409,7 @@ class TestClaimPrefixes:
         st.integers(1, 16**8 - 1),
         st.integers(0, 10**13 - 1),
         st.integers(1, 10**10 - 1),
-        any_text.filter(bool),
+        any_text.filter(lambda rest: rest[:1] not in ("", ".")),
     )
     def test_every_claim_splits_into_what_made_it(
         self, client: str, seq: int, deadline: int, number: int, rest: str
@@ -446,23 +472,28 @@ class TestBadValuesInNames:
             "xI=٤", "xI=0x1", "xB=yes", "xB=", "xF=1e39", "xF=abc", "xD=nan", "xD=1_0.0", "xD=+",
             "xI=" + "9" * 5000, "x", "S=v", "=v", "JMSXDeliveryCountI=-1", "JMSXDeliveryCountS=1",
             "JMS_dropq_metaS=..%2F..%2Fetc", "JMS_dropq_cancelsI=x", "JMS_dropq_copyI=5",
+            "JMS_dropq_copyS=" + "a" * 33, "JMS_dropq_lapsedS=" + "a" * 33, "JMS_dropq_viaS=" + "%2E" * 11,
+            "JMS_dropq_metaS=" + "a" * 33,
         ],
         ids=lambda bad: ascii(bad)[1:40],
     )  # fmt: skip
-    def test_a_bad_property_is_dropped_with_a_warning_and_the_rest_kept(
+    def test_a_bad_property_is_dropped_with_a_sentence_about_it_and_the_rest_kept(
         self, bad: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with caplog.at_level(logging.WARNING, "dropq"):
-            assert parse(f"5.a.T..c...aI=1&{bad}&zS=2") == Name(
-                "a", 5, "T", correlation_id="c", properties={"a": Typed("I", 1), "z": Typed("S", "2")}
-            )
-        assert len(caplog.records) == 1
-        assert caplog.records[0].name == "dropq"
+        problems: list[str] = []
+        assert parse(f"5.a.T..c...aI=1&{bad}&zS=2", problems=problems) == Name(
+            "a", 5, "T", correlation_id="c", properties={"a": Typed("I", 1), "z": Typed("S", "2")}
+        )
+        assert len(problems) == 1
+        assert "dropped" in problems[0]
+        assert caplog.records == []  # whoever lists a folder reads its names again and again
 
     @pytest.mark.parametrize("bad", ["soon", "-1", "9223372036854775808", "1_0", "٤", "9" * 50])
     def test_a_bad_expiration_is_none(self, bad: str, caplog: pytest.LogCaptureFixture) -> None:
-        assert parse(f"4.a.B.{bad}.c") == Name("a", correlation_id="c")
-        assert len(caplog.records) == 1
+        problems: list[str] = []
+        assert parse(f"4.a.B.{bad}.c", problems=problems) == Name("a", correlation_id="c")
+        assert problems == [f"{bad!r} is no expiration time; the message never expires"]
+        assert caplog.records == []
 
     def test_no_expiration_is_written_empty(self) -> None:
         assert parse("4.a.B.0") == parse("4.a.B.") == Name("a")
@@ -589,6 +620,41 @@ class TestTheBudget:
         short, _ = shorten(name, token)
         assert len(write(short)) <= NAME_BUDGET
 
+    @given(
+        st.builds(
+            Name,
+            id=st.one_of(generated_ids, some_text, file_names),
+            priority=st.integers(-(1 << 31), (1 << 31) - 1),
+            expiration=times,
+            properties=senders_properties,
+            delivery_count=counts,
+            cancels=counts,
+            not_before=times,
+            since=times,
+            copy=marks,
+            lapsed=marks,
+            meta=st.just("") | tokens,
+            via=marks,
+            hops=counts,
+        )
+    )
+    @example(
+        Name(
+            "x" * 300, -(1 << 31), "B", (1 << 63) - 1, delivery_count=(1 << 31) - 1, cancels=(1 << 31) - 1,
+            since=(1 << 63) - 1, copy="c" * MARK_LIMIT, lapsed="l" * MARK_LIMIT, via="v" * MARK_LIMIT,
+            hops=(1 << 31) - 1, not_before=(1 << 63) - 1,
+        )
+    )  # fmt: skip
+    def test_a_claim_has_room_for_every_name_however_large_its_values(self, name: Name) -> None:
+        fits, _ = squeeze(shorten(name, "0123456789abcdef")[0])
+        assert len(write(fits)) <= room(fits) <= 255
+        assert len(write(replace(fits, not_before=0))) <= SPILLED_BUDGET
+        assert (fits.meta, fits.copy, fits.delivery_count) == ("0123456789abcdef", name.copy, name.delivery_count)
+
+    def test_what_fits_is_not_squeezed(self) -> None:
+        short, _ = shorten(replace(parse(ALL_FIELDS), cancels=3, via="v", hops=2, since=5), "t0")
+        assert squeeze(short) == (short, [])
+
     def test_a_name_with_every_counter_still_leaves_room_for_a_claim(self) -> None:
         name = Name(
             "é" * 300,
@@ -663,6 +729,34 @@ class TestTheBudget:
         for token in ("", "../x", "a b", "a.b", "x" * 65):
             with pytest.raises(ValueError, match="cannot name a sidecar"):
                 shorten(Name("a"), token)
+
+
+class TestFindingAnId:
+    @given(names, st.one_of(generated_ids, some_text, file_names), st.booleans())
+    @example(Name("a b"), "a b", True)
+    @example(Name("1140429201295000-9262574723", meta="m"), "1140429201295000-9262574723", True)
+    @example(Name("é" * 60), "é" * 60, True)
+    def test_is_true_of_the_names_that_have_it_and_of_no_others(self, name: Name, message_id: str, same: bool) -> None:
+        name = replace(name, id=message_id) if same else name
+        test = bears(message_id)
+        for written in (write(name), f"host-0123456789-1z,0,3~{write(name)}"):
+            assert test(written) is (name.id == message_id)
+        if len(write(name)) > NAME_BUDGET:
+            assert test(write(shorten(name, "0123456789abcdef")[0])) is (name.id == message_id)
+
+    @pytest.mark.parametrize(
+        "filename", ["4.%61b.B", "4.a%62.T....x", "host-0123456789-1z,0,3~ab", "client~4.ab.B", "ab", "4.ab..5"]
+    )
+    def test_is_true_of_a_name_that_somebody_wrote_in_another_way(self, filename: str) -> None:
+        assert bears("ab")(filename)
+
+    @pytest.mark.parametrize("filename", ["4.abc.B", "4.c.B..ab", "ab.csv", "4.ab", "host-0123456789-1z,0,0~ab"])
+    def test_is_false_where_the_text_stands_for_something_else(self, filename: str) -> None:
+        assert not bears("ab")(filename)
+
+    def test_is_true_of_a_whole_name_with_or_without_its_claim(self) -> None:
+        held = f"host-0123456789-1z,0,3~{ALL_FIELDS}"
+        assert bears(ALL_FIELDS)(held) and bears(ALL_FIELDS)(ALL_FIELDS) and bears(held)(held)
 
 
 class TestOrder:

@@ -113,7 +113,7 @@ def test_what_a_script_sent_is_offered_in_its_place_among_many_plain_ones(queue:
 
 def test_names_that_begin_like_ours_and_are_ignored_are_passed_over(queue: Queue) -> None:
     for number in range(20):
-        Path(queue.layout.target, f"4.{1763770000000000 + number}-0000000000.B.tmp").touch()
+        Path(queue.layout.target, f"4.{1763770000000000 + number}-0000000000.tmp").touch()
     sent = [f"4.{one.id}.B" for one in queue.send_many([b"a"] * 30)]
     bounded = view(queue, 10)
     for _ in range(2):

@@ -111,15 +111,6 @@ def test_a_delete_that_died_before_it_was_decided_is_undone_by_a_sweep(
     assert [message.body for message in reopened(queue).browse()] == [b"just before"]
 
 
-def test_a_message_whose_name_the_queue_would_ignore_all_the_same_is_refused(make: Make) -> None:
-    queue = make(ignore=["*draft*"])
-    with pytest.raises(ValueError, match=r"which queue q ignores"):
-        queue.send(b"a", type="draft")
-    assert where(queue) == {}
-    queue.send(b"a", type="letter")
-    assert take(queue).type == "letter"
-
-
 @pytest.mark.parametrize(
     ("settle", "state"),
     [

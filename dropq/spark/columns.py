@@ -119,7 +119,7 @@ class Columns:
     def row(self, file: str, arrival: int) -> dict[str, Any]:
         """Return what a file's name tells, by column; times in microseconds."""
         claim, bare = names.split_claim(file)
-        name = self._sidecars.full(self._sidecars.parse(bare))
+        name = self._sidecars.read(bare)
         return {
             "id": _readable(name.id),
             "priority": name.priority,
