@@ -198,14 +198,14 @@ def record_of(message: Message) -> dict[str, object]:
 
 
 def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False) -> None:
-    """Tell all that is known of one message, wherever it lies.
+    """Tell all that is known of one message, wherever it lies; of several with one id the first to be delivered.
 
     Among it are the counters that travel with it and, in error/ and expired/, the reason with its traceback or the
     end of the command's stderr. On a terminal the beginning of the body follows.
     """
     shell = Shell(ctx, json)
     (wanted,) = arguments([id])
-    message = shell.queue(queue).find(wanted)
+    message = _first(shell.queue(queue), wanted)
     record = record_of(message)
     if shell.json:
         return shell.line(record, ())
@@ -219,6 +219,14 @@ def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False
         with message.open() as body:
             data = body.read(PREVIEW)
         print(f"\n{output.visible(os.fsdecode(data))}{' ...' if len(data) == PREVIEW else ''}")
+
+
+def _first(queue: Queue, id: str) -> Message:
+    """Return the message of an id that is delivered first, and say so where several have it."""
+    first, *others = queue.find_all(id)
+    if others:
+        output.note(f"{len(others) + 1} messages in {first.state}/ have the id {output.escape(id)}; this is the first")
+    return first
 
 
 def _flat(record: Record, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -236,7 +244,7 @@ def cat(
     raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are to a terminal, too.")] = False,
     json: Json = False,
 ) -> int:
-    """Write bodies to standard output, one after the other.
+    """Write bodies to standard output, one after the other; of several with one id the first to be delivered.
 
     The bytes go as they are, except to a terminal, which gets no control characters. With --json the body is in
     `body`, or in `body_base64` when it is no UTF-8.
@@ -245,7 +253,7 @@ def cat(
     found = shell.queue(queue)
 
     def write(id: str) -> None:
-        message = found.find(id)
+        message = _first(found, id)
         if shell.json:
             shell.line({"id": message.id, **_body(message.body)}, ())
         elif sys.stdout.isatty() and not raw:

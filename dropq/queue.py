@@ -236,9 +236,9 @@ class Queue(Producer):
         raise LeaseLost(f"no message {message_id!r} is held on queue {self.name}; nothing was changed")
 
     def _claims_of(self, message_id: str) -> Iterator[tuple[Claim, str]]:
-        for entry in storage.entries(self.layout.processing):
-            claim, file = names.split_claim(entry.name)
-            if claim is not None and claim.ours and self._is(file, message_id):
+        for waiting in self._bearing("processing", message_id):
+            claim, file = names.split_claim(waiting.file)
+            if claim is not None and claim.ours:
                 yield claim, file
 
     def _nobodys(self, claim: Claim, file: str) -> Held | None:
@@ -296,13 +296,12 @@ class Queue(Producer):
 
     def _ack_waiting(self, message_id: str) -> bool:
         life = self.life
-        for waiting in self._waiting():
-            if self._is(names.split_claim(waiting.file)[1], message_id):
-                with self.subscribe(client_id="ack") as subscription:
-                    held = life.claim(waiting, subscription.next_owner(), 0)
-                    if held is not None:
-                        life.archive(held)
-                        return True
+        for waiting in self._bearing("target", message_id):
+            with self.subscribe(client_id="ack") as subscription:
+                held = life.claim(waiting, subscription.next_owner(), 0)
+                if held is not None:
+                    life.archive(held)
+                    return True
         return False
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -355,23 +354,45 @@ class Queue(Producer):
     def find(self, id: str, states: Iterable[str] = SEARCHED) -> Message:
         """Return a message by its id, its file name or its receipt, wherever it lies.
 
+        Of several in one state it is the first in order of delivery.
+
         Raises:
             NoSuchMessage: it is in none of the states.
         """
+        return self.find_all(id, states)[0]
+
+    @_telling("nothing was changed")
+    def find_all(self, id: str, states: Iterable[str] = SEARCHED) -> list[Message]:
+        """Return the messages of an id in the first state that has any, in order of delivery.
+
+        Args:
+            id: an id, which a sender may have given to several, a file name or a receipt.
+            states: where to look, in this order.
+
+        Raises:
+            NoSuchMessage: there is none in any of the states.
+        """
         searched = tuple(states)
         for state in searched:
-            for entry in storage.entries(self.layout.folder(state)):
-                if storage.is_message_file(entry) and (
-                    entry.name == id or self._is(names.split_claim(entry.name)[1], id)
-                ):
-                    return Message(self, self.life, state, entry.name)
+            if found := self._bearing(state, id):
+                return [Message(self, self.life, state, waiting.file) for waiting in found]
         raise NoSuchMessage(f"no message {id!r} in queue {self.name} ({', '.join(searched)})")
 
-    def _is(self, file: str, message_id: str) -> bool:
-        if file == message_id:
-            return True
-        name = self.life.sidecars.parse(file)
-        return name.id == message_id or bool(name.meta and self.life.sidecars.full(name).id == message_id)
+    def _bearing(self, state: str, message_id: str) -> list[Waiting]:
+        """Return the files of a state that have an id, or that name, in order of delivery; no sidecar is read."""
+        bears, ignored = names.bears(message_id), self.life.sidecars.ignored
+        found = {
+            entry.name: Waiting(entry.name)
+            for entry in storage.entries(self.layout.folder(state))
+            if bears(entry.name)
+            and not ignored(entry.name)
+            and storage.is_message_file(entry)
+            and not (state in RESERVED and self._is_reserved(state, entry.name))
+        }
+        if len(found) > 1:
+            in_order = [waiting for waiting in self._waiting(state) if waiting.file in found]
+            return in_order or list(found.values())  # RACE: all of them moved on since; who acts on them is told
+        return list(found.values())
 
     def _waiting(self, state: str = "target") -> Iterator[Waiting]:
         life = self.life
