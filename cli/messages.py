@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dropq.errors import LeaseLost
+
 from . import output
 from .look import record_of
 from .options import Filter, Json, QueueName, Receipts, duration
@@ -308,6 +310,9 @@ def ack(
     named = arguments(receipts, column=1)
 
     def acknowledge(receipt: str) -> None:
+        if not receipt and _settles_first(found):
+            output.note("a message of this queue comes settled, without a receipt: there is nothing to acknowledge")
+            return
         record = _acked_by_id(found, receipt, defer) if _is_id(receipt) else _acked(found.claimed(receipt))
         if shell.json:
             shell.line(record, ())
@@ -321,6 +326,10 @@ def _is_id(text: str) -> bool:
 
     claim, _ = split_claim(text)
     return claim is None or not claim.ours
+
+
+def _settles_first(queue: Queue) -> bool:
+    return queue.config.semantics == "at-most-once"
 
 
 def _deferrable(named: Iterable[str]) -> list[str]:
@@ -401,6 +410,8 @@ def _settle(
     found = shell.queue(queue)
 
     def settle(receipt: str) -> None:
+        if not receipt and _settles_first(found):
+            raise LeaseLost("a message of this queue comes settled, without a receipt: nothing can be done to it now")
         message = found.claimed(receipt)
         verb(message)
         if columns or shell.json:

@@ -128,7 +128,8 @@ class Producer:
             messages: bodies, or mappings with a `body` and the other arguments of `send`.
 
         Raises:
-            NoSuchQueue, StorageError, ValueError: what was sent until then stays sent; the error says how many.
+            NoSuchQueue, StorageError, ValueError: what was sent until then stays sent; a note on the error says how
+                many messages that is. Whatever `messages` itself raises comes with the same note.
             QueueFull: the same, and the error has what was sent.
         """
         if isinstance(messages, bytes | str | Mapping):
@@ -368,10 +369,7 @@ class Producer:
         )
         if asks and not self._admit():
             return "", message_id, 0
-        file = life.sidecars.fit(life.unique(name, chosen=chosen))
-        if life.sidecars.ignored(file):
-            raise ValueError(f"the message would be called {file}, which queue {self.name} ignores: see `ignore`")
-        return file, message_id, name.not_before
+        return life.sidecars.fit(life.unique(name, chosen=chosen)), message_id, name.not_before
 
     def _plain_address(self, body: bytes | str, priority: int, message_class: str | None) -> tuple[str, str, int]:
         """Return what `address` does for a message that has nothing else to say."""

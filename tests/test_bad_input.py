@@ -663,6 +663,27 @@ def test_what_is_no_list_of_messages_is_refused_by_send_many(tmp_path: Path, mes
     assert where(queue) == {}
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("before", [0, 5, 2005])
+def test_send_many_says_how_many_it_sent_before_what_it_sends_raised(
+    tmp_path: Path, error: BaseException, before: int
+) -> None:
+    queue = make_queue(tmp_path)
+    error = type(error)(*error.args)  # each run notes on one of its own
+
+    def bodies() -> Iterator[bytes]:
+        for number in range(before):
+            yield b"%d" % number
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        queue.send_many(bodies())
+    sent = len(os.listdir(base(queue) / "target"))
+    assert raised.value.__notes__ == [f"{sent} messages of this send_many were sent before the error"]
+    assert sent == before // 1000 * 1000
+    assert os.listdir(base(queue) / "working") == []
+
+
 def test_receive_many_tells_how_to_hold_more(tmp_path: Path) -> None:
     with make_queue(tmp_path).subscribe() as subscription:
         with pytest.raises(ValueError, match=r"receive_many\(50\).*may hold 1: give subscribe\(\) a max_backlog of 50"):

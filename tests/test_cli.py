@@ -834,10 +834,46 @@ def test_replay_sends_what_was_archived_again(run: Run, root: Root, q: Queue) ->
     assert done.code == 0 and "replayed=2 failed=0" in done.err
     assert [record["id"] for record in done.records] == [one.id for one in sent[1:]]
     other = root.create_queue("other", durability="none")
-    listed = run("browse", "q", "--state", "processed", "--filter", f"JMSMessageID = '{sent[0].id}'").raw
+    listed = run("browse", "q", "--state", "processed", "--filter", f"JMSMessageID = 'ID:{sent[0].id}'").raw
     assert run("replay", "q", "-", "nothing", "--to", "other", input=listed).code == 1
     assert [message.id for message in other.browse()] == [sent[0].id]
     assert q.counts()["processed"] == 3
+
+
+@pytest.mark.parametrize("verb", ["show", "cat"])
+def test_of_several_messages_of_one_id_the_first_to_be_delivered_is_shown_and_acknowledged(
+    run: Run, root: Root, verb: str
+) -> None:
+    queue = root.create_queue("twins", durability="none")
+    bodies = [b"%d" % number for number in range(12)]
+    for body in bodies:
+        queue.send(body, message_id="order-7")
+    for body in bodies[:-1]:
+        told = run(verb, "twins", "order-7", *(["--raw"] if verb == "cat" else []))
+        assert f"{12 - int(body)} messages in target/ have the id order-7; this is the first" in told.err
+        path = queue.find("order-7").path
+        assert Path(path).read_bytes() == body
+        assert (body if verb == "cat" else path.encode()) in told.raw
+        assert run("ack", "twins", "order-7").code == 0
+        assert not os.path.exists(path)
+    assert run(verb, "twins", "order-7").err == ""
+
+
+@pytest.mark.parametrize("history", ["true", "false"])
+def test_what_comes_settled_is_nothing_to_acknowledge(run: Run, root: Root, history: str) -> None:
+    run("create", "once", "--set", "semantics=at-most-once", "--set", f"history={history}")
+    queue = root.queue("once")
+    queue.send(b"x")
+    received = run("receive", "once")
+    assert received.code == 0
+    acked = run("ack", "once", "-", input=received.raw)
+    assert acked.code == 0
+    assert "comes settled, without a receipt: there is nothing to acknowledge" in acked.err
+    for verb in ("nack", "fail", "reject", "extend"):
+        refused = run(verb, "once", "-", input=received.raw)
+        assert refused.code == 1
+        assert "comes settled, without a receipt: nothing can be done to it now" in refused.err
+    assert run("ack", "q", "-", input=received.raw).code == 1  # in another queue a receipt is missing
 
 
 @pytest.mark.parametrize("point", ["yesterday", "", "2026-13-01"])
