@@ -198,8 +198,9 @@ def record_of(message: Message) -> dict[str, object]:
 
 
 def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False) -> None:
-    """Tell all that is known of one message, wherever it lies; of several with one id the first to be delivered.
+    """Tell all that is known of one message, wherever it lies.
 
+    Of several with one id it is the first in order of delivery.
     Among it are the counters that travel with it and, in error/ and expired/, the reason with its traceback or the
     end of the command's stderr. On a terminal the beginning of the body follows.
     """
@@ -244,8 +245,9 @@ def cat(
     raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are to a terminal, too.")] = False,
     json: Json = False,
 ) -> int:
-    """Write bodies to standard output, one after the other; of several with one id the first to be delivered.
+    """Write bodies to standard output, one after the other.
 
+    Of several messages with one id it is the first in order of delivery.
     The bytes go as they are, except to a terminal, which gets no control characters. With --json the body is in
     `body`, or in `body_base64` when it is no UTF-8.
     """

@@ -847,7 +847,7 @@ def test_of_several_messages_of_one_id_the_first_to_be_delivered_is_shown_and_ac
     queue = root.create_queue("twins", durability="none")
     bodies = [b"%d" % number for number in range(12)]
     for body in bodies:
-        queue.send(body, message_id="order-7")
+        queue.send(body, message_id="order-7", priority=-int(body))
     for body in bodies[:-1]:
         told = run(verb, "twins", "order-7", *(["--raw"] if verb == "cat" else []))
         assert f"{12 - int(body)} messages in target/ have the id order-7; this is the first" in told.err
