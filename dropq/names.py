@@ -66,8 +66,9 @@ _DISPENSABLE: Mapping[str, str | int] = {"via": "", "hops": 0, "lapsed": "", "ca
 #: The class may be empty where another field follows it.
 _CODED = re.compile(r"(-?[0-9]{1,19})\.([^.]+)\.([MBSPOT]|(?=\.+[^.]))(?:\.(.*))?", re.DOTALL)
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
+#: The number is 0 only in a share of a barrier that its subscription has not taken yet.
 _CLAIM = re.compile(
-    r"([\w*%+-]{0,16}-[0-9a-z]{10}-[0-9a-z]{1,8}),(0|[1-9][0-9]{0,15}),([1-9][0-9]{0,9})~([^.].*)",
+    r"([\w*%+-]{0,16}-[0-9a-z]{10}-[0-9a-z]{1,8}),(0|[1-9][0-9]{0,15}),((?<=-0,0,)0|[1-9][0-9]{0,9})~([^.].*)",
     re.ASCII | re.DOTALL,
 )
 _DROPBOXMQ_CLAIM = re.compile(r"([\w*%+-]+)~(.+)", re.ASCII | re.DOTALL)

@@ -390,6 +390,10 @@ class TestClaimPrefixes:
         assert split_claim(prefix + PLAIN) == (None, prefix + PLAIN)
         assert split_claim(self.OURS) == (None, self.OURS)
 
+    def test_a_share_that_nobody_has_taken_yet_has_number_nought(self) -> None:
+        assert split_claim("h-0123456789-0,0,0~x")[0] == Claim("h-0123456789-0", 0, 0)
+        assert split_claim("h-0123456789-0,5,0~x")[0] is None
+
     def test_what_stands_before_a_hidden_name_is_no_prefix(self) -> None:
         assert split_claim(self.OURS + ".hidden") == (None, self.OURS + ".hidden")
         assert split_claim(self.OURS + "report.csv")[1] == "report.csv"
