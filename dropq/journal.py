@@ -343,7 +343,7 @@ class Journal:
                 if folder == life.layout.delayed:
                     life.deliver_delayed(file)  # its name changes: it is found in target/ next
                     continue
-                deadline = life.clock.now_ms() + int(self.lease * 1000)
+                deadline = storage.lease_end(life.clock, self.lease)
                 held = life.claim(Waiting(file), self._subscription.next_owner(), deadline, again=True)
                 if held is not None:
                     claimed[entry] = self._subscription.adopt(held)

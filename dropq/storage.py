@@ -12,6 +12,7 @@ import errno
 import io
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -41,6 +42,8 @@ DIR_MODE = 0o775
 RESERVED_MODE = 0o1000
 #: Seconds after which the offset to the file server's clock is measured again.
 CLOCK_INTERVAL = 60.0
+#: Seconds after which it is measured again before a lease is made: its end has to be right on every host.
+LEASE_INTERVAL = 1.0
 #: Seconds of difference that are put down to coarse time stamps rather than to another clock.
 CLOCK_TOLERANCE = 0.05
 #: How often a measurement that took longer than that is made anew.
@@ -142,21 +145,34 @@ class ServerClock:
 
     Hosts that share a mount agree on leases and delays through it, however wrong their own clocks are. A process
     that may not write the probe file uses its own clock.
+
+    It counts on from a measurement by the clock since boot, which stands still while a virtual machine is paused. When
+    this host's clock has stepped against that one, as it does when it is set right after a pause, it measures at once.
+    A pause that no step shows, and a step of the server's own clock, make it wrong until the next measurement: for
+    `CLOCK_INTERVAL` at the most, and for `LEASE_INTERVAL` where the end of a lease is told.
     """
 
     def __init__(self, probe: str) -> None:
         self._probe = probe
         self._ahead = 0.0
-        self._measure_at = 0.0
+        self._own = 0.0
+        self._measured_at = -math.inf
 
     def now_ms(self) -> int:
         """Return the server's time in milliseconds since 1970 UTC."""
+        return self._told(CLOCK_INTERVAL)
+
+    def lease_ms(self) -> int:
+        """Return the same by a measurement of the last second, for the end of a lease."""
+        return self._told(LEASE_INTERVAL)
+
+    def _told(self, interval: float) -> int:
         now = _since_boot()
-        if now >= self._measure_at:
-            # Counted on from there without this host's clock, whose steps are none of the server's.
+        own = time.time() - now
+        if now >= self._measured_at + interval or abs(own - self._own) > CLOCK_TOLERANCE:
+            self._own = own  # before the measurement: a step that comes within it is seen by the next call
             self._ahead = self._measure()
-            now = _since_boot()
-            self._measure_at = now + CLOCK_INTERVAL
+            now = self._measured_at = _since_boot()
         return int((now + self._ahead) * 1000)
 
     def offset(self) -> float:
@@ -194,6 +210,12 @@ class ServerClock:
             if after - before <= CLOCK_TOLERANCE:
                 break
         return min(tries)
+
+
+def lease_end(clock: Clock, period: float) -> int:
+    """Return when a lease of so many seconds that begins now runs out, in milliseconds since 1970 UTC."""
+    now = clock.lease_ms() if isinstance(clock, ServerClock) else clock.now_ms()
+    return now + int(period * 1000)
 
 
 def _unless_done(error: OSError, source: str, destination: str) -> None:

@@ -1,12 +1,19 @@
-"""Clocks that are wrong, and clocks that are set, by libfaketime."""
+"""Clocks that are wrong, clocks that are set, by libfaketime, and those of machines that were paused."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers import make_queue, reopened
 from torture import clocks
 from torture.table import NotRun, Options
+
+from dropq import storage
+from dropq.storage import ServerClock
 
 
 def test_clocks_that_are_wrong_or_set_end_no_lease_early_or_late_and_reorder_nothing(tmp_path: Path) -> None:
@@ -23,3 +30,76 @@ def test_a_machine_without_libfaketime_says_how_to_get_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(clocks, "_known_to_the_linker", list)
     with pytest.raises(NotRun, match="apt install faketime"):
         clocks.run(Options(tmp_path, long=False))
+
+
+# -- the file server's clock, as one process tells it --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lease", ["30s", "2h"])
+def test_a_machine_that_was_paused_and_put_right_makes_leases_that_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: str
+) -> None:
+    queue = make_queue(tmp_path, lease_period=lease)
+    queue.send_many([b"before", b"after"])
+    since_boot = storage._since_boot
+    with queue.subscribe(max_backlog=2) as subscription, reopened(queue) as other:
+        other.sweep()  # it has measured by the clock of another host
+        first = subscription.receive()
+        with monkeypatch.context() as guest:
+            guest.setattr(storage, "_since_boot", lambda: since_boot() - 7300.0)  # it did not go on, the others did
+            second = subscription.receive()
+            assert first is not None and second is not None
+            first.extend(lease)
+            assert abs(queue.root.clock.now_ms() - time.time() * 1000) < 1000
+        assert other.sweep().lapsed == 0 and other.receive() is None
+        first.ack()
+        second.ack()
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_a_step_of_the_servers_clock_is_seen_by_leases_a_second_later_and_by_all_else_within_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    """So is a pause of this machine after which nobody has set its clock right."""
+    clock, stepped, later = ServerClock(str(tmp_path / "probe")), 0.0, 0.0
+    utime, since_boot, own = os.utime, storage._since_boot, time.time
+
+    def server() -> float:
+        return own() + stepped + later
+
+    monkeypatch.setattr(os, "utime", lambda probe: utime(probe, (server(), server())))
+    monkeypatch.setattr(storage, "_since_boot", lambda: since_boot() + later)
+    monkeypatch.setattr(time, "time", lambda: own() + later)
+    clock.now_ms()
+    stepped, later = step, storage.LEASE_INTERVAL
+    assert abs(clock.now_ms() - (own() + later) * 1000) < 1000  # not yet
+    assert abs(clock.lease_ms() - server() * 1000) < 1000
+    stepped, later = 2 * step, later + storage.CLOCK_INTERVAL
+    assert abs(clock.now_ms() - server() * 1000) < 1000
+
+
+def test_a_clock_that_nobody_sets_is_measured_once_a_minute_and_for_leases_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, measured = ServerClock(str(tmp_path / "probe")), 0
+    measure, since_boot, own, now = ServerClock._measure, storage._since_boot, time.time, 0.0
+
+    def counted(self: ServerClock) -> float:
+        nonlocal measured
+        measured += 1
+        return measure(self)
+
+    def measurements(tell: Callable[[], int], *moments: float) -> list[int]:
+        nonlocal now
+        counts = []
+        for moment in moments:
+            now = moment
+            tell()
+            counts.append(measured)
+        return counts
+
+    monkeypatch.setattr(ServerClock, "_measure", counted)
+    monkeypatch.setattr(storage, "_since_boot", lambda: since_boot() + now)
+    monkeypatch.setattr(time, "time", lambda: own() + now)
+    assert measurements(clock.now_ms, 0, 0.4, 0.8, 30, 50, 61, 100) == [1, 1, 1, 1, 1, 2, 2]
+    assert measurements(clock.lease_ms, 100, 100.3, 100.6, 101.5, 101.9) == [3, 3, 3, 4, 4]
