@@ -342,6 +342,7 @@ POLICIES = (
     with_policy("max_backlog", max_backlog=1000),
     with_policy("round-robin", fairness_model="round-robin"),
     with_policy("proportional", fairness_model="proportional"),
+    with_policy("max_backlog, priority of bodies", max_backlog=1000, priority="INSTR(/, 'x')", message_type="text"),
     with_policy("barrier_expression", barrier_expression="JMSType = 'none'"),
     with_policy("max_backlog, proportional", max_backlog=1000, fairness_model="proportional"),
 )

@@ -6,6 +6,7 @@ changed nothing that a reader of the state folders could see.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -170,7 +171,9 @@ class Lifecycle:
 
     # -- claiming: target -> processing ----------------------------------------------------------------------
 
-    def claim(self, waiting: Waiting, owner: str, deadline: int, *, again: bool = False) -> Held | None:
+    def claim(
+        self, waiting: Waiting, owner: str, deadline: int, *, again: bool = False, state: str = "target"
+    ) -> Held | None:
         """Take a waiting message; None when somebody else has it.
 
         Args:
@@ -178,20 +181,22 @@ class Lifecycle:
             owner: what identifies the claim.
             deadline: when its lease runs out, in ms since 1970; 0 for never.
             again: its name goes on telling whose lease ran out, since it is the same stream that takes it.
+            state: where it lies: target, or delayed for who settles it before its time.
         """
         lying, arrival, plain = waiting
         number, file = (1, lying) if plain else self.next_delivery(lying, again=again)
         layout = self.layout
+        folder = layout.target if state == "target" else layout.folder(state)
         held = Held(layout.processing, Claim(owner, deadline, number), file, arrival)
         try:
             # RACE: every consumer of the queue, and any script; whose rename succeeds has the message.
-            self.storage.rename(f"{layout.target}/{lying}", held.path)
+            self.storage.rename(f"{folder}/{lying}", held.path)
         except FileNotFoundError as error:
             if not storage.exists(self.layout.processing):
-                raise storage_error(error, "processing/ is missing; the message stays in target/") from error
+                raise storage_error(error, f"processing/ is missing; the message stays in {state}/") from error
             return None
         except OSError as error:
-            raise storage_error(error, "the message stays in target/") from error
+            raise storage_error(error, f"the message stays in {state}/") from error
         return held
 
     def next_delivery(self, waiting: str, *, again: bool = False) -> tuple[int, str]:
@@ -291,6 +296,16 @@ class Lifecycle:
         path = f"{folder}/{held.file}"
         self._leave(held, self.storage.rename, path)
         return path
+
+    def unhold(self, path: str) -> None:
+        """Remove a body that was withheld, with its folder; a crash leaves what a sweep clears when its holder ends."""
+        self.storage.unlink(path)
+        try:
+            self.storage.remove_folder(os.path.dirname(path))
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            # An NFS client keeps the file, under another name, while somebody has it open: a sweep clears that, too.
 
     def give_back(
         self,
@@ -575,11 +590,13 @@ class Lifecycle:
         A claim that has left processing/ never comes back, so one that the listing lacks is gone. One that was renewed
         since is looked for in another listing, which serves the rest of the block.
         """
+        around = dict(vars(self._missed))  # a signal handler's block comes in the middle of its own thread's
         self._missed.listed = None
         try:
             yield
         finally:
-            del self._missed.listed
+            vars(self._missed).clear()
+            vars(self._missed).update(around)
 
     def _renewed(self, held: Held) -> Held | None:
         """Return what a claim is called now that is not where it was."""

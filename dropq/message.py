@@ -1,6 +1,8 @@
 """What a consumer holds: a message's metadata out of its name, its body, and the verbs that settle it.
 
-A message object is a view of one file. Its verbs are serialised, and each of them is one rename by the lifecycle.
+A message object is a view of one file. Its verbs are serialised, and each of them is one rename by the lifecycle. A
+signal handler may settle a message while its own thread does: the first of their renames counts, and the other verb
+finds the claim gone.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class Message:
         self._claim = held.claim if held is not None else names.split_claim(file)[0]
         self._delivery = delivery
         self._holder = holder
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._parsed: Name | None = None
 
     def __repr__(self) -> str:
@@ -333,14 +335,23 @@ class Message:
     def extend(self, period: Duration) -> None:
         """Renew its lease: it ends a period from now; the receipt changes.
 
+        Args:
+            period: how long from now, at least 1ms.
+
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
+            ValueError: the period is 0, or no period; nothing was changed.
         """
         self._extend(period)
 
     def _extend(self, period: Duration, *, seek: bool = True) -> bool:
+        seconds = parse_duration(period)
+        if not seconds:
+            raise ValueError(
+                f"extend({period!r}): at least 1ms; nack or release gives the message back at once; nothing was changed"
+            )
         with self._lock:
-            deadline = self._life.clock.now_ms() + int(parse_duration(period) * 1000)
+            deadline = storage.lease_end(self._life.clock, seconds)
             return self._as_held(partial(self._life.extend, deadline=deadline), seek=seek)
 
     def __enter__(self) -> Message:
@@ -399,13 +410,14 @@ class Message:
         self._held = None
         if place is not None:
             self._state, self._file = place
-        if self._withheld is not None:
+        withheld = self._withheld
+        if withheld is not None:
             with telling("the message is settled, and what it held is removed by a sweep"):
-                self._life.storage.unlink(self._withheld)
+                self._life.unhold(withheld)
             self._withheld = None
-        if self._holder is not None and self._claim is not None:
-            self._holder.forget(self._claim.owner)
-            self._holder = None
+        holder, self._holder = self._holder, None
+        if holder is not None and self._claim is not None:
+            holder.forget(self._claim.owner)
 
 
 def ack_all(messages: Iterable[Message]) -> list[Message]:

@@ -1,14 +1,14 @@
 """A queue: the verbs of producers, consumers and administrators on one directory.
 
-Each verb validates, makes its one move, and returns. A queue object may be used by several threads, and after a fork;
-it opens its folders and its configuration at its first use.
+Each verb validates, makes its one move, and returns. A queue object may be used by several threads, by a signal handler
+at any moment of its own thread, and after a fork: so it has no lock, which one of these could wait for in vain. It
+opens its folders and its configuration at its first use.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -82,7 +82,6 @@ class Queue(Producer):
         names.check_queue_name(name)
         self.root = root
         self.name = name
-        self._lock = threading.RLock()
         self._opened: Lifecycle | None = None
         self._own: Subscription | None = None
 
@@ -100,10 +99,11 @@ class Queue(Producer):
             ConfigError: its configuration cannot be used.
             StorageError: a folder is missing, or lies on another file system.
         """
-        if self._opened is None:
-            with self._lock:
-                self._opened = self._opened or open_queue(self.root, self.name)
-        return self._opened
+        opened = self._opened
+        if opened is None:
+            # RACE: threads that open it at once open the same queue; any of their results will do.
+            opened = self._opened = open_queue(self.root, self.name)
+        return opened
 
     @property
     def layout(self) -> QueueLayout:
@@ -136,13 +136,14 @@ class Queue(Producer):
             client_id: who receives, for people who read processing/; None takes host and process.
             filter: other messages are left to others, as those are that the queue's own filter does not match.
             max_backlog: how many messages it may hold at once; None for as many as the queue's cap allows.
-            lease_period: after which a claim runs out; None takes the queue's.
+            lease_period: after which a claim runs out, at least 1ms; None takes the queue's, which may have none.
             detached: its claims outlive the process, as those of a shell command; they must have a lease.
 
         Raises:
             ConfigError: a detached subscription without a lease.
             InvalidFilter: the filter cannot be read, or is empty.
             Unavailable: a filter needs an extra that is not installed.
+            ValueError: max_backlog is below 1, or lease_period is 0 or no period.
         """
         from dropq.subscription import Subscription
 
@@ -154,6 +155,8 @@ class Queue(Producer):
             raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
         life = self.life
         lease = life.config.lease_period if lease_period is None else parse_duration(lease_period)
+        if lease_period is not None and not lease:
+            raise ValueError(f"lease_period {lease_period!r}: at least 1ms, or None for the queue's own")
         if detached and not lease:
             raise ConfigError("a claim that outlives its process needs a lease: give a lease_period")
         limits = [limit for limit in (max_backlog, life.config.max_per_subscription_backlog) if limit is not None]
@@ -173,6 +176,9 @@ class Queue(Producer):
 
         Args:
             timeout: how long to wait for one: 0 looks once, None waits for ever.
+
+        Returns:
+            The message, or None, as `Subscription.receive` does.
         """
         own = self._own
         if own is None or own.inherited:
@@ -180,11 +186,15 @@ class Queue(Producer):
         return own.receive(timeout)
 
     def _own_subscription(self) -> Subscription:
-        with self._lock:
-            own = self._own
-            if own is None or own.inherited:  # after a fork the child has its own
-                own = self._own = self.subscribe(max_backlog=None)
-            return own
+        before = self._own  # None, or after a fork the parent's
+        opened = self.subscribe(max_backlog=None)
+        # RACE: threads, and a signal handler, that open one at once: all use the first that is kept. Nothing comes in
+        # between looking and keeping, as nothing is called there.
+        if self._own is before:
+            self._own = opened
+            return opened
+        opened.close()
+        return self._own_subscription() if self._own is None or self._own.inherited else self._own
 
     @_telling("nothing was changed")
     def claimed(self, receipt: str) -> Message:
@@ -219,7 +229,8 @@ class Queue(Producer):
 
         With `unleased`, where it is `strict`, also one that nobody has any more, which a sweep would return.
         """
-        for message in self._own.held if self._own is not None and not self._own.inherited else ():
+        own = self._own
+        for message in own.held if own is not None and not own.inherited else ():
             if message.id == message_id:
                 return message
         strict = self.config.leasing == "strict"
@@ -233,7 +244,8 @@ class Queue(Producer):
             held = self._nobodys(claim, file) if strict else self.life.find_claim(claim.owner)
             if held is not None:
                 return Message(self, self.life, "processing", held.filename, held=held)
-        raise LeaseLost(f"no message {message_id!r} is held on queue {self.name}; nothing was changed")
+        paused = f", which is paused: what waits stays until `dropq resume {self.name}`" if self.paused else ""
+        raise LeaseLost(f"no message {message_id!r} is held on queue {self.name}{paused}; nothing was changed")
 
     def _claims_of(self, message_id: str) -> Iterator[tuple[Claim, str]]:
         for waiting in self._bearing("processing", message_id):
@@ -254,9 +266,10 @@ class Queue(Producer):
 
     @_telling("whether the message was acknowledged, `dropq show` tells")
     def ack(self, id: str, defer: bool = False) -> bool:
-        """Acknowledge a message by its id, wherever it is held or waits; False when it is nowhere.
+        """Acknowledge a message by its id, wherever it is held, waits or is delayed; False when it is nowhere.
 
-        With strict leasing a message that somebody else holds is left alone. It takes a listing: receipts are quicker.
+        With strict leasing a message that somebody else holds is left alone; while the queue is paused, one that waits
+        or is delayed is. It takes a listing: receipts are quicker.
 
         Args:
             id: the message's id.
@@ -295,13 +308,17 @@ class Queue(Producer):
         return state in RESERVED or (state == "processing" and self.config.leasing == "strict")
 
     def _ack_waiting(self, message_id: str) -> bool:
+        if self.paused:
+            return False  # nobody claims then
         life = self.life
-        for waiting in self._bearing("target", message_id):
-            with self.subscribe(client_id="ack") as subscription:
-                held = life.claim(waiting, subscription.next_owner(), 0)
-                if held is not None:
-                    life.archive(held)
-                    return True
+        # RACE: a sweep moves what is due from delayed/ to target/: what is missed in the one is met in the other.
+        for state in ("delayed", "target"):
+            for waiting in self._bearing(state, message_id):
+                with self.subscribe(client_id="ack") as subscription:
+                    held = life.claim(waiting, subscription.next_owner(), 0, state=state)
+                    if held is not None:
+                        life.archive(held)
+                        return True
         return False
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -524,9 +541,9 @@ class Queue(Producer):
 
     def close(self) -> None:
         """Return what this object's own subscription holds."""
-        if self._own is not None:
-            self._own.close()
-            self._own = None
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
 
     def __enter__(self) -> Queue:
         return self

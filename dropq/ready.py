@@ -97,7 +97,8 @@ class Ready:
         self._taken = count(1)
         self._pieces: Iterator[Iterator[Waiting]] = iter(())
         self._worn_at = 0.0
-        #: What is left of the present piece of the view; each message is offered once a view.
+        self._again: Waiting | None = None
+        #: What is left of the present piece of the view, beside what was put back; each message is offered once.
         self.view: Iterator[Waiting] = iter(())
         #: When the view is too old to take from, on the monotonic clock.
         self.fresh_until = 0.0
@@ -114,12 +115,17 @@ class Ready:
 
     def clear(self) -> None:
         """Offer nothing until the next refresh."""
-        self.view, self._pieces, self._end = iter(()), iter(()), None
+        self.view, self._pieces, self._end, self._again = iter(()), iter(()), None, None
         self.fresh_until = self._worn_at = 0.0
 
+    def next(self) -> Waiting | None:
+        """Return what was put back, else the next message of the present piece of the view; None where none is left."""
+        again, self._again = self._again, None
+        return next(self.view, None) if again is None else again
+
     def put_back(self, waiting: Waiting) -> None:
-        """Offer a message again that the view offered last."""
-        self.view = chain((waiting,), self.view)
+        """Let `next` return a message again that it returned last: there is room for one."""
+        self._again = waiting
 
     def refresh(self, rank: int = 0, consumers: int = 1) -> None:
         """Make the view anew from a listing, for one of several consumers who know their order.
@@ -155,7 +161,7 @@ class Ready:
             self._pieces = chain.from_iterable(_shared_out(group, rank, consumers, self._taken) for group in groups)
         else:
             self._pieces = iter((chain.from_iterable(map(_offered, groups)),))
-        self.view = next(self._pieces, iter(()))
+        self.view, self._again = next(self._pieces, iter(())), None
         now = time.monotonic()
         self._worn_at = now + (now - started)
         self.fresh_until = now + max(MAX_AGE, LISTING_SHARE * (now - started))

@@ -2,6 +2,10 @@
 
 A subscription never gives a message to two callers, and holds no more than its backlog allows. It may be used by
 several threads; after a fork the child has to open its own.
+
+A signal handler may use it at any moment of its own thread, which no lock keeps out. So a thread's look for a message
+cannot be entered by its own handlers: a receive in there returns None, and a close leaves the end to the look, which
+still has a sign of life for what it claims, and returns it before that ends.
 """
 
 from __future__ import annotations
@@ -103,11 +107,12 @@ class Subscription:
         self._held: dict[str, Message] = {}
         self._claims = itertools.count(1)
         self._lock = threading.RLock()
+        self._looker = 0  # the thread that looks for a message, under the lock; 0 for none
         self._attend_at = 0.0
         self._refused: StorageError | None = None
         self._unclaimable: set[str] = set()  # files whose claims would have too long a name here
         self._forks = FORKS.count
-        self._closed = threading.Event()
+        self._closed = False
         self._turn = threading.RLock()
         self._watch: Watch | None = None
         self._waits = False
@@ -133,10 +138,15 @@ class Subscription:
             timeout: how long to wait for one: 0 looks once, None waits for ever.
 
         Returns:
-            The message, or None when there was none in that time, or it holds as many as it may already (max_backlog).
+            The message, or None when there was none in that time, it holds as many as it may already (max_backlog), or
+            it was closed meanwhile; also, at once, in a signal handler that interrupted its own thread's look for one.
         """
+        if self._closed or self._forks != FORKS.count:
+            self._refuse()
         news = self._news
         message = self._next()
+        if message is None and self._looker == threading.get_ident():
+            return None  # this thread's own look waits for its signal handler, which is here
         if message is None and self._gate is not None and self._gate.gives_way:
             message = self._after_others(self._gate)
         if message is not None or timeout == 0:
@@ -150,20 +160,23 @@ class Subscription:
             finally:
                 self._waits = waits
                 self._turn.release()
+                if waits:
+                    self._wake()  # what woke this wait of a signal handler may be for its own thread's, around it
         return None
 
     def _after_others(self, gate: Gate) -> Message | None:
         """Look again and again while it is another subscription's turn, who has a moment to come for it."""
         until = time.monotonic() + TURNS_PATIENCE
         message = None
-        while message is None and gate.gives_way and time.monotonic() < until and not self._closed.wait(TURN_RECHECK):
+        while message is None and gate.gives_way and time.monotonic() < until and not self._closed:
+            time.sleep(TURN_RECHECK)
             message = self._next()
         return message
 
     def _wait(self, news: object, until: float) -> Message | None:
         """Look for a message whenever there may be one; at first only if something came since the news were these."""
         with self._lock:
-            if self._closed.is_set():
+            if self._closed:
                 return None
             watch = self._watch = self._watch or Watch(self._life.layout.target)
         watch.begin()
@@ -173,15 +186,17 @@ class Subscription:
                 self._news = object()
             news = self._news
             began = time.thread_time()
-            with self._lock:
-                if self._closed.is_set():
-                    return None  # another thread closed it: that is no error of who waits
-                message = self._next()
-            if message is not None:
+            message = self._next()
+            if message is not None or self._closed:  # another thread closed it: that is no error of who waits
                 return message
             if (took := time.thread_time() - began) > LONG_LOOK:  # at many, none of which are for it
-                self._closed.wait(min(LISTING_SHARE * took, until - time.monotonic(), RESCAN * LISTING_SHARE))
+                self._rest(watch, min(until, time.monotonic() + min(took, RESCAN) * LISTING_SHARE))
         return None
+
+    def _rest(self, watch: Watch, until: float) -> None:
+        """Wait without looking, unless it is closed."""
+        while not self._closed and (left := until - time.monotonic()) > 0:
+            watch.rest(left)
 
     def _wake(self) -> None:
         """Let the thread that waits look again."""
@@ -229,8 +244,7 @@ class Subscription:
     @property
     def held(self) -> tuple[Message, ...]:
         """The messages that it has handed out and that are not settled."""
-        with self._lock:
-            return tuple(self._held.values())
+        return tuple(self._held.copy().values())  # at once, as threads settle meanwhile
 
     @property
     def inherited(self) -> bool:
@@ -258,10 +272,7 @@ class Subscription:
 
     def snapshot(self) -> None:
         """Offer from now on only what waits at this moment."""
-        with self._lock:
-            self._ready.depth = None  # what lies behind a bounded view could only be found by a later listing
-            self._refresh()
-            self._snapshot = True
+        self._look(self._freeze)
 
     def holding(self, owner: str) -> Message | None:
         """Return the message of a claim, where it is one of this subscription's that is not settled."""
@@ -269,25 +280,48 @@ class Subscription:
 
     def adopt(self, held: Held) -> Message:
         """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
-        with self._lock:
-            return self._hand_out(held)
+        return self._hand_out(held)
 
     def _next(self) -> Message | None:
+        return self._look(self._found)
+
+    def _look(self, look: Callable[[], Message | None]) -> Message | None:
+        """Look for a message as one at a time may do, which not even a signal handler gets into; None once closed."""
+        if self._forks != FORKS.count:
+            self._refuse()  # before the lock, which a thread may hold that is not here
         with self._lock:
-            refreshed = False
-            if time.monotonic() >= self._attend_at or self._forks != FORKS.count:
-                refreshed = self._attend()
-            if self.max_backlog is not None and len(self._held) >= self.max_backlog:
-                self._forget_lost()
-                if len(self._held) >= self.max_backlog:
-                    return None
-            return self._take(refreshed) if self._gate is None else self._admitted(self._gate, refreshed)
+            if self._looker:
+                return None
+            message = None
+            try:
+                self._looker = threading.get_ident()
+                message = look()
+            finally:
+                self._looker = 0
+                if self._closed:  # by a signal handler meanwhile
+                    self._end(message)
+            # What was delivered at most once is archived, and comes to nobody else.
+            return message if not self._closed or self._at_most_once else None
+
+    def _freeze(self) -> None:
+        self._ready.depth = None  # what lies behind a bounded view could only be found by a later listing
+        self._refresh()
+        self._snapshot = True
+
+    def _found(self) -> Message | None:
+        if self._closed:
+            return None
+        refreshed = time.monotonic() >= self._attend_at and self._attend()
+        if self.max_backlog is not None and len(self._held) >= self.max_backlog:
+            self._forget_lost()
+            if len(self._held) >= self.max_backlog:
+                return None
+        return self._take(refreshed) if self._gate is None else self._admitted(self._gate, refreshed)
 
     def _attend(self) -> bool:
-        """See to what is not done for each message: the end, sweeps, read-locks; tell whether the view is new."""
-        if self._closed.is_set() or self.inherited:
-            self._refuse()
+        """See to what is not done for each message: sweeps, read-locks; tell whether the view is new."""
         if self._sweep.due:
+            self._forget_lost()  # before the sweep that returns them
             self._sweep_on_the_way()
         stale = self._ready.stale and not self._snapshot
         if stale:
@@ -348,7 +382,7 @@ class Subscription:
     def _candidates(self, gate: Gate, refreshed: bool) -> Iterator[tuple[Waiting | None, bool]]:
         """Yield what waits and is wanted here, or is a barrier, and which: of what is left of the view, then anew."""
         while True:
-            while (waiting := next(self._ready.view, None)) is not None:
+            while (waiting := self._ready.next()) is not None:
                 if self._acked and self._was_acked(waiting):
                     continue
                 is_barrier = gate.is_barrier(waiting)
@@ -368,7 +402,7 @@ class Subscription:
             return None
         message = self._claim(waiting)
         if not gate.holds_up:
-            next(self._ready.view, None)  # it was this one: it is taken, or gone
+            self._ready.next()  # it was this one: it is taken, or gone
         return message
 
     def _meet_barrier(self, gate: Gate, barrier: Waiting | None, *, again: bool) -> None:
@@ -379,7 +413,7 @@ class Subscription:
         if not gate.is_ready_for_barrier():
             return
         self._refresh()
-        first = next(filter(gate.is_here, self._ready.view), None)
+        first = next(filter(gate.is_here, iter(self._ready.next, None)), None)
         if first is not None:
             self._ready.put_back(first)
             if barrier is not None and first.file == barrier.file:
@@ -479,7 +513,7 @@ class Subscription:
 
     def _deadline(self) -> int:
         """Return when the lease of a claim that is made now runs out, in ms since 1970; 0 for never."""
-        return self._life.clock.now_ms() + int(self.lease * 1000) if self.lease else 0
+        return storage.lease_end(self._life.clock, self.lease) if self.lease else 0
 
     def _was_acked(self, waiting: Waiting) -> bool:
         """Archive a message whose ack came before it; False where it is to be delivered."""
@@ -554,9 +588,9 @@ class Subscription:
     def _forget_lost(self) -> None:
         """Stop counting messages whose lease has run out: a sweep may have given them to somebody else."""
         now = self._life.clock.now_ms()
-        for owner, message in list(self._held.items()):
+        for owner, message in self._held.copy().items():
             if message.deadline is not None and message.deadline.timestamp() * 1000 < now:
-                del self._held[owner]
+                self._held.pop(owner, None)  # another thread may settle it at this moment
 
     # -- ending ----------------------------------------------------------------------------------------------
 
@@ -571,29 +605,44 @@ class Subscription:
         return returned
 
     def close(self) -> None:
-        """Return what it holds to target/, counted as a delivery, and end; closing twice is no error."""
-        if self._closed.is_set() or self.inherited:
+        """Return what it holds to target/, counted as a delivery, and end; closing twice is no error.
+
+        In a signal handler that interrupted its own thread's look for a message, it ends when that look does, which
+        returns what it has found, uncounted.
+        """
+        if self.inherited:
             return
         with self._lock:
-            self._closed.set()  # under the lock: nothing is handed out after this
-            self._attend_at = 0.0
+            self._closed = True  # under the lock: nothing is handed out after this
+            interrupts = self._looker != 0  # the lock let only this thread's own handler in
         self._wake()
         self._watch = None  # it goes with the thread that waits
-        if self._presence is None:
-            return
+        if not interrupts:
+            self._end()
+
+    def _end(self, unseen: Message | None = None) -> None:
+        """Return what is held, then take the sign of life down; `unseen` was handed to nobody."""
+        presence, self._presence = self._presence, None
         try:
             fate = "what is still held returns with the next sweep"
             with self._life.telling(fate), self._life.listing_once():
+                if unseen is not None and unseen.held:
+                    with suppress(LeaseLost):
+                        unseen.release(counted=False)
+                if presence is None:
+                    return  # its claims outlive it, or it has ended before
                 self._return_held()
                 if self._gate is not None:
                     self._gate.leave()
-                self._presence.end()
+                presence.end()
         except BaseException:
-            self._presence.abandon()
+            if presence is not None:
+                presence.abandon()
             raise
 
     def _return_held(self) -> None:
         refused: DropqError | None = None
+        self._forget_lost()  # what a sweep may have returned is looked for below, all at once
         for message in self.held:
             try:
                 message.release()

@@ -105,6 +105,13 @@ class Watch:
             self._events.renew()
         return bool(told)
 
+    def rest(self, timeout: float) -> None:
+        """Return when woken, and at the latest after the timeout: what comes into the folder meanwhile waits."""
+        poller = select.poll()
+        poller.register(self._bell, select.POLLIN)
+        if poller.poll(max(timeout, 0) * 1000):
+            _empty(self._bell)
+
     def _poller(self) -> select.poll:
         """Return one of its own for each wait: a signal handler may wait while its own thread does."""
         poller = select.poll()

@@ -112,7 +112,7 @@ def fill(queue: Queue, notes: Path, prefix: str) -> None:
 
 def consume(queue: Queue, notes: Path, lease: str = "0", backlog: str = "1") -> None:
     """Take messages and ack them until there is a file `stop`; some are given back now and then."""
-    with queue.subscribe(lease_period=lease, max_backlog=int(backlog)) as subscription:
+    with queue.subscribe(lease_period=None if lease == "0" else lease, max_backlog=int(backlog)) as subscription:
         number = 0
         while not stopped(notes):
             for message in subscription.receive_many(int(backlog), timeout=0.1):
@@ -166,7 +166,7 @@ def sweep(queue: Queue, notes: Path) -> None:
 
 def hold(queue: Queue, notes: Path, count: str, lease: str = "0") -> None:
     """Take messages and say so; then ack them when told to, and say what came of it."""
-    with queue.subscribe(lease_period=lease, max_backlog=int(count)) as subscription:
+    with queue.subscribe(lease_period=None if lease == "0" else lease, max_backlog=int(count)) as subscription:
         messages = take(subscription.receive_many(int(count), timeout=10), int(count))
         say("holding")
         sys.stdin.readline()

@@ -13,7 +13,7 @@ import pytest
 from children import in_child, killed_at_each_call
 from helpers import Clock, base, drop, make_queue, reopened, take, where
 
-from dropq import Message, Queue, StorageError, deferred, storage
+from dropq import LeaseLost, Message, Queue, StorageError, deferred, storage
 from dropq.lifecycle import Lifecycle
 from dropq.storage import Storage
 
@@ -98,14 +98,61 @@ def test_a_message_that_is_delayed_meets_it_when_it_is_due(make: Make, clock: Cl
     queue = make()
     queue.ack(id, defer=True)
     send_as(queue, id, b"before", delay="1m")
-    later = id.replace("-0", "-9")
-    send_as(queue, later, b"after", delay="1m")
-    assert queue.ack(later, defer=True) is False
-    assert queue.receive() is None and where(queue) == {"delayed": [b"after", b"before"]}
+    assert queue.receive() is None and where(queue) == {"delayed": [b"before"]}
     clock.advance(61)
     assert queue.receive() is None
-    assert where(queue) == {"processed": [b"after", b"before"]}
+    assert where(queue) == {"processed": [b"before"]}
     assert acks(queue) == []
+
+
+@pytest.mark.parametrize("defer", [False, True])
+def test_a_message_that_is_delayed_is_acknowledged_where_it_lies(
+    make: Make, clock: Clock, id: str, defer: bool
+) -> None:
+    queue = make()
+    send_as(queue, id, b"a", delay="1m")
+    assert queue.ack(id, defer=defer) is True
+    assert where(queue) == {"processed": [b"a"]} and acks(queue) == []
+    assert queue.ack(id, defer=defer) is False
+    clock.advance(61)
+    assert queue.receive() is None
+
+
+def test_what_was_given_back_and_is_delayed_is_acknowledged_where_it_lies(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    message = take(queue)
+    message.nack("1m")
+    assert queue.ack(message.id) is True
+    assert where(queue) == {"processed": [b"a"]}
+
+
+@pytest.mark.parametrize("delay", [None, "1m"])
+def test_while_a_queue_is_paused_an_ack_leaves_what_waits_alone_and_is_remembered_where_that_is_asked(
+    make: Make, clock: Clock, delay: str | None
+) -> None:
+    queue = make()
+    sent = queue.send(b"a", delay=delay)
+    queue.pause()
+    assert queue.ack(sent.id) is False
+    assert acks(queue) == []
+    with pytest.raises(LeaseLost, match="which is paused: what waits stays until `dropq resume q`"):
+        queue.claimed(sent.id)
+    assert queue.ack(sent.id, defer=True) is False
+    assert where(queue) == {"target" if delay is None else "delayed": [b"a"]} and acks(queue) == [sent.id]
+    queue.resume()
+    clock.advance(61)
+    assert queue.receive() is None
+    assert where(queue) == {"processed": [b"a"]} and acks(queue) == []
+
+
+def test_while_a_queue_is_paused_an_ack_settles_what_is_held(make: Make) -> None:
+    queue = make()
+    sent = queue.send(b"a")
+    take(queue)
+    queue.pause()
+    assert queue.ack(sent.id) is True
+    assert where(queue) == {"processed": [b"a"]}
 
 
 def test_a_script_s_send_under_a_known_id_meets_it(make: Make, id: str) -> None:

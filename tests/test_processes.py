@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -339,3 +341,80 @@ def test_a_script_and_many_processes_share_a_queue(queue: Queue) -> None:
         consumer.join(timeout=60)
         assert consumer.exitcode == 0
     assert sorted(os.listdir(base(queue) / "processed")) == sorted(f"{number}.csv" for number in range(30))
+
+
+@contextmanager
+def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+    """Let another thread of the parent do something all the time."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            act()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_child_receives_from_a_queue_that_another_thread_of_its_parent_was_just_opening(queue: Queue) -> None:
+    def opens() -> None:
+        queue.receive()
+        queue.close()
+
+    def child() -> int:
+        faulthandler.dump_traceback_later(5, exit=True)
+        with queue:
+            return sum(queue.receive() is None for _ in range(3))
+
+    with meanwhile(opens):
+        assert [in_child(child) for _ in range(25)] == [3] * 25
+
+
+def test_a_child_is_refused_on_a_subscription_that_another_thread_of_its_parent_was_just_using(queue: Queue) -> None:
+    queue.send(b"a")
+    with queue.subscribe() as subscription:
+        message = take(subscription)
+
+        def child() -> list[str]:
+            faulthandler.dump_traceback_later(5, exit=True)
+            assert subscription.held == (message,) and subscription.inherited
+            refused = []
+            for use in (subscription.receive, lambda: subscription.receive_many(1), subscription.snapshot):
+                with pytest.raises(DropqError, match="before a fork, by the parent") as error:
+                    use()
+                refused.append(str(error.value))
+            subscription.close()
+            return refused
+
+        entered, let_go = threading.Event(), threading.Event()
+
+        def look() -> None:
+            with subscription._lock:
+                entered.set()
+                let_go.wait(60)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        assert entered.wait(10)
+        try:
+            assert len(in_child(child)) == 3
+        finally:
+            let_go.set()
+            thread.join()
+        message.ack()
+
+
+def test_threads_that_open_a_queue_at_once_share_its_subscription(queue: Queue) -> None:
+    queue.send_many([b"x"] * 8)
+    for _ in range(10):
+        for message in together(*[lambda: queue.receive(5)] * 8):
+            assert isinstance(message, Message)
+            message.release()
+        assert len(os.listdir(queue.layout.consumers)) == 1
+        queue.close()
+        assert os.listdir(queue.layout.consumers) == []

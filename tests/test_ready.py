@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import time
@@ -321,3 +322,34 @@ def test_a_bounded_view_keeps_what_it_knows_of_the_first_files_and_no_more(
     assert [waiting.file for waiting in view.view] == [f"report-{number:02d}.csv" for number in range(10)]
     assert view.go_on()
     assert [waiting.file for waiting in view.view] == [f"report-{number:02d}.csv" for number in range(10, 20)]
+
+
+def test_a_view_that_policies_look_into_stays_as_it_is_however_many_are_taken_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "MAX_AGE", 60.0)  # all are taken from one view
+    with make_queue(tmp_path, max_backlog=3, priority="/p") as queue:
+        sent = [one.id for one in queue.send_many([b'{"p": 1}'] * 50)]
+        consumer = queue.subscribe(max_backlog=None)
+        got = [message.id for _ in range(2) for message in consumer.receive_many(3)]  # the second finds no room
+        sizes = set()
+        for id in sent[3:]:
+            consumer.held[0].ack()
+            message = consumer.receive()
+            assert message is not None and message.id == id
+            got.append(message.id)
+            sizes.add(made_of(consumer._ready.view))
+        assert got == sent and len(sizes) == 1
+        consumer.close()
+
+
+def made_of(view: object) -> int:
+    """How many iterators a view leads through: each costs a frame when the innermost is asked."""
+    found: dict[int, object] = {}
+    unseen = [view]
+    while unseen:
+        one = unseen.pop()
+        if isinstance(one, Iterator | tuple) and id(one) not in found:
+            found[id(one)] = one
+            unseen += gc.get_referents(one)
+    return sum(isinstance(one, Iterator) for one in found.values())
