@@ -535,11 +535,11 @@ def listing(bench: Bench) -> Iterator[Diagnosis]:
     """Try whether a listing shows at once what came and what went."""
     here, there = bench.folders("listing-here", "listing-there")
     file = bench.file(f"{here}/file")
-    storage.names_in(there)  # what is cached of it may be shown again
+    list(storage.files_in(there))  # what is cached of it may be shown again
     bench.store.rename(file, f"{there}/file")
-    came = _seen_after(lambda: "file" in storage.names_in(there))
+    came = _seen_after(lambda: ["file"] in storage.files_in(there))
     bench.store.rename(f"{there}/file", file)
-    went = _seen_after(lambda: "file" not in storage.names_in(there))
+    went = _seen_after(lambda: ["file"] not in storage.files_in(there))
     if late := [f"{what} {_delay(after)}" for what, after in (("new", came), ("gone", went)) if after]:
         yield bench.found("late-listing", f"a listing tells what is {', what is '.join(late)}")
     else:

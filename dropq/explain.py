@@ -199,7 +199,7 @@ class _Alive:
 
 def _barriers_out(life: Lifecycle) -> dict[str, tuple[str, ...]]:
     """Return the claims of the barriers that are out, with the subscriptions that have not settled their shares."""
-    if not storage.exists(life.layout.barriers):
+    if not storage.is_there(life.layout.barriers):
         return {}
     from dropq.admission.barrier import all_shares
 

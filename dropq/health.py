@@ -307,9 +307,9 @@ class _Look:
     @cached_property
     def _pause(self) -> str:
         """What ends the pause, where there is one."""
-        if storage.exists(self._queue.root.layout.read_lock):
+        if storage.is_there(self._queue.root.layout.read_lock):
             return "the whole root is paused: `dropq resume --all` ends that"
-        if storage.exists(self._life.layout.read_lock):
+        if storage.is_there(self._life.layout.read_lock):
             return f"it is paused: `dropq resume {self._name}` ends that"
         return ""
 

@@ -126,12 +126,23 @@ class QueueLayout:
         return other
 
     @property
-    def private_folders(self) -> tuple[str, ...]:
-        """The folders that hold private files, parents first; they are made when they are needed, and never links."""
+    def first_folders(self) -> tuple[str, ...]:
+        """The folders that a queue is made with, parents first.
+
+        Those of private files are among them so that no host of NFS ever remembers them as missing. An older queue may
+        lack some, and a delete that was undone: then whoever needs one makes it.
+        """
         reasons = (f"{self.reasons}/error", f"{self.reasons}/expired")
-        jobs = (self.staged, self.ledger, self.streams)
-        own = (self.consumers, self.held, self.reasons, *reasons, self.delayed, *jobs, self.acks)
-        return (self.private, *own, self.turns, self.barriers, self.set_aside)
+        own = (self.consumers, self.held, self.reasons, *reasons, self.delayed, self.ledger, self.streams, self.acks)
+        states = (getattr(self, name) for name in (*FOLDERS, "routing"))
+        above = dict.fromkeys((self.home, self.base))
+        return (*above, *states, self.private, *own, self.turns, self.barriers)
+
+    @property
+    def private_folders(self) -> tuple[str, ...]:
+        """The folders that hold private files, parents first; they are never links."""
+        first = (path for path in self.first_folders if f"{path}/".startswith(f"{self.private}/"))
+        return (*first, self.staged, self.set_aside)
 
     def folder(self, state: str) -> str:
         """Return the folder of a state, `delayed` included.

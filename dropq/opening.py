@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
     """Return how a queue is laid out, flat or in `incoming/`, by one of its folders; None where there is none."""
     home = f"{root}/{name}"
-    for layout in (QueueLayout.flat(home), QueueLayout.incoming(home)):
-        if os.path.isdir(layout.folder(by)):
-            return layout
+    layouts = QueueLayout.flat(home), QueueLayout.incoming(home)
+    for _ in range(2):
+        for layout in layouts:
+            if os.path.isdir(layout.folder(by)):
+                return layout
+        storage.ask_anew(root)  # on NFS another host may have made it just now
     return None
 
 
@@ -61,6 +64,7 @@ def open_queue(root: Root, name: str) -> Lifecycle:
             f"`dropq create {name}` makes one"
         )
     _check_folders(layout, name)
+    storage.ask_anew(layout.base)  # for its queue.toml
     config = load_queue(name, root.config, root.layout.config_file, layout.config_file)
     store = Storage(
         config.durability,

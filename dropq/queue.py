@@ -213,7 +213,7 @@ class Queue(Producer):
         if ours is not None and ours.queue.layout.home == self.layout.home:
             return ours  # settled by its receipt, or by who received it: it is one message
         held = life.find_claim(claim.owner)
-        if held is None and storage.exists(self.layout.barriers):
+        if held is None and storage.is_there(self.layout.barriers):
             from dropq.admission.barrier import find_share
 
             held, life = find_share(life, claim.owner) or (None, life)

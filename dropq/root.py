@@ -55,6 +55,7 @@ class Root:
         storage.refuse_links((self.layout.private, self.layout.meta, self.layout.queues))
         self.clock: Clock = clock or ServerClock(self.layout.clock)
         self.ids = names.IdSource(self.clock.now_ms)
+        storage.ask_anew(self.layout.path)  # on NFS another host may have written its dropq.toml just now
         self.config: RootConfig = load_root(self.layout.config_file)
 
     def __repr__(self) -> str:
@@ -82,7 +83,7 @@ class Root:
             for folder in (layout.meta, *(layout.dropboxmq if dropboxmq else ())):
                 store.make_folder(folder)
             store.touch(layout.clock)
-            if not storage.exists(layout.config_file):
+            if not storage.is_there(layout.config_file):
                 store.write_small(layout.config_file, f"format = 1\n{style}".encode())
         except OSError as error:
             raise storage_error(error, "the root was not made") from error
@@ -137,12 +138,13 @@ class Root:
         hidden = f"{self.layout.path}/.{_cut(name)}.creating-{os.urandom(6).hex()}"
         layout = (QueueLayout.incoming if dropboxmq else QueueLayout.flat)(hidden)
         try:
-            for folder in (*FOLDERS, "routing"):
-                store.make_folder(f"{layout.base}/{folder}")
-            store.make_folder(layout.private)
-            store.touch(layout.created)  # its modification time is when the queue was made
+            folders = layout.first_folders
+            for folder in folders:
+                store.make_folder(folder, parents=False, passing=True)  # synced below, each parent once
+            store.write_new(layout.created, b"")  # its modification time is when the queue was made
             if options:
                 store.write_small(layout.config_file, toml_text(options).encode())
+            store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
             store.move_folder(hidden, home)
         except OSError as error:
             with suppress(OSError):  # what cannot be taken away now, fsck finds

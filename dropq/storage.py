@@ -76,6 +76,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 #: Without O_NONBLOCK a fifo that lies under a name of ours would keep who opens it.
 _TOUCH = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 #: File systems on which one call syncs all of it. On btrfs it does, but a file that is renamed after that may have both
 #: names after a power cut, until both folders are synced; a file that was synced by itself has one.
 _SYNCED_WHOLE = frozenset({"ext4", "xfs", "tmpfs"})
@@ -851,8 +852,45 @@ def shared_out(items: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:
 # -- reading: nothing below changes anything -----------------------------------------------------------------
 
 
+def ask_anew(folder: str) -> None:
+    """Make what is next asked of a folder, a name or a listing, come from the server, not from what this host keeps.
+
+    An NFS client remembers for up to a minute which names are not there, also when they are opened. Opening the folder
+    makes it ask when the folder changed, and a changed folder makes it forget them. That is so, too, where this user may
+    not open it. NFS 3 tells a change by time alone: a name that came in the same tick of the server's clock as the change
+    before it, and was looked for in between, may be missed until the next change; a listing shows it all the same.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        fd = _open_folder(folder)
+        try:
+            _forget_listing(fd)
+        finally:
+            os.close(fd)
+
+
+def _open_folder(path: str) -> int:
+    """Open a folder; one that seems not to be there is looked for again, once the folder above has been opened."""
+    try:
+        return os.open(path, _FOLDER)
+    except FileNotFoundError:
+        above = os.path.dirname(path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.close(os.open(above, _FOLDER))
+        return os.open(path, _FOLDER)
+
+
+def _forget_listing(fd: int) -> None:
+    """Drop what this host keeps of an open folder's listing, which NFS 3 takes for new within a tick of its server.
+
+    Elsewhere nothing is kept, and nothing happens.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it is advice: where it cannot be taken, nothing is kept either
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
-    """List what lies in a folder, in no order.
+    """List what lies in a folder, in no order; on NFS it may be a listing that this host keeps.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -861,7 +899,8 @@ def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
 
 
 def entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield what lies in a folder, in no order; one that is not there is empty."""
+    """Yield what lies in a folder now, in no order; one that is not there is empty."""
+    ask_anew(folder)
     try:
         found = listing(folder)
     except FileNotFoundError:
@@ -871,40 +910,46 @@ def entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def names_in(folder: str) -> frozenset[str]:
-    """Return the names of all that lies in a folder; one that is not there is empty, which is soon found out."""
-    if not os.access(folder, os.F_OK):  # at half the price of an error
-        return frozenset()
+    """Return the names of all that lies in a folder now; one that is not there is empty."""
     try:
-        return frozenset(os.listdir(folder))
+        fd = _open_folder(folder)
     except FileNotFoundError:
         return frozenset()
+    try:
+        _forget_listing(fd)
+        return frozenset(os.listdir(fd))
+    finally:
+        os.close(fd)
 
 
 class Listing:
     """The names in a folder, listed anew only when it has changed since; one that is not there is empty.
 
-    It asks for the folder's time by opening it, which on NFS asks the server.
+    Args:
+        folder: the folder.
+        clock: the file server's, by which the folder's time tells how long ago it changed.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, clock: Clock) -> None:
         self._folder = folder
+        self._clock = clock
         self._names = frozenset[str]()
         self._changed = 0
 
     def names(self) -> frozenset[str]:
         """Return the names."""
-        if not os.access(self._folder, os.F_OK):
-            return frozenset()
         try:
-            fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = _open_folder(self._folder)
         except FileNotFoundError:
             return frozenset()
         try:
             changed = os.fstat(fd).st_mtime_ns
             if changed != self._changed:
+                _forget_listing(fd)
+                now = self._clock.now_ms() * 1_000_000  # before the listing: what comes after it is younger
                 self._names = frozenset(os.listdir(fd))
                 # Of a folder that changed just now, the next change may bear the same time.
-                self._changed = changed if time.time_ns() - changed > SETTLED_NS else 0
+                self._changed = changed if now - changed > SETTLED_NS else 0
         finally:
             os.close(fd)
         return self._names
@@ -1069,7 +1114,7 @@ def has_another_name(path: str) -> bool:
 
 
 def exists(path: str) -> bool:
-    """Tell whether something is there, by opening its name anew rather than from a cached listing."""
+    """Tell whether something is there, as far as this host knows: on NFS `is_there` finds what another just made."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -1078,12 +1123,13 @@ def exists(path: str) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """Tell whether a switch is there, such as a read-lock, by opening it: on NFS only that asks the server anew.
+    """Tell whether something is there that another host may have made, or removed, just now, such as a read-lock.
 
-    One that may not be opened is there all the same.
+    What may not be opened is there all the same.
     """
+    ask_anew(os.path.dirname(path))
     try:
-        os.close(os.open(path, _READ))
+        os.close(os.open(path, _READ))  # of what seems to be there, this asks the server itself
     except FileNotFoundError:
         return False
     except OSError:

@@ -96,7 +96,7 @@ class Subscription:
         self._snapshot = False
         self._passed_over: set[str] = set()
         self._ready = view_of(life, depth=life.config.target_queue_depth or DEPTH)
-        self._acks = storage.Listing(life.layout.acks)
+        self._acks = storage.Listing(life.layout.acks, life.clock)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
         self._shares_until = 0.0
         self._lost = 0

@@ -240,6 +240,7 @@ class WriteLock:
 
     def _read(self) -> bytes | None:
         """Return what is in the file, b"" where it cannot be read, None where there is none."""
+        storage.ask_anew(os.path.dirname(self._path))
         try:
             return storage.read_small(self._path)
         except OSError as error:

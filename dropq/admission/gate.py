@@ -7,10 +7,11 @@ lets go. What is seen under the lock stays true until it is released, as far as 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dropq import storage
+from dropq import names, storage
 from dropq.admission import TURN_RECHECK, belonging
 from dropq.admission.backlog import Backlog
 from dropq.admission.barrier import Barrier
@@ -92,8 +93,9 @@ class Gate:
             self._hold_up(RECHECK)
 
     def _listed(self) -> list[str]:
-        listed = storage.files_in(self._life.layout.processing)
-        return [name for names in listed for name in names if not self._ignored(name)]
+        """Return what is held now, whoever holds it; a claim that is renewed meanwhile is held all the same."""
+        found = storage.entries(self._life.layout.processing)
+        return [one.name for one in found if not self._ignored(one.name) and _is_held(one)]
 
     def _hold_up(self, recheck: float) -> None:
         self.holds_up, self.recheck = True, recheck
@@ -120,6 +122,7 @@ class Gate:
             return False
         with telling(UNTOUCHED):
             self._barrier.look_at_delayed()
+            storage.ask_anew(self._life.layout.target)
         return True
 
     def hand_out(self, barrier: Waiting) -> None:
@@ -178,3 +181,15 @@ class Gate:
             self._barrier.leave()
         if self._turns is not None:
             self._turns.leave()
+
+
+def _is_held(entry: os.DirEntry[str]) -> bool:
+    """Tell whether what lies in processing/ is a message.
+
+    RACE: where the listing does not tell what an entry is, as on NFS, a claim that was renewed since is not to be found
+    under its name; it is held under another.
+    """
+    if storage.is_message_file(entry):
+        return True
+    claim, _ = names.split_claim(entry.name)
+    return claim is not None and claim.ours

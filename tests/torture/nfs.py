@@ -33,6 +33,10 @@ from torture.uml import Guest, kernel, make_disk
 
 #: Messages that the consumers of both clients race for, and how many of the consumers are killed meanwhile.
 MESSAGES, KILLS = 200, 3
+#: Messages that the consumers of both clients take one at a time, all of them together.
+ONE_AT_A_TIME = 400
+#: Seconds after which a switch is seen: it is looked at ten times in each.
+SEEN = 0.3
 #: How often each call loses its reply, and each case is run.
 TIMES = 3
 #: Seconds that anything may take that one waits for.
@@ -83,6 +87,8 @@ def inside(disk: Path, version: str) -> list[dict[str, Any]]:
     held = Path("/proc/fs/nfsd/clients")
     assert version != "v4.2" or len(list(held.iterdir())) == 2, "the two clients are one to the server"
     rows = [contention(clients), cases(clients), lost_replies(version, disk)]
+    if clients.locks:
+        rows.insert(1, one_at_a_time(clients))
     return [asdict(row) for row in rows]
 
 
@@ -179,6 +185,38 @@ def sweep(queue: Queue, notes: Path) -> None:
         time.sleep(0.05)
 
 
+# -- a limit over both clients -------------------------------------------------------------------------------------
+
+
+def one_at_a_time(clients: Clients, count: int = ONE_AT_A_TIME) -> Row:
+    """Let consumers of both clients take messages of which one may be held, and look at the server's disk each time."""
+    row = Row(f"NFS {clients.version}, max_backlog = 1 over two clients", cases=count)
+    _, _, folder = clients.make(max_backlog=1)
+    Root(clients.here).queue(folder.name).send_many([body(f"m{number}") for number in range(count)])
+    beside = Path("/run/beside")
+    beside.mkdir()
+    children = [_child(take_alone, root, folder.name, folder, count, beside) for root in (clients.a, clients.b)]
+    for pid in children:
+        os.waitpid(pid, 0)
+    row.count(judge(look(clients.here), must=[f"m{number}" for number in range(count)]), "the limit")
+    row.wrong += [f"{mark.name}: {mark.read_text()}" for mark in beside.iterdir()]
+    return row
+
+
+def take_alone(queue: Queue, folder: Path, count: int, beside: Path) -> None:
+    """Take and ack messages until all are processed; note what lies beside the one that is held."""
+    with queue.subscribe() as subscription:
+        deadline = time.monotonic() + PATIENCE
+        while len(os.listdir(folder / "processed")) < count:
+            assert time.monotonic() < deadline, "the others did not come"
+            message = subscription.receive(timeout=0.2)
+            if message is None:
+                continue
+            if len(held := os.listdir(folder / "processing")) > 1:
+                (beside / f"{message.file} was not held alone").write_text(f"{held}")
+            message.ack()
+
+
 # -- one case at a time --------------------------------------------------------------------------------------------
 
 
@@ -197,6 +235,16 @@ def cases(clients: Clients) -> Row:
         what_is_kept_for_an_open_file_is_no_message,
         a_body_that_the_other_client_removed_is_told_as_gone,
         names_are_kept_apart_in_processed,
+        a_pause_is_seen_by_the_other_client,
+        a_pause_of_the_root_is_seen_by_the_other_client,
+        a_write_lock_is_seen_by_the_other_client,
+        a_job_that_one_client_sent_is_not_sent_by_the_other,
+        an_ack_that_came_first_is_met_by_the_other_client,
+        the_first_barrier_holds_back_the_other_client,
+        a_barrier_waits_for_what_the_other_client_holds,
+        who_passes_by_leaves_the_turn_to_who_waits_on_the_other_client,
+        the_first_delayed_message_is_delivered_by_the_other_client,
+        a_queue_is_there_for_the_other_client_as_soon_as_it_is_made,
         *nfs_locks.CASES,
     ):
         for _ in range(TIMES):
@@ -497,6 +545,154 @@ def names_are_kept_apart_in_processed(clients: Clients) -> None:
     _take(other, "o").reject("as it comes")
     other.close()
     _expect(folder, processed=["m", "n"], error=["o"])
+
+
+# What one client makes where the other has looked already. An NFS client remembers what is not there.
+
+
+def a_pause_is_seen_by_the_other_client(clients: Clients) -> None:
+    one, other, _ = clients.make()
+    _pause_is_seen(one, other, one)
+
+
+def a_pause_of_the_root_is_seen_by_the_other_client(clients: Clients) -> None:
+    one, other, _ = clients.make()
+    _pause_is_seen(one, other, one.root)
+
+
+def _pause_is_seen(one: Queue, other: Queue, switch: Queue | Root) -> None:
+    one.send_many([body(f"m{number}") for number in range(200)])
+    with other.subscribe() as subscription:
+        _take(subscription, "m0").ack()
+        switch.pause()
+        try:
+            seen = time.monotonic() + SEEN
+            while time.monotonic() < seen:
+                if message := subscription.receive():
+                    message.ack()
+            assert other.counts()["target"] > 0, "all were taken before it could be seen"
+            assert subscription.receive() is None, f"the pause is not seen {SEEN} s after it"
+        finally:
+            switch.resume()
+        until(subscription.receive, "the end of the pause", timeout=SEEN)
+
+
+def a_write_lock_is_seen_by_the_other_client(clients: Clients) -> None:
+    one, other, _ = clients.make()
+    other.send(body("m"))
+    lock = clients.a / one.name / "write-lock.properties"
+    lock.write_text("target-limit=0\ndelay-milliseconds=400\n")
+
+    def send() -> float:
+        began = time.monotonic()
+        other.send(body("n"))
+        return time.monotonic() - began
+
+    until(lambda: send() > 0.3, "a sender that waits", timeout=1.0)
+    lock.unlink()
+    until(lambda: send() < 0.3, "a sender that does not wait any more", timeout=1.0)
+
+
+def a_job_that_one_client_sent_is_not_sent_by_the_other(clients: Clients) -> None:
+    one, other, folder = clients.make(durability="full")
+    assert _run_job(one, "before", ["x"]) == 1  # the ledger has been written before
+    late = Job(other.life, "job")
+    assert not late.sent
+    assert _run_job(one, "job", ["m", "n"]) == 2
+    assert late.sent and _run_job(other, "job", ["m", "n"]) == 0
+    _expect(folder, target=["m", "n", "x"])
+
+
+def _run_job(queue: Queue, job_id: str, names: list[str]) -> int:
+    job = Job(queue.life, job_id)
+    job.begin()
+    attempt = job.attempt("0")
+    attempt.write_all(queue.plain_addresses(len(names), "B"), [body(name) for name in names])
+    return job.commit([attempt.finish()])
+
+
+def an_ack_that_came_first_is_met_by_the_other_client(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    with other.subscribe() as subscription:
+        for number in range(3):
+            assert subscription.receive() is None
+            early = one.root.ids.next()
+            assert not one.ack(early, defer=True)
+            drop(one, f"4.{early}.B", body(f"m{number}"))
+            until(lambda done=number + 1: _settles(subscription, folder, done), "the message to be settled by its ack")
+
+
+def _settles(subscription: Subscription, folder: Path, count: int) -> bool:
+    message = subscription.receive()
+    assert message is None, f"{message} was delivered, although its ack had come"
+    return len(os.listdir(folder / "processed")) == count
+
+
+def the_first_barrier_holds_back_the_other_client(clients: Clients) -> None:
+    one, other, folder = clients.make(barrier_expression="JMSType = 'b'")
+    with one.subscribe(max_backlog=5) as early, other.subscribe(max_backlog=5) as late:
+        for number in range(3):
+            assert late.receive() is None and early.receive() is None
+            one.send(body("barrier"), type="b")
+            one.send(body("behind"))
+            held = _take(early, "barrier")
+            share = _take(late, "barrier")
+            assert late.receive() is None and early.receive() is None, "what is behind a barrier was handed out"
+            held.ack()
+            assert late.receive() is None and early.receive() is None, "what is behind a barrier was handed out"
+            share.ack()
+            _take(late, "behind").ack()
+            assert len(_states(folder)["processed"]) == 2 * (number + 1)
+
+
+def a_barrier_waits_for_what_the_other_client_holds(clients: Clients) -> None:
+    one, other, folder = clients.make(barrier_expression="JMSType = 'b'")
+    with one.subscribe(max_backlog=5) as early, other.subscribe(max_backlog=5) as late:
+        for number in range(5):
+            one.send_many([body("before")])
+            held = _take(early, "before")
+            one.send(body("barrier"), type="b")
+            assert late.receive() is None, "a barrier was handed out before what is before it was settled"
+            held.ack()
+            for share in (_take(late, "barrier"), _take(early, "barrier")):
+                share.ack()
+            assert len(_states(folder)["processed"]) == 2 * (number + 1)
+
+
+def who_passes_by_leaves_the_turn_to_who_waits_on_the_other_client(clients: Clients) -> None:
+    one, other, _ = clients.make(fairness_model="round-robin")
+    by_the_way = other.subscribe(detached=True, lease_period="1h")
+    assert by_the_way.receive() is None
+    with one.subscribe(max_backlog=None) as waits:
+        assert waits.receive() is None
+        one.send(body("m"))
+        looked = time.monotonic()
+        message = by_the_way._next()
+        assert message is None or time.monotonic() - looked > 0.1, "it was taken from who waits for it"
+        if message is None:
+            message = _take(waits, "m")
+        message.ack()
+
+
+def the_first_delayed_message_is_delivered_by_the_other_client(clients: Clients) -> None:
+    one, other, folder = clients.make()
+    assert other.sweep().delayed == 0
+    one.send(body("m"), delay="50ms")
+    (waiting,) = one.browse("delayed")
+    due = waiting.not_before
+    assert due is not None
+    until(lambda: other.root.clock.now_ms() > due.timestamp() * 1000, "the delay")
+    assert other.sweep().delayed == 1
+    _expect(folder, target=["m"])
+
+
+def a_queue_is_there_for_the_other_client_as_soon_as_it_is_made(clients: Clients) -> None:
+    name = f"q{next(clients.names)}"
+    root = Root(clients.b)
+    assert not root.queue(name).exists()
+    Root(clients.a).create_queue(name, durability="none").send(body("m"))
+    _take(root.queue(name), "m").ack()
+    _expect(clients.here / name, processed=["m"])
 
 
 # -- replies that get lost -----------------------------------------------------------------------------------------
