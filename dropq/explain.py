@@ -94,7 +94,7 @@ class _Look:
     def waiting(self, waiting: Waiting) -> _Told:
         """Tell why nobody is handed a message of target/: the first reason that holds."""
         for lock in self._locks:
-            if storage.is_there(lock):
+            if storage.is_there(lock, self._life.clock):
                 return "paused", f"{lock} keeps consumers waiting: `dropq resume`, or remove it"
         if self._life.has_expired(waiting):
             return "expired", "its time is over: any consumer, or `dropq sweep`, moves it to expired/"
@@ -199,7 +199,7 @@ class _Alive:
 
 def _barriers_out(life: Lifecycle) -> dict[str, tuple[str, ...]]:
     """Return the claims of the barriers that are out, with the subscriptions that have not settled their shares."""
-    if not storage.is_there(life.layout.barriers):
+    if not storage.is_there(life.layout.barriers, life.clock):
         return {}
     from dropq.admission.barrier import all_shares
 

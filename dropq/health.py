@@ -296,7 +296,7 @@ class _Look:
         """Yield what does no harm, but explains much."""
         if self._pause:
             yield Reason("paused", f"consumers see an empty queue; {self._pause}")
-        if storage.is_there(lock := self._life.layout.write_lock):
+        if storage.is_there(lock := self._life.layout.write_lock, self._life.clock):
             yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them go on")
         count, most = sum(self.counts[state] for state in _UNPROCESSED), self._life.config.max_unprocessed
         if most is not None and count >= most:
@@ -307,9 +307,9 @@ class _Look:
     @cached_property
     def _pause(self) -> str:
         """What ends the pause, where there is one."""
-        if storage.is_there(self._queue.root.layout.read_lock):
+        if storage.is_there(self._queue.root.layout.read_lock, self._life.clock):
             return "the whole root is paused: `dropq resume --all` ends that"
-        if storage.is_there(self._life.layout.read_lock):
+        if storage.is_there(self._life.layout.read_lock, self._life.clock):
             return f"it is paused: `dropq resume {self._name}` ends that"
         return ""
 

@@ -213,7 +213,7 @@ class Queue(Producer):
         if ours is not None and ours.queue.layout.home == self.layout.home:
             return ours  # settled by its receipt, or by who received it: it is one message
         held = life.find_claim(claim.owner)
-        if held is None and storage.is_there(self.layout.barriers):
+        if held is None and storage.is_there(self.layout.barriers, life.clock):
             from dropq.admission.barrier import find_share
 
             held, life = find_share(life, claim.owner) or (None, life)
@@ -537,7 +537,9 @@ class Queue(Producer):
     @_telling("nothing was changed")
     def paused(self) -> bool:
         """Whether consumers see an empty queue: by this queue's read-lock or the root's."""
-        return storage.is_there(self.layout.read_lock) or storage.is_there(self.root.layout.read_lock)
+        return any(
+            storage.is_there(path, self.root.clock) for path in (self.layout.read_lock, self.root.layout.read_lock)
+        )
 
     def close(self) -> None:
         """Return what this object's own subscription holds."""

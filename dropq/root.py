@@ -83,7 +83,8 @@ class Root:
             for folder in (layout.meta, *(layout.dropboxmq if dropboxmq else ())):
                 store.make_folder(folder)
             store.touch(layout.clock)
-            if not storage.is_there(layout.config_file):
+            storage.ask_anew(layout.path)
+            if not storage.exists(layout.config_file):
                 store.write_small(layout.config_file, f"format = 1\n{style}".encode())
         except OSError as error:
             raise storage_error(error, "the root was not made") from error

@@ -130,7 +130,7 @@ class Job:
             # RACE: a job moves on meanwhile, from its folder to a dropped one, and is in the ledger before it leaves
             # that: so look in this order, and list the dropped ones only when it is not in its folder.
             committed = _manifest(self.folder) is not None or any(_manifest(away) for away in self._dropped())
-            return committed or storage.is_there(_ledger_entry(self._life, self._key))
+            return committed or _is_in_ledger(self._life, self._key)
         except OSError as error:
             raise storage_error(error, f"whether job {self.id} was sent cannot be told: nothing is sent now") from error
 
@@ -178,7 +178,7 @@ class Job:
             finish(self._life, self.folder, cut_short=False)
             for folder in self._dropped():
                 finish(self._life, folder)  # RACE: a sweep dropped the job as it was committed
-            known = storage.is_there(_ledger_entry(self._life, self._key))  # whoever finishes a job leaves it
+            known = _is_in_ledger(self._life, self._key)  # whoever finishes a job leaves it
         except OSError as error:
             fate = f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"
             raise storage_error(error, fate) from error
@@ -362,7 +362,12 @@ def _is_sent(life: Lifecycle, key: str) -> bool:
     """Tell whether the ledger knows a job as sent; one of a row is, too, if a later one was."""
     row = _ROW.fullmatch(key)
     later = row is not None and max(_sent_of(life, row[1]), default=-1) > int(row[2])
-    return later or storage.is_there(_ledger_entry(life, key))
+    return later or _is_in_ledger(life, key)
+
+
+def _is_in_ledger(life: Lifecycle, key: str) -> bool:
+    storage.ask_anew(life.layout.ledger)  # on NFS it may be another host that sent the job
+    return storage.exists(_ledger_entry(life, key))
 
 
 def _sent_of(life: Lifecycle, row: str) -> list[int]:

@@ -423,7 +423,7 @@ class Subscription:
 
     def _paused(self) -> bool:
         with telling("no message was touched"):
-            return any(storage.is_there(path) for path in self._read_locks)
+            return any(storage.is_there(path, self._life.clock) for path in self._read_locks)
 
     def _tell_refused(self) -> None:
         refused, self._refused = self._refused, None

@@ -236,7 +236,7 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool, place: i
     """
     claims = list(life.claims())
     known = consumers.known(life.layout.consumers)
-    barriers = storage.is_there(life.layout.barriers)
+    barriers = storage.is_there(life.layout.barriers, life.clock)
     holders = {claimed.claim.subscription for claimed in claims}
     if barriers:
         with _passing_over(life, report, "the shares of barriers"):

@@ -48,7 +48,13 @@ def test_a_queue_without_policies_has_no_lock_and_no_turns(tmp_path: Path) -> No
     queue.send(b"a")
     take(queue).ack()
     queue.sweep()
-    assert sorted(os.listdir(base(queue) / ".dropq")) == ["consumers", "created"]
+    private = base(queue) / ".dropq"
+    assert not (private / "lock").exists()
+    assert {entry.name for entry in private.iterdir() if entry.is_file() or os.listdir(entry)} == {
+        "consumers",
+        "created",
+        "reasons",
+    }
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["the lock file stays", "the lock file is taken away"])
@@ -652,7 +658,6 @@ def test_a_barrier_is_handed_out_and_settled_whichever_call_its_holder_dies_at(
 def test_a_claim_of_a_barrier_whose_shares_are_gone_is_returned_by_a_sweep(tmp_path: Path) -> None:
     queue = barriers(tmp_path)
     send(queue, b"sync")
-    os.makedirs(base(queue) / ".dropq" / "barriers")
     (name,) = names_in(queue, "target")
     os.rename(base(queue) / "target" / name, base(queue) / "processing" / f"barrier%-0123456789-0,0,1~{name}")
     assert queue.sweep().barriers == 1
@@ -767,7 +772,6 @@ def test_what_somebody_leaves_among_the_barriers_stops_no_sweep(tmp_path: Path) 
     clock = Clock()
     queue = make_queue(tmp_path, clock=clock)
     folder = base(queue) / ".dropq" / "barriers"
-    folder.mkdir(parents=True)
     (folder / "stray").write_text("x")
     queue.send(b"a")
     with queue.subscribe(lease_period="10s") as one:

@@ -328,6 +328,7 @@ def test_what_cannot_be_archived_stays_and_is_told_when_nothing_else_waits(
 def test_a_folder_of_acks_that_is_a_link_is_refused(make: Make, tmp_path: Path) -> None:
     queue = make()
     (tmp_path / "elsewhere").mkdir()
+    (base(queue) / ".dropq" / "acks").rmdir()
     (base(queue) / ".dropq" / "acks").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="symbolic link"):
         reopened(queue).counts()
@@ -417,7 +418,7 @@ def test_acks_are_listed_anew_only_when_there_are_others(
     make: Make, id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / "acks"
-    listing = storage.Listing(str(folder))
+    listing = storage.Listing(str(folder), Clock())
     assert listing.names() == frozenset()
     folder.mkdir()
     (folder / "a").touch()

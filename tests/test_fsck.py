@@ -109,6 +109,7 @@ def dangling_folder(queue: Queue) -> Path:
 
 def linked_private(queue: Queue) -> Path:
     path = base(queue) / ".dropq" / "ledger"
+    path.rmdir()
     path.symlink_to("/no/such/volume")
     return path
 
@@ -475,7 +476,6 @@ def test_folders_that_this_user_may_list_and_not_change_are_told_in_one_and_want
 
 def test_a_private_folder_that_this_user_may_not_change_is_told_too(queue: Queue) -> None:
     folder = Path(queue.layout.consumers)
-    folder.mkdir()
     folder.chmod(0o555)
     try:
         (found,) = unprivileged(lambda: examined(queue))

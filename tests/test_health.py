@@ -561,7 +561,8 @@ def test_it_changes_nothing_and_opens_no_message(queue: Queue, clock: Clock) -> 
     assert told == ["old-message", "many-waiting", "dead-holder", "unfinished-job"]
     assert tree(queue.root.path) == before
     states = ("target", "delayed", "processing", "error", "working")
-    assert not [path for path in opened if any(f"/{state}/" in path for state in states)]
+    files = [path for path in opened if not os.path.isdir(path)]
+    assert files and not [path for path in files if any(f"/{state}/" in path for state in states)]
 
 
 def test_most_ages_are_told_by_names_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,7 @@ def test_a_producer_may_not_configure_pause_or_plant_anything_private(shared: Qu
     for act in (
         lambda: (folder / "queue.toml").write_text(""),
         lambda: reopened(shared).pause(),
-        lambda: (folder / ".dropq" / "ledger").symlink_to("/"),
+        lambda: (folder / ".dropq" / "set-aside").symlink_to("/"),
         lambda: os.rename(folder / ".dropq", folder / "mine"),
         lambda: os.rename(folder / "target", folder / "mine"),
         lambda: Root(shared.root.path).create_queue("mine"),
@@ -346,7 +346,6 @@ def test_in_a_sticky_target_only_its_owner_takes_what_others_sent(shared: Queue)
     by(PRODUCER, lambda: reopened(shared).send(b"sent"))
     (base(shared) / "target").chmod(0o1777)
     (base(shared) / "processing").chmod(0o777)
-    (base(shared) / ".dropq" / "consumers").mkdir(mode=0o777)
     (base(shared) / ".dropq" / "consumers").chmod(0o777)
     assert refused(OTHER_PRODUCER, lambda: reopened(shared).receive())
     assert where(shared) == {"target": [b"sent"]}
@@ -526,7 +525,6 @@ def test_a_job_leads_nowhere_by_links(tmp_path: Path, elsewhere: Path) -> None:
 def test_a_stream_leads_nowhere_by_a_link(tmp_path: Path, elsewhere: Path) -> None:
     queue = make_queue(tmp_path / "root")
     streams = base(queue) / ".dropq" / "streams"
-    streams.mkdir()
     (streams / "s").symlink_to(elsewhere)
     with pytest.raises(StorageError, match="is a symbolic link"):
         Journal(queue, "s", queue.subscribe(lease_period="1h", detached=True))

@@ -225,7 +225,7 @@ class Shares(Lifecycle):
         try:
             return super()._leave(held, move, *args)
         except StorageError as error:
-            if storage.is_there(self._folder):
+            if storage.is_there(self._folder, self.clock):
                 raise
             raise LeaseLost(self._lost(held)) from error
 
@@ -322,7 +322,7 @@ def sweep(life: Lifecycle, claims: Iterable[Held]) -> int:
         elif life.age_ms(shares.layout.processing) > STAGING_AGE:
             shares.clear()
     for held in claims:
-        if held.claim.of_barrier and not storage.is_there(f"{life.layout.barriers}/{held.claim.owner}"):
+        if held.claim.of_barrier and not storage.is_there(f"{life.layout.barriers}/{held.claim.owner}", life.clock):
             with suppress(LeaseLost):
                 life.give_back(held, counted=False, delay=0)
                 seen_to += 1

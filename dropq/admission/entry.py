@@ -240,9 +240,8 @@ class WriteLock:
 
     def _read(self) -> bytes | None:
         """Return what is in the file, b"" where it cannot be read, None where there is none."""
-        storage.ask_anew(os.path.dirname(self._path))
         try:
-            return storage.read_small(self._path)
+            return storage.read_small(self._path) if storage.is_there(self._path, self._life.clock) else None
         except OSError as error:
             with self._life.telling("the message was not sent"):
                 if error.errno not in _CLOSED or not storage.exists(self._path):

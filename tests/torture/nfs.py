@@ -198,7 +198,8 @@ def one_at_a_time(clients: Clients, count: int = ONE_AT_A_TIME) -> Row:
     children = [_child(take_alone, root, folder.name, folder, count, beside) for root in (clients.a, clients.b)]
     for pid in children:
         os.waitpid(pid, 0)
-    row.count(judge(look(clients.here), must=[f"m{number}" for number in range(count)]), "the limit")
+    if (found := _states(folder)) != {"processed": sorted(f"m{number}" for number in range(count))}:
+        row.wrong.append(f"not each was taken once: { ({state: len(names) for state, names in found.items()}) }")
     row.wrong += [f"{mark.name}: {mark.read_text()}" for mark in beside.iterdir()]
     return row
 
