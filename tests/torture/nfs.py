@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -597,10 +598,9 @@ def a_write_lock_is_seen_by_the_other_client(clients: Clients) -> None:
 def a_job_that_one_client_sent_is_not_sent_by_the_other(clients: Clients) -> None:
     one, other, folder = clients.make(durability="full")
     assert _run_job(one, "before", ["x"]) == 1  # the ledger has been written before
-    late = Job(other.life, "job")
-    assert not late.sent
+    assert not Job(other.life, "job").sent
     assert _run_job(one, "job", ["m", "n"]) == 2
-    assert late.sent and _run_job(other, "job", ["m", "n"]) == 0
+    assert Job(other.life, "job").sent and _run_job(other, "job", ["m", "n"]) == 0
     _expect(folder, target=["m", "n", "x"])
 
 
@@ -620,7 +620,7 @@ def an_ack_that_came_first_is_met_by_the_other_client(clients: Clients) -> None:
             early = one.root.ids.next()
             assert not one.ack(early, defer=True)
             drop(one, f"4.{early}.B", body(f"m{number}"))
-            until(lambda done=number + 1: _settles(subscription, folder, done), "the message to be settled by its ack")
+            until(partial(_settles, subscription, folder, number + 1), "the message to be settled by its ack")
 
 
 def _settles(subscription: Subscription, folder: Path, count: int) -> bool:
