@@ -27,7 +27,7 @@ def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
         for layout in layouts:
             if os.path.isdir(layout.folder(by)):
                 return layout
-        storage.ask_anew(root)  # on NFS another host may have made it just now
+        storage.ask_server(root)  # on NFS another host may have made it just now
     return None
 
 
@@ -64,7 +64,7 @@ def open_queue(root: Root, name: str) -> Lifecycle:
             f"`dropq create {name}` makes one"
         )
     _check_folders(layout, name)
-    storage.ask_anew(layout.base)  # for its queue.toml
+    storage.ask_server(layout.base)  # for its queue.toml
     config = load_queue(name, root.config, root.layout.config_file, layout.config_file)
     store = Storage(
         config.durability,

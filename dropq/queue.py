@@ -418,7 +418,7 @@ class Queue(Producer):
         except FileNotFoundError:
             if state != "delayed":
                 raise
-            return iter(())  # that folder is made when a message is first delayed
+            return iter(())  # an older queue may lack that folder, until a message is delayed
 
     @_telling("nothing was changed")
     def counts(self) -> dict[str, int]:

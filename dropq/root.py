@@ -55,7 +55,7 @@ class Root:
         storage.refuse_links((self.layout.private, self.layout.meta, self.layout.queues))
         self.clock: Clock = clock or ServerClock(self.layout.clock)
         self.ids = names.IdSource(self.clock.now_ms)
-        storage.ask_anew(self.layout.path)  # on NFS another host may have written its dropq.toml just now
+        storage.ask_server(self.layout.path)  # on NFS another host may have written its dropq.toml just now
         self.config: RootConfig = load_root(self.layout.config_file)
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class Root:
             for folder in (layout.meta, *(layout.dropboxmq if dropboxmq else ())):
                 store.make_folder(folder)
             store.touch(layout.clock)
-            storage.ask_anew(layout.path)
+            storage.ask_server(layout.path)
             if not storage.exists(layout.config_file):
                 store.write_small(layout.config_file, f"format = 1\n{style}".encode())
         except OSError as error:

@@ -293,7 +293,7 @@ def is_committed(working: str) -> bool:
 
 def has_manifest(folder: str) -> bool:
     """Tell whether a job's folder has its manifest, and not just a name that is reserved for one."""
-    storage.ask_anew(folder)  # on NFS it may be another host that committed
+    storage.ask_server(folder)  # on NFS it may be another host that committed
     try:
         return storage.size_now(f"{folder}/{MANIFEST}") > 0
     except (FileNotFoundError, NotADirectoryError):
@@ -366,7 +366,7 @@ def _is_sent(life: Lifecycle, key: str) -> bool:
 
 
 def _is_in_ledger(life: Lifecycle, key: str) -> bool:
-    storage.ask_anew(life.layout.ledger)  # on NFS it may be another host that sent the job
+    storage.ask_server(life.layout.ledger)  # on NFS it may be another host that sent the job
     return storage.exists(_ledger_entry(life, key))
 
 

@@ -129,7 +129,7 @@ def refuse_links(folders: Iterable[str]) -> None:
         if os.path.islink(path):
             raise StorageError(
                 f"{path} is a symbolic link, and dropq follows none to private files: look where it leads, as delayed "
-                "messages, reasons or metadata may lie there, then remove it: a folder is made when it is needed; "
+                "messages, reasons or metadata may lie there, then remove it: whoever needs the folder makes it again; "
                 "nothing was touched",
                 path=path,
                 errno=errno.ELOOP,
@@ -852,7 +852,7 @@ def shared_out(items: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:
 # -- reading: nothing below changes anything -----------------------------------------------------------------
 
 
-def ask_anew(folder: str) -> None:
+def ask_server(folder: str) -> None:
     """Make the next question about a folder, for a name or a listing, go to the server.
 
     An NFS client remembers for up to a minute which names are not there, and answers from that also when one is opened.
@@ -902,7 +902,7 @@ def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
 
 def entries(folder: str) -> Iterator[os.DirEntry[str]]:
     """Yield what lies in a folder now, in no order; one that is not there is empty."""
-    ask_anew(folder)
+    ask_server(folder)
     try:
         found = listing(folder)
     except FileNotFoundError:
@@ -925,7 +925,7 @@ def names_in(folder: str) -> frozenset[str]:
 
 
 class Listing:
-    """The names in a folder, listed anew only when it has changed since; one that is not there is empty.
+    """The names in a folder, listed again only when it has changed since; one that is not there is empty.
 
     Args:
         folder: the folder.
@@ -1127,7 +1127,7 @@ def exists(path: str) -> bool:
 def is_there(path: str, clock: Clock) -> bool:
     """Tell whether something is there that another host may have made, or removed, just now, such as a read-lock.
 
-    A folder that changed a moment ago is listed: see `ask_anew`. What may not be opened is there all the same.
+    A folder that changed a moment ago is listed: see `ask_server`. What may not be opened is there all the same.
 
     Args:
         path: what is looked for.

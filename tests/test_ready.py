@@ -213,7 +213,6 @@ def test_consumers_seldom_reach_for_the_same_message_also_where_most_of_the_know
     queue: Queue, claims: list[bool]
 ) -> None:
     queue.send_many([b"a"] * 4000)
-    Path(queue.layout.consumers).mkdir()
     for number in range(50):
         Path(queue.layout.consumers, f"dead-{number}").touch()
     subscriptions = [queue.subscribe() for _ in range(4)]

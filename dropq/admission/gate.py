@@ -122,7 +122,7 @@ class Gate:
             return False
         with telling(UNTOUCHED):
             self._barrier.look_at_delayed()
-            storage.ask_anew(self._life.layout.target)
+            storage.ask_server(self._life.layout.target)
         return True
 
     def hand_out(self, barrier: Waiting) -> None:
