@@ -75,7 +75,8 @@ class _Look:
 
     def __init__(self, queue: Queue) -> None:
         life = self._life = queue.life
-        self._locks = (queue.root.layout.read_lock, life.layout.read_lock)
+        locks = queue.root.layout.read_lock, life.layout.read_lock
+        self._locks = [lock for lock in locks if storage.is_there(lock, life.clock)]
         self._acks = storage.names_in(life.layout.acks)
         self._belongs = belonging(life)
         expression = life.config.barrier_expression
@@ -93,9 +94,8 @@ class _Look:
 
     def waiting(self, waiting: Waiting) -> _Told:
         """Tell why nobody is handed a message of target/: the first reason that holds."""
-        for lock in self._locks:
-            if storage.is_there(lock, self._life.clock):
-                return "paused", f"{lock} keeps consumers waiting: `dropq resume`, or remove it"
+        if self._locks:
+            return "paused", f"{self._locks[0]} keeps consumers waiting: `dropq resume`, or remove it"
         if self._life.has_expired(waiting):
             return "expired", "its time is over: any consumer, or `dropq sweep`, moves it to expired/"
         if self._acks and self._life.sidecars.parse(names.split_claim(waiting.file)[1]).id in self._acks:

@@ -142,7 +142,7 @@ class Root:
             folders = layout.first_folders
             for folder in folders:
                 store.make_folder(folder, parents=False, passing=True)  # synced below, each parent once
-            store.write_new(layout.created, b"")  # its modification time is when the queue was made
+            store.touch(layout.created)  # its modification time is when the queue was made
             if options:
                 store.write_small(layout.config_file, toml_text(options).encode())
             store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))

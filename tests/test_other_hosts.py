@@ -511,7 +511,7 @@ def test_no_verb_makes_a_folder_that_is_there_from_the_beginning(
     assert not {about for name, about in calls if name == "mkdir"} & before
 
 
-def test_who_may_only_look_opens_an_older_queue(tmp_path: Path) -> None:
+def test_opening_an_older_queue_makes_nothing(tmp_path: Path) -> None:
     queue = older(make_queue(tmp_path))
     assert reopened(queue).counts()["target"] == 0 and not list(queue.browse())
     assert not os.path.exists(queue.layout.delayed)  # whoever needs it makes it
