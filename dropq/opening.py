@@ -13,7 +13,7 @@ from dropq.layout import FOLDERS, QueueLayout, ignoring
 from dropq.lifecycle import Lifecycle
 from dropq.reasons import Reasons
 from dropq.sidecars import Sidecars
-from dropq.storage import Storage, storage_error
+from dropq.storage import Storage, storage_error, telling
 
 if TYPE_CHECKING:
     from dropq.root import Root
@@ -27,7 +27,8 @@ def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
         for layout in layouts:
             if os.path.isdir(layout.folder(by)):
                 return layout
-        storage.ask_server(root)  # on NFS another host may have made it just now
+        with telling(f"whether queue {name} is there cannot be told"):
+            storage.ask_server(root)  # on NFS another host may have made it just now
     return None
 
 
@@ -64,7 +65,8 @@ def open_queue(root: Root, name: str) -> Lifecycle:
             f"`dropq create {name}` makes one"
         )
     _check_folders(layout, name)
-    storage.ask_server(layout.base)  # for its queue.toml
+    with telling(f"queue {name} cannot be opened"):
+        storage.ask_server(layout.base)  # on NFS another host may have written its queue.toml just now
     config = load_queue(name, root.config, root.layout.config_file, layout.config_file)
     store = Storage(
         config.durability,

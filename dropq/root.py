@@ -55,7 +55,8 @@ class Root:
         storage.refuse_links((self.layout.private, self.layout.meta, self.layout.queues))
         self.clock: Clock = clock or ServerClock(self.layout.clock)
         self.ids = names.IdSource(self.clock.now_ms)
-        storage.ask_server(self.layout.path)  # on NFS another host may have written its dropq.toml just now
+        with telling("the root cannot be opened"):
+            storage.ask_server(self.layout.path)  # on NFS another host may have written its dropq.toml just now
         self.config: RootConfig = load_root(self.layout.config_file)
 
     def __repr__(self) -> str:

@@ -497,16 +497,16 @@ def test_a_stream_that_cannot_be_looked_at_keeps_no_lease_from_ending(
     queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     batched(queue, b"0")
-    listdir = os.listdir
+    real = os.open
 
-    def refused(path: str) -> list[str]:
+    def refused(path: str, flags: int, mode: int = 0o777) -> int:
         if "/streams/" in path:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return listdir(path)
+        return real(path, flags, mode)
 
     clock.advance(LEASE + 1)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", refused)
+        patch.setattr(os, "open", refused)
         queue.sweep()
     assert where(queue) == {"target": [b"0"]}
     assert "/streams/s cannot be read" in caplog.text
