@@ -232,17 +232,17 @@ def test_a_child_counts_for_itself_even_if_a_thread_of_its_parent_was_counting(f
 def test_nothing_is_counted_where_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make_queue(tmp_path / "root")
     looks: list[str] = []
-    read_small = storage.read_small
+    is_there = storage.is_there
 
     def count(*_: object) -> Iterator[int]:
         raise AssertionError("it was counted")
 
-    def read(path: str) -> bytes | None:
+    def look(path: str, clock: storage.Clock) -> bool:
         looks.append(path)
-        return read_small(path)
+        return is_there(path, clock)
 
     monkeypatch.setattr(storage, "message_counts", count)
-    monkeypatch.setattr(storage, "read_small", read)
+    monkeypatch.setattr(storage, "is_there", look)
     monkeypatch.setattr(entry, "MAX_AGE", 3600.0)
     for _ in range(20):
         queue.send(b"x")
