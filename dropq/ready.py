@@ -62,7 +62,7 @@ _PLAIN_END = len(".0000000000000000-0000000000.B")
 _GENERATED = re.compile(r"(?:0|-?[1-9]\d{0,8})\.\d{16}-\d{10}\.[MBSPOT](?:\.|\Z)", re.ASCII).match
 #: The same of many names, each with a NUL behind it: at once, and without a way back.
 _ALL_GENERATED = re.compile(
-    r"(?:(?:0|-?[1-9]\d{0,8}+)\.\d{16}-\d{10}\.[MBSPOT](?:\.[^\0]*+)?+\0)*+", re.ASCII
+    r"(?>(?:0|-?[1-9]\d{0,8}+)\.\d{16}-\d{10}\.[MBSPOT](?>\.[^\0]*+)?+\0)*+", re.ASCII
 ).fullmatch
 #: What such a name begins with: its priority, and its time as far as about a day.
 _BEGIN = re.compile(r"(0|-?[1-9]\d{0,8})\.(\d{5})", re.ASCII).match

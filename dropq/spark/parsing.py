@@ -391,10 +391,10 @@ def _is_number(kind: pa.DataType) -> bool:
 # -- csv: rows as Arrow tells them apart, and numbers as JSON has them ----------------------------------------------
 
 # A quote opens at the start of a field alone, where another one ends it, if not two: any other is text.
-_ROW = rb'(?:"[^"]*+"|[^",\r\n][^,\r\n]*+|,)*+'
-_FIRST_ROW, _ROWS = re.compile(_ROW), re.compile(rb"(?:%b[\r\n])*+" % _ROW)
+_ROW = rb'(?>"[^"]*+"|[^",\r\n][^,\r\n]*+|,)*+'
+_FIRST_ROW, _ROWS = re.compile(_ROW), re.compile(rb"(?>%b[\r\n])*+" % _ROW)
 # All up to a quote that is open, which goes from quote to quote, and is faster than to go from field to field.
-_CLOSED = re.compile(rb'[^"]*+(?:(?:(?<![^,\r\n])"[^"]*+(?:""[^"]*+)*+"|(?<=[^,\r\n])")[^"]*+)*+')
+_CLOSED = re.compile(rb'[^"]*+(?>(?:(?<![^,\r\n])"[^"]*+(?>""[^"]*+)*+"|(?<=[^,\r\n])")[^"]*+)*+')
 
 
 def _header_start(file: IO[bytes]) -> int:
