@@ -6,7 +6,10 @@ import ast
 import configparser
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -147,3 +150,89 @@ def test_the_library_prints_nothing() -> None:
         )
     }
     assert not printing
+
+
+# -- regular expressions -----------------------------------------------------------------------------------------
+
+#: What is compiled as it comes: out of a configuration, or of pieces that hold nothing but escaped text.
+COMPUTED = {"topic", "str(topic.value)", "'|'.join(map(translate, others))", "''.join(piece)"}
+#: Takes one character at a time, or lets nobody come back to what it took.
+WITHOUT_A_CHOICE = {"LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY", "ATOMIC_GROUP"}
+
+
+def compiled_in(module: ModuleType) -> Iterator[str | bytes]:
+    """Yield the patterns that a module and its classes keep, or keep a method of."""
+    kept = list(vars(module).values())
+    kept += [value for one in kept if isinstance(one, type) for value in vars(one).values()]
+    for value in kept:
+        pattern = getattr(value, "__self__", value)
+        if isinstance(pattern, re.Pattern):
+            yield pattern.pattern
+
+
+def written_in(module: ModuleType, computed: set[str]) -> Iterator[str | bytes]:
+    """Yield the patterns in a module's calls of `re`; of one that its names do not give, keep the expression."""
+    for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
+        if not (isinstance(node, ast.Call) and re.fullmatch(r"re\.(?!escape)\w+", ast.unparse(node.func))):
+            continue
+        expression = ast.unparse(node.args[0])
+        try:
+            yield eval(expression, dict(vars(module)))
+        except NameError:
+            computed.add(expression)
+
+
+def possessive(pattern: str | bytes) -> bool:
+    """Tell whether a possessive repeat is around anything that could match in more than one way.
+
+    Python before 3.11.5 gets those wrong, and single characters and atomic groups right: `[^"]*+`, `(?>a|ab)*+`.
+    """
+    found: list[bool] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, tuple) and value and str(value[0]) == "POSSESSIVE_REPEAT":
+            *_, inside = value[1]
+            found.append(len(inside) != 1 or str(inside[0][0]) not in WITHOUT_A_CHOICE)
+        for part in () if isinstance(value, (str, int)) or value is None else value:
+            look(part)
+
+    look(import_module("re._parser").parse(pattern))
+    return any(found)
+
+
+def test_no_pattern_is_one_that_a_promised_python_gets_wrong() -> None:
+    computed: set[str] = set()
+    for path in MODULES:
+        parts = [*path.relative_to(TOP).with_suffix("").parts]
+        module = import_module(".".join(["dropq", *parts] if parts[0] == "cli" else parts).removesuffix(".__init__"))
+        for pattern in (*compiled_in(module), *written_in(module, computed)):
+            assert not possessive(pattern), f"{path}: write (?>...)*+ for (?:...)*+ in {pattern!r}"
+    assert computed == COMPUTED
+
+
+@pytest.mark.parametrize("pattern", [r"(?:a|ab)*+", rb"x(?:[^y]*z){2,}+", "(?:ab)?+", "(?>(?:a|b.)++c)*", "(a)*+"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "KEPT = re.compile({})",
+        "kept = re.compile({}).match",
+        "class C:\n K = re.compile({})",
+        "def f(x): re.sub({}, '', x)",
+    ],
+)
+def test_a_pattern_that_a_promised_python_gets_wrong_is_seen(
+    tmp_path: Path, program: str, pattern: str | bytes
+) -> None:
+    (tmp_path / "planted.py").write_text(f"import re\n{program.format(repr(pattern))}\n")
+    module = ModuleType("planted")
+    module.__file__ = str(tmp_path / "planted.py")
+    exec((tmp_path / "planted.py").read_text(), vars(module))
+    found = [*written_in(module, set())] + ([] if "def" in program else [*compiled_in(module)])
+    assert found and all(map(possessive, found))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[^a]*+", "a++", ".?+", r"\d{0,8}+", "(?>a|ab)*+", rb"(?>(?>x[^y]*+)++z)*+", "(?:ab)*"]
+)
+def test_a_possessive_repeat_of_what_has_no_choice_is_allowed(pattern: str | bytes) -> None:
+    assert not possessive(pattern)
