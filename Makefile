@@ -3,8 +3,12 @@
 PY ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# What pip does is shown to people, who would wait for a minute without a word, and to no log.
+PIP = $(RUN) -m pip install --disable-pip-version-check $$([ -t 1 ] || echo --quiet)
 STAMP := $(VENV)/.installed
-BENCH_STAMP := $(VENV)/.installed-bench
+BENCH_# What pip does is shown to people, who would wait for a minute without a word, and to no log.
+PIP = $(RUN) -m pip install --disable-pip-version-check $$([ -t 1 ] || echo --quiet)
+STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-cluster test-nfs test-fuse torture torture-spark mutants model lint bench bench-spark clean
@@ -18,6 +22,7 @@ demo: $(STAMP) ## show the main job on real input, ending in an accounting of ev
 	@$(RUN) examples/demo.py
 
 test: $(STAMP) ## run the tests, two files at a time (ARGS="-k lease" chooses some, ARGS="-m 'not spark'" leaves Spark out)
+	@$(if $(ARGS),:,echo "All tests take about ten minutes on two cores; those without Spark take four: ARGS=\"-m 'not spark'\"")
 	@$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-cluster: $(STAMP) ## run the tests on a Spark cluster of a master and two workers, which are part of make test too
@@ -69,12 +74,13 @@ $(STAMP): setup.cfg pyproject.toml
 	        echo "$(PY) has no venv. On Debian and Ubuntu it comes with:"; \
 	        echo "    sudo apt install $$($(PY) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-venv"; exit 1; }; \
 	    $(PY) -m venv --clear $(VENV); }
-	@echo "Installing dropq and its tools into $(VENV): the first time this fetches Spark, and takes a minute or more."
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "Installing dropq and its tools into $(VENV): this fetches 400 MB of Spark, unpacks 900, and takes a minute or more."
+	@$(PIP) wheel  # without it an old pip warns of how it builds Spark
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 # Other queues, and what draws: nothing else needs them.
 $(BENCH_STAMP): $(STAMP)
 	@echo "Installing the queues to compare with into $(VENV); Redis takes part where redis-server is installed."
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@$(PIP) --editable '.[bench]'
 	@touch $@

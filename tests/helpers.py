@@ -140,7 +140,7 @@ class RecordingOs:
     WATCHED = ("open", "write", "fsync", "rename", "unlink", "link", "mkdir", "rmdir", "utime", "close")
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, ...]] = []
         self._paths: dict[int, str] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -153,7 +153,7 @@ class RecordingOs:
             if name == "open":
                 self._paths[result] = args[0]
             subject = self._paths.get(args[0], str(args[0])) if isinstance(args[0], int) else os.fspath(args[0])
-            self.calls.append((name, subject if name != "rename" else f"{subject} {os.fspath(args[1])}"))
+            self.calls.append((name, subject, os.fspath(args[1])) if name == "rename" else (name, subject))
             return result
 
         return call
@@ -164,7 +164,7 @@ class RecordingOs:
 
         def rename_noreplace(source: str, destination: str) -> None:
             real(source, destination)
-            self.calls.append(("rename", f"{source} {destination}"))
+            self.calls.append(("rename", source, destination))
 
         whole = storage.sync_whole
 
@@ -180,11 +180,11 @@ class RecordingOs:
     def briefly(self, names: tuple[str, ...], folder: Path) -> list[str]:
         """Return the calls of some names as `fsync target`: by the folder below `folder`, files by their folder."""
         told = []
-        for name, subject in self.calls:
+        for name, *paths in self.calls:
             if name not in names:
                 continue
             parts = []
-            for path in subject.split(" "):
+            for path in paths:
                 relative = os.path.relpath(path, folder)
                 parts.append(relative if os.path.isdir(path) else f"{os.path.dirname(relative)}/*")
             told.append(" ".join([name, *parts]))

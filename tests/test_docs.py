@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from helpers import until
@@ -43,7 +44,7 @@ def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
             script += [f"{command} || [ $? = 1 ]" if "exit 65" in command else command for command in commands]
         elif "needs the extra" not in text:
             (tmp_path / f"example{number}.py").write_text(text)
-            script.append(f"(cd {tmp_path} && {sys.executable} example{number}.py)")
+            script.append(f"(cd {quote(str(tmp_path))} && {quote(sys.executable)} example{number}.py)")
     done = subprocess.run(
         ["sh", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )

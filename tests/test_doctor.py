@@ -376,9 +376,16 @@ def of_another_group(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     working = base(queue) / "working"
     if os.geteuid() == 0:
         os.chown(working, -1, 12345)
-    else:
+    else:  # who is not root may give nothing away
         real = os.fstat
-        monkeypatch.setattr(os, "fstat", lambda fd: SimpleNamespace(st_mode=real(fd).st_mode, st_gid=-1, st_ino=0))
+
+        def fstat(fd: int) -> SimpleNamespace:
+            told = real(fd)
+            return SimpleNamespace(
+                **{name: getattr(told, name) for name in dir(told) if name.startswith("st_")} | {"st_gid": -1}
+            )
+
+        monkeypatch.setattr(os, "fstat", fstat)
     working.chmod(0o775)
 
 

@@ -252,7 +252,7 @@ def test_take_sh_replaces_no_file_of_the_same_name(queue: dropq.Queue) -> None:
 def test_a_message_that_take_sh_held_when_it_was_killed_comes_back_counted(queue: dropq.Queue, tmp_path: Path) -> None:
     (base(queue) / "target" / "report~2.csv").write_bytes(b"body")
     started = tmp_path / "started"
-    command = [SH, str(SHELL / "take.sh"), str(queue.root.path), "q", "sh", "-c", f"touch {started}; sleep 30"]
+    command = [SH, str(SHELL / "take.sh"), str(queue.root.path), "q", "sh", "-c", f"touch '{started}'; sleep 30"]
     child = subprocess.Popen(command, env=ENVIRONMENT | {"TAKE_LEASE": "1"}, start_new_session=True)
     until(started.exists, "the command to run")
     os.killpg(child.pid, signal.SIGKILL)
@@ -266,7 +266,7 @@ def test_a_message_that_take_sh_held_when_it_was_killed_comes_back_counted(queue
 
 def test_take_sh_that_lost_its_claim_changes_nothing(queue: dropq.Queue) -> None:
     queue.send(b"body")
-    take_back = f"dropq --root {queue.root.path} requeue q --state processing --all --yes"
+    take_back = f"dropq --root '{queue.root.path}' requeue q --state processing --all --yes"
     done = sh("take.sh", queue.root.path, "q", "sh", "-c", take_back)
     assert done.returncode == 1
     assert "is gone" in done.stderr
@@ -276,7 +276,7 @@ def test_take_sh_that_lost_its_claim_changes_nothing(queue: dropq.Queue) -> None
 def test_a_signal_gives_back_what_take_sh_holds_or_ends_it_after_that(queue: dropq.Queue, tmp_path: Path) -> None:
     queue.send(b"body")
     started = tmp_path / "started"
-    command = [SH, str(SHELL / "take.sh"), "-a", str(queue.root.path), "q", "sh", "-c", f"touch {started}; sleep 30"]
+    command = [SH, str(SHELL / "take.sh"), "-a", str(queue.root.path), "q", "sh", "-c", f"touch '{started}'; sleep 30"]
     child = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
     until(started.exists, "the command to run")
     os.killpg(child.pid, signal.SIGTERM)
@@ -298,7 +298,7 @@ def test_shell_and_dropq_share_a_queue_and_each_message_is_handled_once(queue: d
         for half in halves
     ]
     # Whoever handles a message writes its body to a file of the handler's own: two of them would be two lines.
-    script = f'cat >> {seen}/$$; echo >> {seen}/$$; exit 0; # "$0"'
+    script = f'cd "{seen}"; cat >> $$; echo >> $$; exit 0; # "$0"'
     command = [SH, str(SHELL / "take.sh"), "-a", str(queue.root.path), "q", "sh", "-c", script]
     got: list[str] = []
 

@@ -25,8 +25,8 @@ def test_a_mount_is_found_by_its_device_or_its_mount_point(tmp_path: Path) -> No
         return found.kind if found is not None else None
 
     assert kind(inner, f"{TOP}21 20 {device} / /elsewhere rw shared:1 master:2 - xfs /dev/vdb rw\n") == "xfs"
-    escaped = str(inner).replace(" ", "\\040")
-    nested = f"{TOP}21 20 0:2 / {tmp_path} rw - btrfs x rw\n22 21 0:3 / {escaped} rw - nfs4 host:/x rw\n"
+    outer, escaped = (str(path).replace(" ", "\\040") for path in (tmp_path, inner))
+    nested = f"{TOP}21 20 0:2 / {outer} rw - btrfs x rw\n22 21 0:3 / {escaped} rw - nfs4 host:/x rw\n"
     assert kind(inner, nested) == "nfs4"
     assert kind(tmp_path, nested) == "btrfs"
     assert kind(inner, "nonsense\n") is None
@@ -38,10 +38,11 @@ def test_of_several_mounts_of_one_device_the_nearest_and_latest_counts(tmp_path:
     number = os.stat(tmp_path).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     mounts = tmp_path / "mountinfo"
+    escaped = str(tmp_path).replace(" ", "\\040")
     mounts.write_text(
         f"21 20 {device} / / rw,relatime - xfs /dev/vdb rw\n"
-        f"22 20 {device} /a {tmp_path} rw - xfs /dev/vdb rw\n"
-        f"23 20 {device} /a {tmp_path} ro,noexec - xfs /dev/v\\134b rw,noquota\n"
+        f"22 20 {device} /a {escaped} rw - xfs /dev/vdb rw\n"
+        f"23 20 {device} /a {escaped} ro,noexec - xfs /dev/v\\134b rw,noquota\n"
         f"24 20 {device} /b /elsewhere rw - xfs /dev/vdb rw\n"
     )
     found = mount_of(str(tmp_path), str(mounts))

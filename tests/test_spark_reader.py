@@ -986,10 +986,12 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 import dropq
-from dropq.spark import claim, session
+from dropq.spark import claim, register, session
 
 root = Path(sys.argv[1])
 spark = session("local[1]", app="dropq driver to be killed")
+if " " in sys.executable:
+    register(spark)
 frame = spark.read.format("dropq").option("root", str(root)).option("queue", "q").load()
 (root.parent / "read").write_text("".join(sorted(row["value"].decode() for row in frame.collect())))
 with claim(spark, dropq.Root(root).queue("q"), 2) as frame:
@@ -1034,10 +1036,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     return Killed(queue, before)
 
 
+@pytest.mark.spark
+@pytest.mark.skipif(" " in sys.executable, reason="Spark looks for formats only where its Python's path has no space")
 def test_the_format_is_found_without_being_registered(killed: Killed) -> None:
     assert (killed.queue.root.path.parent / "read").read_text() == "012"
 
 
+@pytest.mark.spark
 def test_the_messages_of_a_driver_that_was_killed_return_with_a_sweep(killed: Killed) -> None:
     assert killed.before == {"processing": [b"0", b"1"], "target": [b"2"]}
     until(lambda: killed.queue.sweep() and not where(killed.queue).get("processing"), "the claims of the dead")

@@ -709,7 +709,7 @@ def test_no_name_is_taken_for_code_and_the_path_ends_in_it(
 def test_what_a_name_says_that_no_environment_can_hold_is_made_safe(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     drop(queue, "4.id.B...a%00b%E9.ty%00pe.a%3DbS=x&n%00aS=y%00z&goodS=yes", b"body")
-    with Command(["sh", "-c", f"env -0 >{tmp_path}/env"]) as handler:
+    with Command(["sh", "-c", f"env -0 >'{tmp_path}/env'"]) as handler:
         assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
     entries = (tmp_path / "env").read_bytes().split(b"\0")
     assert b"DROPQ_TYPE=ty?pe" in entries and b"DROPQ_PROP_good=yes" in entries
@@ -719,7 +719,7 @@ def test_what_a_name_says_that_no_environment_can_hold_is_made_safe(tmp_path: Pa
 def test_at_most_once_a_command_gets_body_and_path_too(tmp_path: Path, history: bool) -> None:
     queue = make_queue(tmp_path / "root", semantics="at-most-once", history=history)
     queue.send(b"body")
-    with Command(["sh", "-c", f'cat - "$0" >{tmp_path}/out; exit 3', "{}"]) as handler:
+    with Command(["sh", "-c", f'cat - "$0" >"{tmp_path}/out"; exit 3', "{}"]) as handler:
         assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
     assert (tmp_path / "out").read_bytes() == b"bodybody"
     assert where(queue) == ({"processed": [b"body"]} if history else {})
@@ -743,7 +743,7 @@ def test_what_a_command_prints_is_passed_on_and_the_end_of_its_stderr_is_kept(
 def test_a_child_that_a_command_leaves_behind_does_not_hold_the_worker_up(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.send(b"a")
-    with Command(["sh", "-c", f"sleep 100 & echo $! >{tmp_path}/child"]) as handler:
+    with Command(["sh", "-c", f"sleep 100 & echo $! >'{tmp_path}/child'"]) as handler:
         began = time.monotonic()
         assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
         assert time.monotonic() - began < 20
@@ -787,7 +787,7 @@ def test_the_last_words_of_a_command_that_leaves_a_child_behind_are_kept(tmp_pat
 def test_commands_run_side_by_side(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send_many([b"a", b"b", b"c"])
-    meet = f'touch {tmp_path}/$$; while [ "$(ls {tmp_path} | wc -l)" -lt 4 ]; do sleep 0.02; done'
+    meet = f'cd "{tmp_path}"; touch $$; while [ "$(ls | wc -l)" -lt 4 ]; do sleep 0.02; done'
     with Command(["sh", "-c", meet], timeout="60s") as handler:
         assert counted(work(queue, handler, concurrency=3, until_empty=True)) == {"acked": 3}
 
@@ -795,7 +795,7 @@ def test_commands_run_side_by_side(tmp_path: Path) -> None:
 def test_a_command_that_takes_too_long_is_ended_and_its_message_fails(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.send(b"a")
-    with Command(["sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 100 & wait"], timeout="300ms") as handler:
+    with Command(["sh", "-c", f"echo $$ >'{tmp_path}/pid'; sleep 100 & wait"], timeout="300ms") as handler:
         assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
     assert reason_in(queue, "error")["detail"] == "timeout: ended after 300ms"
     until(lambda: not alive(number_in(tmp_path / "pid")), "the whole group ended")
@@ -805,7 +805,7 @@ def test_a_command_that_does_not_heed_sigterm_is_killed(tmp_path: Path, monkeypa
     monkeypatch.setattr(command, "GRACE", 0.3)
     queue = make_queue(tmp_path)
     queue.send(b"a")
-    deaf = f"trap '' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.1; done"
+    deaf = f"trap '' TERM; echo $$ >'{tmp_path}/pid'; while :; do sleep 0.1; done"
     with Command(["sh", "-c", deaf], timeout="300ms") as handler:
         assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
     until(lambda: not alive(number_in(tmp_path / "pid")), "the command was killed")
@@ -817,7 +817,7 @@ def test_a_child_that_does_not_heed_sigterm_is_killed_after_the_grace(
     monkeypatch.setattr(command, "GRACE", 0.3)
     queue = make_queue(tmp_path)
     queue.send(b"a")
-    deaf = f"(trap '' TERM; while :; do sleep 0.1; done) & echo $$ >{tmp_path}/pid; wait"
+    deaf = f"(trap '' TERM; while :; do sleep 0.1; done) & echo $$ >'{tmp_path}/pid'; wait"
     with Command(["sh", "-c", deaf], timeout="300ms") as handler:
         assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
     until(lambda: not alive(number_in(tmp_path / "pid")), "the whole group was killed")
@@ -829,7 +829,7 @@ def test_a_child_that_does_not_heed_sigterm_is_killed_after_the_grace(
 def test_a_command_that_outlasts_its_lease_runs_once(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send(b"a")
-    script = f"echo run >>{tmp_path}/log; sleep 5"
+    script = f"echo run >>'{tmp_path}/log'; sleep 5"
     swept = 0
     with worker_process(queue, "sh", "-c", script, lease="1s"), worker_process(queue, "sh", "-c", script, lease="1s"):
         deadline = time.monotonic() + 60
@@ -860,7 +860,7 @@ def test_a_python_handler_that_outlasts_its_lease_keeps_it(tmp_path: Path) -> No
 def test_a_command_whose_lease_is_lost_is_ended_and_nothing_is_acknowledged(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send(b"a")
-    script = f"sleep 100 & echo $$ >{tmp_path}/pid; wait"
+    script = f"sleep 100 & echo $$ >'{tmp_path}/pid'; wait"
     with Command(["sh", "-c", script]) as handler, Working(queue, handler, lease="1s") as working:
         group = number_in(tmp_path / "pid")
         assert len(alive(group)) == 2
@@ -878,7 +878,7 @@ def test_a_lost_lease_does_not_wait_for_a_command_that_does_not_heed_sigterm(
     monkeypatch.setattr(command, "LOST_GRACE", 0.2)
     queue = make_queue(tmp_path / "root")
     queue.send(b"a")
-    deaf = f"trap '' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.1; done"
+    deaf = f"trap '' TERM; echo $$ >'{tmp_path}/pid'; while :; do sleep 0.1; done"
     with Command(["sh", "-c", deaf]) as handler, Working(queue, handler, lease="1s") as working:
         group = number_in(tmp_path / "pid")
         queue.pause()
@@ -909,7 +909,7 @@ def test_a_handler_sees_that_its_claim_was_lost(tmp_path: Path) -> None:
 def test_sigterm_finishes_what_runs(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send_many([b"a", b"b"])
-    script = f"echo $$ >{tmp_path}/pid; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    script = f"echo $$ >'{tmp_path}/pid'; while [ ! -e '{tmp_path}/go' ]; do sleep 0.02; done"
     with worker_process(queue, "sh", "-c", script) as process:
         number_in(tmp_path / "pid")
         process.terminate()
@@ -923,7 +923,7 @@ def test_sigterm_finishes_what_runs(tmp_path: Path) -> None:
 def test_a_second_sigterm_gives_back_what_runs(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send(b"a")
-    with worker_process(queue, "sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 100 & wait") as process:
+    with worker_process(queue, "sh", "-c", f"echo $$ >'{tmp_path}/pid'; sleep 100 & wait") as process:
         group = number_in(tmp_path / "pid")
         for _ in range(2):
             process.terminate()
@@ -1034,7 +1034,7 @@ print(dropq.work(dropq.Root(sys.argv[1]).queue("q"), handler), flush=True)
 def test_the_commands_of_a_killed_worker_end_and_a_sweep_returns_its_message_counted(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send(b"a")
-    with worker_process(queue, "sh", "-c", f"sleep 100 & echo $$ >{tmp_path}/pid; wait") as process:
+    with worker_process(queue, "sh", "-c", f"sleep 100 & echo $$ >'{tmp_path}/pid'; wait") as process:
         group = number_in(tmp_path / "pid")
         assert where(queue) == {"processing": [b"a"]}
         process.kill()
