@@ -6,9 +6,7 @@ RUN := $(VENV)/bin/python
 # What pip does is shown to people, who would wait for a minute without a word, and to no log.
 PIP = $(RUN) -m pip install --disable-pip-version-check $$([ -t 1 ] || echo --quiet)
 STAMP := $(VENV)/.installed
-BENCH_# What pip does is shown to people, who would wait for a minute without a word, and to no log.
-PIP = $(RUN) -m pip install --disable-pip-version-check $$([ -t 1 ] || echo --quiet)
-STAMP := $(VENV)/.installed-bench
+BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-cluster test-nfs test-fuse torture torture-spark mutants model lint bench bench-spark clean
