@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,7 @@ def tour() -> list[tuple[str, str]]:
 def take_tour(commands: Sequence[str], folder: Path) -> list[str]:
     """Run commands in one shell on a terminal; return what each printed."""
     mark = "@@@@"
-    script = "\n".join(f"echo {mark}\n{command.replace('/tmp/shop', f'{folder}/shop')}" for command in commands)
+    script = "\n".join(f"echo {mark}\n{command.replace('/tmp/shop', quote(f'{folder}/shop'))}" for command in commands)
     leader, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (50, 110))
     child = subprocess.Popen(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -448,7 +449,7 @@ def test_a_queue_that_is_closed_to_the_monitor_is_not_well(queue: Queue, folder:
     assert len(closed) == 2
     for told, errno, message in closed:
         assert (told, errno) == (["storage"], 13)
-        assert f"`ls -ld {base(queue) / folder}` shows who may look" in message
+        assert f"`ls -ld {quote(str(base(queue) / folder))}` shows who may look" in message
 
 
 def test_what_is_no_queue_is_passed_over(queue: Queue) -> None:

@@ -570,7 +570,7 @@ def test_a_command_gets_any_name_as_one_argument_and_runs_no_shell(
     out = tmp_path / "out"
     out.mkdir()
     script = 'n=$(cat); [ "$#" = 2 ] && [ "$n" = "$(cat "$1")" ] && [ "$1" = "$DROPQ_FILE" ] && [ "$2" = "<$1>" ] '
-    script += f'&& case $1 in /*) printf %s "$DROPQ_ID" > {out}/$n;; esac'
+    script += f'&& case $1 in /*) printf %s "$DROPQ_ID" > "{out}/$n";; esac'
     work(queue, Command(["sh", "-c", script, "sh", "{}", "<{}>"]), until_empty=True)
     told = {int(path.name): path.read_bytes() for path in out.iterdir()}
     expected = {number: os.fsencode(name) for number, name in enumerate(NAMES)}
