@@ -9,7 +9,8 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-nfs test-fuse torture torture-spark mutants model lint bench bench-spark clean
+.PHONY: help setup demo test test-cluster test-nfs test-fuse fresh torture torture-spark mutants model lint bench bench-spark
+.PHONY: clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -31,6 +32,9 @@ test-nfs: $(STAMP) ## run two clients of a real NFS server, v3 and v4.2, and pow
 
 test-fuse: $(STAMP) ## run on FUSE file systems: bindfs, mergerfs, fuse-overlayfs, and one that has nothing but rename
 	@PYTHONPATH=tests $(RUN) -m torture --only fuse $(ARGS)
+
+fresh: $(STAMP) ## run both commands of the README in a bare Debian, its oldest and newest release that will do (takes root)
+	@PYTHONPATH=tests $(RUN) -m torture --only fresh $(ARGS)
 
 torture: $(STAMP) ## hold dropq against crashes, faults, power cuts, strangers and real mounts, ending in one table
 	@PYTHONPATH=tests $(RUN) -m torture $(ARGS)

@@ -35,6 +35,7 @@ PARTS = (
     "clocks",
     "model",
     "mutants",
+    "fresh",
 )
 PAPER = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- torture: begin -->", "<!-- torture: end -->"
