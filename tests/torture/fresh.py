@@ -51,7 +51,8 @@ for shared; do
     mkdir -p "$release$shared"
     mount --bind "$shared" "$release$shared"
 done
-exec chroot --userspec="$0" "$release" sh -c 'cd ~/dropq && exec make "$0"' "$verb"
+# The shell stays: it is the first process there, and has to reap what others leave behind, as make would not.
+exec chroot --userspec="$0" "$release" sh -c 'cd ~/dropq && make "$0"; exit $?' "$verb"
 """
 
 
