@@ -53,6 +53,8 @@ DRAIN_LIMIT = 10.0
 #: How often a rename over a file has to be refused, and one beside it not, before a file system counts as one that
 #: never replaces: one that fails now and then does not.
 PROOFS = 5
+#: Seconds that an NFS server on this host is given to take a file back that it lent to a client for the client alone.
+RECALL_LIMIT = 10.0
 #: How deeply what is read as JSON may be nested.
 DEPTH = 50
 #: Entries of a folder that are looked at together.
@@ -183,7 +185,7 @@ class ServerClock:
     def _measure(self) -> float:
         """Return by how many seconds the server's time is ahead of that since boot."""
         try:
-            fd = os.open(self._probe, _TOUCH, FILE_MODE)
+            fd = _open(self._probe, _TOUCH)
         except OSError:
             return time.time() - _since_boot()  # not ours to write, or no root yet: our own clock it is
         try:
@@ -219,6 +221,24 @@ def lease_end(clock: Clock, period: float) -> int:
     return now + int(period * 1000)
 
 
+def _open(path: str, flags: int) -> int:
+    """Open a file without waiting for a fifo's other end, but for an NFS server that has lent the file to a client.
+
+    On the server's own host such an open is refused (EAGAIN), and has the server ask the client to give the file back.
+    """
+    try:
+        return os.open(path, flags, FILE_MODE)
+    except BlockingIOError:
+        give_up = time.monotonic() + RECALL_LIMIT
+    while True:
+        time.sleep(0.001)
+        try:
+            return os.open(path, flags, FILE_MODE)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise
+
+
 def _unless_done(error: OSError, source: str, destination: str) -> None:
     """Raise the error of a rename, unless it was done all the same: its answer was lost, or its server went."""
     if not os.path.lexists(destination) or os.path.lexists(source):
@@ -231,7 +251,7 @@ def _is_still(path: str, reserved: int) -> bool:
     Its mode is not asked: a file system that has no modes shows another.
     """
     try:
-        fd = os.open(path, _READ)
+        fd = _open(path, _READ)
     except PermissionError:
         found = os.lstat(path)  # nobody may open a reservation
         return found.st_ino == reserved and not found.st_size
@@ -457,7 +477,7 @@ class Storage:
     def stamp(self, path: str) -> None:
         """Give an empty file of ours the file server's time, and make it where it is missing."""
         self.touch(path)
-        fd = os.open(path, _TOUCH, FILE_MODE)
+        fd = _open(path, _TOUCH)
         try:
             os.utime(fd)
         finally:
@@ -479,7 +499,7 @@ class Storage:
             raise
 
     def _take_over(self, path: str) -> None:
-        fd = os.open(path, _READ)
+        fd = _open(path, _READ)
         try:
             mode = stat.S_IMODE(os.fstat(fd).st_mode)
             kept = mode & ~stat.S_IWOTH if mode & stat.S_IWOTH else None
@@ -997,7 +1017,7 @@ def open_body(path: str) -> IO[bytes]:
     Raises:
         OSError: with ELOOP for a symbolic link.
     """
-    fd = os.open(path, _READ)
+    fd = _open(path, _READ)
     try:
         return open(fd, "rb")
     except OSError as error:  # a folder
@@ -1009,7 +1029,7 @@ def open_body(path: str) -> IO[bytes]:
 def size_now(path: str) -> int:
     """Return how long a file is, by opening it: NFS caches what lstat says."""
     try:
-        fd = os.open(path, _READ)
+        fd = _open(path, _READ)
     except PermissionError:
         return os.lstat(path).st_size  # nobody may open a reservation
     try:
@@ -1029,7 +1049,10 @@ def read_body(path: str, limit: int | None = None) -> bytes:
     Raises:
         OSError: with EFBIG, it is longer than the limit, and was not read.
     """
-    fd = os.open(path, _READ)
+    try:
+        fd = os.open(path, _READ)
+    except BlockingIOError:
+        fd = _open(path, _READ)
     try:
         body = os.read(fd, READ_SIZE)
         if not (more := os.read(fd, READ_SIZE)):
@@ -1152,7 +1175,7 @@ def is_there(path: str, clock: Clock) -> bool:
 def _opens(path: str) -> bool:
     """Tell whether a file is there; of one that is known to this host, opening it asks the server."""
     try:
-        os.close(os.open(path, _READ))
+        os.close(_open(path, _READ))
     except FileNotFoundError:
         return False
     except OSError:

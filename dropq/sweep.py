@@ -251,8 +251,9 @@ def _return_claims(life: Lifecycle, report: SweepReport, *, idle: bool, place: i
     if barriers:
         with _passing_over(life, report, "a barrier"):
             report.barriers += barrier.sweep(life, claims)
-    now = life.clock.now_ms()
     leased = [claimed for claimed in claims if claimed.claim.deadline]
+    # Where the server's clock was set back, a new lease would be over by a measurement of before.
+    now = storage.lease_end(life.clock, 0) if leased else life.clock.now_ms()
     lapsed = [claimed for claimed in leased if claimed.claim.deadline <= now]
     streams = journal.runs(life) if lapsed else frozenset[str]()
     report.lapsed += sum(_returned(life, report, one, lapsed=journal.lapsed_claim(one, streams)) for one in lapsed)

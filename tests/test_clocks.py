@@ -12,7 +12,7 @@ from helpers import make_queue, reopened
 from torture import clocks
 from torture.table import NotRun, Options
 
-from dropq import storage
+from dropq import Root, storage
 from dropq.storage import ServerClock
 
 
@@ -76,6 +76,30 @@ def test_a_step_of_the_servers_clock_is_seen_by_leases_a_second_later_and_by_all
     assert abs(clock.lease_ms() - server() * 1000) < 1000
     stepped, later = 2 * step, later + storage.CLOCK_INTERVAL
     assert abs(clock.now_ms() - server() * 1000) < 1000
+
+
+def test_a_sweep_takes_no_lease_for_over_that_was_made_after_the_servers_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path, lease_period="30s")
+    queue.send(b"a")
+    stepped, later = 0.0, 0.0
+    utime, since_boot, own = os.utime, storage._since_boot, time.time
+
+    def touch(probe: int) -> None:
+        now = own() + stepped + later
+        utime(probe, (now, now))
+
+    monkeypatch.setattr(os, "utime", touch)
+    monkeypatch.setattr(storage, "_since_boot", lambda: since_boot() + later)
+    monkeypatch.setattr(time, "time", lambda: own() + later)
+    other = Root(queue.root.path).queue(queue.name)  # with a clock of its own
+    other.root.clock.now_ms()
+    stepped, later = -3600.0, 2 * storage.LEASE_INTERVAL
+    with queue.subscribe() as holder:
+        message = holder.receive()
+        assert message is not None and other.sweep().lapsed == 0
+        message.ack()
 
 
 def test_a_clock_that_nobody_sets_is_measured_once_a_minute_and_for_leases_once_a_second(

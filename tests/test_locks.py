@@ -6,6 +6,8 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -20,6 +22,7 @@ from dropq.admission import lock
 from dropq.admission.gate import Gate
 from dropq.admission.lock import PolicyLock
 from dropq.mounts import Mount, mount_of
+from dropq.storage import ServerClock
 from dropq.sweep import LOCKS_TRIED, QuickSweep
 
 NFS, HERE = Mount("nfs4", options=("vers=4.2",)), Mount("ext4")
@@ -225,6 +228,38 @@ def test_what_an_nfs_client_was_promised_to_have_alone_is_tried_again(
     assert queue.sweep().dead == 1
     refusals = 0
     assert take(queue).body == b"a" and refusals == 3
+
+
+#: Takes a file for itself, as an NFS server does for a client, and gives it back when the kernel asks for it.
+BORROWER = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, lambda *_: os._exit(0))
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("lent", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETLEASE"), reason="this system lends no files")
+@pytest.mark.parametrize("file", ["body", "stream", "clock"])
+def test_a_file_that_an_nfs_client_was_lent_is_opened_once_it_gives_it_back(tmp_path: Path, file: str) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    message = take(queue)
+    path = queue.root.layout.clock if file == "clock" else message.path
+    os.utime(path, (0, 0))
+    with subprocess.Popen([sys.executable, "-c", BORROWER, path], stdout=subprocess.PIPE) as borrower:
+        assert borrower.stdout is not None and borrower.stdout.readline() == b"lent\n"
+        if file == "body":
+            assert message.body == b"a"
+        elif file == "stream":
+            with message.open() as stream:
+                assert stream.read() == b"a"
+        else:
+            ServerClock(path).now_ms()
+            assert os.stat(path).st_mtime > 0  # it was measured
+        assert borrower.wait(timeout=15) == 0
 
 
 # -- mounts that do not know each other's locks ----------------------------------------------------------------------
