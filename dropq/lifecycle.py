@@ -206,11 +206,12 @@ class Lifecycle:
         name = self.sidecars.parse(file, problems)
         if problems:
             self.sidecars.tell(file, problems)
+        name = replace(name, delivery_count=max(name.delivery_count, by_hand.number if by_hand else 0))
         marked = name.lapsed and not again  # whoever else takes it leaves no word of that in the name
         name = name.unmarked if marked else name
         if marked or len(file) > names.NAME_BUDGET or not file.isascii():
             file = self.sidecars.fit(replace(name, not_before=0))
-        return max(name.delivery_count, by_hand.number if by_hand else 0) + 1, file
+        return name.delivery_count + 1, file
 
     def may_expire(self, waiting: Waiting) -> bool:
         """Tell at a glance whether a waiting message can expire at all: its own expiration is a name's fourth field."""

@@ -25,16 +25,16 @@ from urllib.parse import quote_plus, unquote_to_bytes
 from dropq.errors import InvalidName
 
 __all__ = [
-    "CLASSES", "ID_LIMIT", "MARK_LIMIT", "NAME_BUDGET", "PREFIX_LIMIT", "SPILLED_BUDGET", "Claim", "IdSource", "Name",
+    "CLASSES", "ID_LIMIT", "MARK_LIMIT", "NAME_BUDGET", "NAME_MAX", "PREFIX_LIMIT", "Claim", "IdSource", "Name",
     "Typed", "bears", "check_message_id", "check_property_name", "check_queue_name", "check_text", "claim_id",
-    "claim_order", "client_part", "decode", "encode", "file_name", "is_coded", "is_plain", "moment", "order", "owner",
-    "parse", "restore", "room", "shorten", "split_claim", "squeeze", "write",
+    "claim_order", "claim_room", "client_part", "decode", "encode", "file_name", "is_coded", "is_plain", "moment",
+    "order", "owner", "parse", "restore", "room", "shorten", "split_claim", "squeeze", "write",
 ]  # fmt: skip
 
 NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer ones are shortened
 ID_LIMIT = 100  #: bytes of an encoded message id
+NAME_MAX = 255  #: bytes of a name that file systems have room for
 PREFIX_LIMIT = 62  #: bytes of a claim prefix: owner 36, deadline 13, number 10, three separators
-SPILLED_BUDGET = 255 - PREFIX_LIMIT  #: bytes of a name that refers to a sidecar; its counters may take it so far
 MARK_LIMIT = 32  #: bytes of an encoded copy, lapsed, meta or via; what is longer was not written by dropq
 CLASSES = "MBSPOT"
 #: The client's part in the claims of barriers; `client_part` never makes it.
@@ -518,13 +518,19 @@ def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
 
 
 def room(name: Name) -> int:
-    """Return how many bytes the file name of a message may have, so that it can be claimed under every prefix.
+    """Return how many bytes the file name of a message may have; one that refers to a sidecar grows by its counters."""
+    return claim_room(name) if name.meta else NAME_BUDGET
 
-    A message that is delayed loses that mark before it is claimed.
+
+def claim_room(name: Name, most: int = NAME_MAX) -> int:
+    """Return how many bytes of the file name of a message that waits leave room for the prefix of its next claim.
+
+    Args:
+        name: the message; if it is delayed, it loses that mark before it is claimed.
+        most: how many bytes of a name the file system has room for.
     """
-    if not name.meta:
-        return NAME_BUDGET
-    return SPILLED_BUDGET + (len(f"&JMS_dropq_notBeforeL={name.not_before}") if name.not_before else 0)
+    prefix = PREFIX_LIMIT - 10 + len(str(name.delivery_count + 1))
+    return most - prefix + (len(f"&JMS_dropq_notBeforeL={name.not_before}") if name.not_before else 0)
 
 
 def squeeze(name: Name) -> tuple[Name, list[str]]:

@@ -45,13 +45,15 @@ class Root:
 
     Raises:
         NoSuchQueue: there is no such directory.
+        StorageError: it cannot be opened.
         ConfigError: its dropq.toml cannot be used, or was written by a newer dropq.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         self.layout = RootLayout(os.path.abspath(os.fspath(path)))
-        if not os.path.isdir(self.layout.path):
-            raise NoSuchQueue(f"no root at {self.layout.path}: `dropq init {self.layout.path}` makes one")
+        with telling("the root cannot be opened"):
+            if not storage.is_folder(self.layout.path):
+                raise NoSuchQueue(f"no root at {self.layout.path}: `dropq init {self.layout.path}` makes one")
         storage.refuse_links((self.layout.private, self.layout.meta, self.layout.queues))
         self.clock: Clock = clock or ServerClock(self.layout.clock)
         self.ids = names.IdSource(self.clock.now_ms)

@@ -1183,6 +1183,18 @@ def _opens(path: str) -> bool:
     return True
 
 
+def is_folder(path: str) -> bool:
+    """Tell whether a folder is there, or a link to one.
+
+    Raises:
+        OSError: that cannot be told.
+    """
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def device(path: str) -> int:
     """Return the number of the file system that a path lies on."""
     return os.stat(path).st_dev

@@ -111,12 +111,12 @@ class Case:
         return ignoring(self.config.ignore if self.config else ())
 
     @cached_property
-    def claim_room(self) -> int:
-        """How many bytes the file system allows for a message's name behind a claim's prefix."""
+    def longest(self) -> int:
+        """How many bytes of a name the file system has room for."""
         try:
-            return os.pathconf(self.layout.processing, "PC_NAME_MAX") - names.PREFIX_LIMIT
+            return os.pathconf(self.layout.processing, "PC_NAME_MAX") or names.NAME_MAX  # some on FUSE say 0
         except OSError:
-            return names.SPILLED_BUDGET  # the folder is missing, which is found for itself
+            return names.NAME_MAX  # the folder is missing, which is found for itself
 
     def consumers(self) -> frozenset[str] | None:
         """Return the subscriptions that have a file; None where this user may not list them."""
@@ -274,13 +274,13 @@ def long_name(case: Case, seen: Seen) -> Finding | None:
     """Find a name that has to be shortened before it can be claimed, or that cannot be claimed here at all."""
     if seen.parsed.foreign and seen.state in RESERVED:
         return None  # a foreign file's own name, given back
-    length = len(os.fsencode(seen.bare))
-    is_long = length > names.room(seen.parsed)
+    name, length = seen.parsed, len(os.fsencode(seen.bare))
+    is_long = length > names.room(name)
     if is_long:
-        length = len(names.write(names.squeeze(names.shorten(seen.parsed, "0" * 16)[0])[0]))
-    if length > case.claim_room and seen.state in ("target", "delayed"):
-        detail = f"{KINDS['unclaimable-name'].says} of at most {case.claim_room} bytes"
-        return seen.found("unclaimable-name", detail)
+        name = names.squeeze(names.shorten(name, "0" * 16)[0])[0]
+        length = len(names.write(name))
+    if seen.state in ("target", "delayed") and length > (room := names.claim_room(name, case.longest)):
+        return seen.found("unclaimable-name", f"{KINDS['unclaimable-name'].says} of at most {room} bytes")
     return seen.found("long-name") if is_long else None
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from itertools import chain
+from typing import NamedTuple
 
 from dropq import consumers, deferred, journal, names, staging, storage
 from dropq.admission import barrier, fairness
@@ -438,30 +439,40 @@ def _surplus(
             yield file
 
 
+class _Came(NamedTuple):
+    """When a file came to its folder, in ms, and its name; what came later is less, as a heap has its least on top."""
+
+    changed: int
+    file: str
+
+    def __lt__(self, other: tuple[object, ...]) -> bool:
+        return tuple.__gt__(self, other)
+
+
 def _oldest(
     life: Lifecycle, folder: str, named: int, keep_age: float | None, keep_count: int | None
-) -> Generator[None, None, list[tuple[int, str]]]:
+) -> Generator[None, None, list[_Came]]:
     """Return the files that are over a limit, oldest first; `named` is how many there are at the most."""
     now = life.clock.now_ms()
     most = 0 if keep_count is None else max(named - keep_count, 0)
-    oldest: list[tuple[int, str]] = []  # a heap of the `most` that came first, with the youngest of them on top
-    too_old: list[tuple[int, str]] = []  # of the others
+    oldest: list[_Came] = []  # a heap of the `most` that came first, with the youngest of them on top
+    too_old: list[_Came] = []  # of the others
     seen = 0
 
-    def pass_on(youngest: tuple[int, str]) -> None:
-        if keep_age is not None and now + youngest[0] > keep_age * 1000:
+    def pass_on(youngest: _Came) -> None:
+        if keep_age is not None and now - youngest.changed > keep_age * 1000:
             too_old.append(youngest)
 
-    for changed, file in _with_times(folder, ignoring(life.config.ignore)):
+    for came in _with_times(folder, ignoring(life.config.ignore)):
         yield
         seen += 1
         if len(oldest) < most:
-            heapq.heappush(oldest, (-changed, file))
+            heapq.heappush(oldest, came)
         else:
-            pass_on(heapq.heappushpop(oldest, (-changed, file)) if most else (-changed, file))
+            pass_on(heapq.heappushpop(oldest, came) if most else came)
     for _ in range(len(oldest) - max(seen - (keep_count or 0), 0)):  # names that were counted, and are no messages
         pass_on(heapq.heappop(oldest))
-    return sorted((-changed, file) for changed, file in chain(oldest, too_old))
+    return sorted(chain(oldest, too_old), reverse=True)
 
 
 def _removed(life: Lifecycle, state: str, file: str, changed: int) -> bool:
@@ -472,7 +483,7 @@ def _removed(life: Lifecycle, state: str, file: str, changed: int) -> bool:
     return False
 
 
-def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[tuple[int, str]]:
+def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[_Came]:
     for entry in storage.entries(folder):
         if not ignored(entry.name) and storage.is_message_file(entry):
             try:
@@ -480,7 +491,7 @@ def _with_times(folder: str, ignored: Callable[[str], object]) -> Iterator[tuple
             except FileNotFoundError:
                 continue  # RACE: another prune, or a requeue
             if not storage.is_reservation(found):  # whose name a move is about to take
-                yield found.st_ctime_ns // 1_000_000, entry.name
+                yield _Came(found.st_ctime_ns // 1_000_000, entry.name)
 
 
 # -- what crashes leave ----------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ def test_a_queue_without_policies_has_no_lock_and_no_turns(tmp_path: Path) -> No
         "consumers",
         "created",
         "reasons",
+        *(entry.name for entry in private.glob("queue-*")),
     }
 
 

@@ -106,7 +106,7 @@ def test_a_priority_by_expression_is_the_order_in_which_messages_are_found(make:
 
 def test_a_name_that_is_reserved_or_ignored_is_no_message(make: Make) -> None:
     queue = make()
-    os.close(os.open(base(queue) / "processed" / "report.csv", os.O_CREAT | os.O_WRONLY, 0))
+    os.close(os.open(base(queue) / "processed" / "report.csv", os.O_CREAT | os.O_WRONLY, storage.RESERVED_MODE))
     drop(queue, "upload.tmp", b"")
     drop(queue, ".hidden", b"")
     for name in ("report.csv", "upload.tmp", ".hidden"):

@@ -161,9 +161,9 @@ def test_fsck_says_which_name_a_file_system_has_room_for(make: Make, short_names
     drop(queue, LONG, b"too long")
     (found,) = fsck(queue)
     assert (found.kind, found.level, found.open) == ("unclaimable-name", "warning", True)
-    assert found.detail.endswith("`mv` it, within its folder, to a name of at most 81 bytes")
+    assert found.detail.endswith("`mv` it, within its folder, to a name of at most 90 bytes")
     target = base(queue) / "target"
-    os.rename(target / LONG, target / LONG[:81])
+    os.rename(target / LONG, target / LONG[:90])
     assert fsck(queue) == []
     take(queue).ack()
 

@@ -484,12 +484,12 @@ def test_the_folders_are_synced_before_the_queue_gets_its_name(tmp_path: Path, m
     root = Root.create(tmp_path)
     calls = RecordingOs().record(monkeypatch).calls
     root.create_queue("q", durability="full", max_backlog=1)
-    (appears,) = (at for at, (name, about) in enumerate(calls) if name == "rename" and about.endswith("/q"))
-    hidden = calls[appears][1].split(" ")[0]
+    (appears,) = (at for at, (name, *paths) in enumerate(calls) if name == "rename" and paths[-1].endswith("/q"))
+    hidden = calls[appears][1]
     layout = QueueLayout.flat(hidden)
-    made = {about for name, about in calls[:appears] if name == "mkdir"}
-    last_made = max(at for at, (name, _) in enumerate(calls) if name == "mkdir")
-    synced = {about for name, about in calls[last_made:appears] if name == "fsync"}
+    made = {paths[0] for name, *paths in calls[:appears] if name == "mkdir"}
+    last_made = max(at for at, (name, *_) in enumerate(calls[:appears]) if name == "mkdir")
+    synced = {paths[0] for name, *paths in calls[last_made:appears] if name == "fsync"}
     assert made == set(layout.first_folders)
     assert {os.path.dirname(path) for path in made} - {str(tmp_path)} <= synced
     assert ("fsync", str(tmp_path)) in calls[appears:]
@@ -508,7 +508,7 @@ def test_no_verb_makes_a_folder_that_is_there_from_the_beginning(
     taken.reject("as it comes")
     queue.close()
     queue.sweep()
-    assert not {about for name, about in calls if name == "mkdir"} & before
+    assert not {paths[0] for name, *paths in calls if name == "mkdir"} & before
 
 
 def test_opening_an_older_queue_makes_nothing(tmp_path: Path) -> None:

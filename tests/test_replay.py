@@ -17,7 +17,7 @@ from helpers import Clock, RecordingOs, base, drop, files, make_queue, names_in,
 from dropq import InvalidFilter, Message, Outcome, Queue, Root
 from dropq.config import POINTS
 from dropq.replay import since
-from dropq.storage import Storage
+from dropq.storage import RESERVED_MODE, Storage
 
 Make = Callable[..., Queue]
 
@@ -359,7 +359,7 @@ def test_what_is_no_message_is_passed_over(make: Make) -> None:
     queue = make()
     archive(queue, b"a")
     processed = base(queue) / "processed"
-    os.close(os.open(processed / "reserved", os.O_CREAT, 0))
+    os.close(os.open(processed / "reserved", os.O_CREAT, RESERVED_MODE))
     (processed / "half.tmp").write_bytes(b"x")
     (processed / ".hidden").write_bytes(b"x")
     (processed / "folder").mkdir()

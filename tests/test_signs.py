@@ -51,7 +51,7 @@ def test_where_there_are_no_locks_nothing_stands_for_one(
 def test_where_a_mount_keeps_its_locks_to_itself_the_sign_says_which_kernel_and_mount_that_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dropq.consumers.mount_of", lambda path: Mount("fuse.bindfs", "/", "x", ("rw",)))
+    monkeypatch.setattr("dropq.consumers.mount_at", lambda folder, device: Mount("fuse.bindfs", "/", "x", ("rw",)))
     queue = make_queue(tmp_path)
     with queue.subscribe() as one:
         sign = base(queue) / ".dropq" / "consumers" / one.id

@@ -31,6 +31,7 @@ from dropq.spark.columns import COLUMNS, check_columns
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import BODY_FORMATS, STATES, ReadOptions
 from dropq.spark.reader import QueueReader
+from dropq.storage import RESERVED_MODE
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -381,7 +382,7 @@ def test_what_is_no_message_is_no_row(tmp_path: Path) -> None:
         (folder / "folder").mkdir()
         os.mkfifo(folder / "fifo")
     for state in ("processed", "expired", "error"):
-        Path(queue.layout.folder(state), "reserved").touch(0)
+        Path(queue.layout.folder(state), "reserved").touch(RESERVED_MODE)
         Path(queue.layout.folder(state), "empty").touch(0o600)
     rows = list(read_here(queue, state=",".join(STATES)))
     assert [(row["id"], row["value"]) for row in rows if row["state"] != "target"] == [("empty", b"")] * 3

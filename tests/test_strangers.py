@@ -132,7 +132,7 @@ def test_a_file_in_place_of_the_reasons_is_told_and_the_message_can_be_settled_w
     queue.send(b"a")
     message = take(queue)
     folder = base(queue) / ".dropq" / "reasons" / "error"
-    folder.parent.mkdir(exist_ok=True)
+    folder.rmdir()
     folder.touch()
     with pytest.raises(StorageError, match="Not a directory"):
         message.fail("why")
@@ -182,7 +182,6 @@ def test_a_reason_of_a_stranger_is_about_no_file_of_elsewhere(tmp_path: Path) ->
     queue = make_queue(tmp_path / "root")
     (tmp_path / "elsewhere").touch()
     folder = Path(queue.layout.reasons) / "error"
-    folder.mkdir(parents=True)
     (folder / "x.json").write_text(json.dumps({"name": "../../../elsewhere", "inode": None}))
     assert [found.kind for found in queue.fsck()] == ["orphan-reason"]
 

@@ -44,8 +44,8 @@ class Case:
         self.removed: set[str] = set()
 
     def queue(self, name: str = "q", **options: Any) -> Queue:
-        """Make a queue; `full` is what it syncs."""
-        return self.root.create_queue(name, **options)
+        """Make a queue; `full` is what it syncs, and what comes back does not wait."""
+        return self.root.create_queue(name, **{"redelivery_delay": 0, **options})
 
     def body(self, name: str, state: str, size: int = 0) -> bytes:
         """Return a body that has to end in a state."""

@@ -240,6 +240,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "repair": lambda scene: [True],
     "root": lambda scene: [scene.root],
     "sent": lambda scene: [[]],
+    "stalled_for": lambda scene: [0],
     "state": lambda scene: ["error", "expired", "processed", "processing", "target", "delayed"],
     "to": lambda scene: [scene.other, scene.far],
     "unleased_older_than": lambda scene: ["1ms"],
