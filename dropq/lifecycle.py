@@ -613,7 +613,7 @@ class Lifecycle:
         """Yield the claims of dropq's own form, by a listing."""
         for entry in storage.entries(self.layout.processing):
             claim, file = names.split_claim(entry.name)
-            if claim is not None and claim.ours and storage.is_message_file(entry):
+            if claim is not None and claim.ours and storage.was_message_file(entry):
                 yield Held(self.layout.processing, claim, file)
 
     def age_ms(self, path: str) -> int:

@@ -300,17 +300,6 @@ def has_manifest(folder: str) -> bool:
         return False
 
 
-def finish_stalled(life: Lifecycle, stalled_for: float) -> JobsReport:
-    """Finish the committed jobs in which nothing moved for so many seconds: one listing, where there are none."""
-    report = JobsReport()
-    for entry in list(storage.entries(life.layout.working)):
-        if entry.name.startswith((JOB_PREFIX, DROP_PREFIX)) and entry.is_dir(follow_symlinks=False):
-            with _passing_over(report, entry.path):
-                if has_manifest(entry.path) and _is_still(life, entry.path, stalled_for):
-                    report.finished += finish(life, entry.path)
-    return report
-
-
 def sweep(life: Lifecycle, *, older_than: float | None = None, stalled_for: float = 0) -> JobsReport:
     """Finish every committed job, and drop those that were not and had no activity for so many seconds.
 

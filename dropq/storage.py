@@ -28,7 +28,7 @@ from typing import IO, Any, Protocol, TypeVar
 
 from dropq.errors import StorageError
 from dropq.layout import PRIVATE, ignored_ends, ignoring
-from dropq.mounts import mount_of
+from dropq.mounts import mount_at, mount_of
 
 log = logging.getLogger("dropq")
 
@@ -1011,6 +1011,20 @@ def is_message_file(entry: os.DirEntry[str]) -> bool:
         return False  # gone, or not to be looked at: not a message now
 
 
+def was_message_file(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a regular file, or has gone since the listing.
+
+    Where a listing does not tell what an entry is, as on NFS, a claim that was renewed since is not found by its name,
+    but is held all the same.
+    """
+    if is_message_file(entry):
+        return True
+    try:
+        return stat.S_ISREG(os.lstat(entry.path).st_mode)
+    except FileNotFoundError:
+        return True
+
+
 def open_body(path: str) -> IO[bytes]:
     """Open a message's body for reading; symbolic links are not followed, a fifo does not block.
 
@@ -1158,6 +1172,8 @@ def is_there(path: str, clock: Clock) -> bool:
     """
     folder, name = os.path.split(path)
     try:
+        if (mount := mount_at(folder, os.stat(folder).st_dev)) is not None and not mount.shared:
+            return _opens(path)  # this host's own disk
         fd = _open_folder(folder)
     except (FileNotFoundError, NotADirectoryError):
         return False

@@ -48,6 +48,8 @@ UPKEEP_SHARE = 100
 STALLED_JOB = 5.0
 #: Seconds without activity after which consumers drop a job that was never committed: 7 days.
 JOBS_AGE = 7 * 86_400.0
+#: Seconds after which the archive is counted again while the oldest of it are removed.
+COUNT_AGE = 1.0
 #: Milliseconds that an empty folder in held/ is kept while its subscription lives.
 EMPTY_AGE = 3_600_000
 #: Milliseconds that private leftovers (reasons of files that went, bodies of a dead consumer) are kept.
@@ -117,7 +119,7 @@ class QuickSweep:
     def run(self, *, idle: bool = False) -> SweepReport:
         """Return what dead consumers and lapsed leases held, expire what is held too long, deliver what was delayed.
 
-        Jobs that were committed and left are sent; then comes a slice of the upkeep, when it is time for one.
+        Then comes a slice of the upkeep, when it is time for one.
 
         Args:
             idle: clear away the dead that held nothing, too.
@@ -127,7 +129,6 @@ class QuickSweep:
         self.again = started + INTERVAL
         self._place += LOCKS_TRIED
         self.next_due = _bring_back(self._life, report, idle=idle, place=self._place)
-        _add_jobs(report, staging.finish_stalled(self._life, STALLED_JOB))
         pause = INTERVAL if self.next_due is None else min(self.next_due, INTERVAL)
         now = time.monotonic()
         self.again = now + max(pause, 0.001, SWEEP_SHARE * (now - started))
@@ -159,7 +160,8 @@ class QuickSweep:
             age = self._life.clock.now_ms() - storage.written_ms(self._life.layout.swept)
         except FileNotFoundError:
             return 0
-        return min(UPKEEP_INTERVAL - age / 1000, UPKEEP_INTERVAL)
+        left = UPKEEP_INTERVAL - age / 1000
+        return min(left, UPKEEP_INTERVAL) if left < 2 * UPKEEP_INTERVAL else 0  # else it was stamped by a wrong clock
 
     def _slice(self) -> float:
         """Go on with the upkeep for a moment; return after how many seconds to go on."""
@@ -171,14 +173,12 @@ class QuickSweep:
                 _upkeep(life, self._kept_up, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
                 _collect(life, self._kept_up),
             )
-        done, started, took, least = self._kept_up.total, time.monotonic(), 0.0, UPKEEP_INTERVAL
+        done, started = self._kept_up.total, time.monotonic()
         for _ in self._upkeep:
             if (took := time.monotonic() - started) > SLICE:
-                least = 0.0
-                break
-        else:
-            self._upkeep = None
-        return max(least, took * (SWEEP_SHARE if self._kept_up.total > done else UPKEEP_SHARE))
+                return took * (SWEEP_SHARE if self._kept_up.total > done else UPKEEP_SHARE)
+        self._upkeep = None
+        return UPKEEP_INTERVAL
 
 
 def sweep(
@@ -214,17 +214,15 @@ def _upkeep(
         jobs_older_than: as for `sweep`.
         stalled_for: as for `staging.sweep`.
     """
-    yield from _prune(life, report)  # first of what needs room on the disk, as it makes some
-    yield from _expire(life, report)
-    _add_jobs(report, staging.sweep(life, older_than=jobs_older_than, stalled_for=stalled_for))
+    with _passing_over(life, report, life.layout.working):
+        jobs = staging.sweep(life, older_than=jobs_older_than, stalled_for=stalled_for)
+        report.jobs_finished += jobs.finished
+        report.jobs_dropped += jobs.dropped
+        report.refused += jobs.refused
     yield
+    yield from _prune(life, report)  # before what needs room on the disk, as it makes some
+    yield from _expire(life, report)
     yield from _clear_leftovers(life, report)
-
-
-def _add_jobs(report: SweepReport, jobs: staging.JobsReport) -> None:
-    report.jobs_finished += jobs.finished
-    report.jobs_dropped += jobs.dropped
-    report.refused += jobs.refused
 
 
 # -- claims: processing -> target ------------------------------------------------------------------------------
@@ -431,12 +429,18 @@ def _surplus(
             yield None
     if keep_age is None and (keep_count is None or named <= keep_count):
         return
+    left, counted = named, time.monotonic()
     found = yield from _oldest(life, folder, named, keep_age, keep_count)
+    now = life.clock.now_ms()
     for changed, file in found:
-        if remove and not _removed(life, state, file, changed):
-            yield None
-        else:
-            yield file
+        if keep_age is None or now - changed <= keep_age * 1000:
+            if time.monotonic() - counted > COUNT_AGE:  # others may have taken some away since
+                left, counted = sum(storage.message_counts(folder, life.config.ignore)), time.monotonic()
+            if left <= (keep_count or 0):
+                continue
+        gone = not remove or _removed(life, state, file, changed)
+        left -= gone
+        yield file if gone else None
 
 
 class _Came(NamedTuple):

@@ -17,6 +17,7 @@ from dropq import Message, Queue, Root, Subscription, journal, storage, subscrip
 from dropq.admission import barrier
 from dropq.health import health
 from dropq.layout import QueueLayout
+from dropq.mounts import Mount
 from dropq.staging import Job
 
 
@@ -185,6 +186,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 def watching(monkeypatch: pytest.MonkeyPatch, client: Client) -> Client:
     always_fresh(monkeypatch)
     monkeypatch.setattr(storage, "os", client)
+    monkeypatch.setattr(storage, "mount_at", lambda folder, device: Mount("nfs4"))
     monkeypatch.setattr(os.path, "isdir", client.isdir)
     real = storage.rename_noreplace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, base, make_queue
+from helpers import Clock, base, make_queue, take
 
-from dropq import Queue, Root, sweep
+from dropq import Queue, Root, storage, sweep
 from dropq.staging import Job
 from dropq.sweep import QuickSweep, SweepReport
 
@@ -52,8 +53,9 @@ def test_a_consumer_sends_what_was_committed_by_one_who_died(
     committed_job(queue, monkeypatch)
     with queue.subscribe() as subscription:
         assert subscription.receive() is None  # its driver may just be at it
-        clock.advance(sweep.STALLED_JOB + 1)
-        message = subscription.receive()
+    clock.advance(sweep.UPKEEP_INTERVAL + 1)
+    with queue.subscribe() as subscription:
+        message = subscription.receive() or subscription.receive()
         assert message is not None and message.body == b"paid"
         message.ack()
         assert names_in(queue, "working") == []
@@ -64,13 +66,66 @@ def test_a_consumer_leaves_a_job_to_its_driver_while_something_moves_in_it(
 ) -> None:
     queue = make()
     committed_job(queue, monkeypatch)
-    with queue.subscribe() as subscription:
-        for _ in range(5):
-            clock.advance(sweep.STALLED_JOB - 2)
-            now = clock.ms / 1000
-            monkeypatch.setattr("dropq.staging._changed", lambda path, now=now: int(now * 1000))
+    for _ in range(5):
+        clock.advance(sweep.UPKEEP_INTERVAL + 1)
+        monkeypatch.setattr("dropq.staging._changed", lambda path, now=clock.ms: now - 2000)
+        with queue.subscribe() as subscription:
             assert subscription.receive() is None
     assert names_in(queue, "working") == [".job-import-1"]
+
+
+def test_a_time_of_the_future_keeps_nobody_from_the_upkeep(make: Make, clock: Clock) -> None:
+    queue = make(max_history=1)
+    for _ in range(3):
+        queue.send(b"a")
+        take(queue).ack()
+    queue.close()
+    later = clock.ms / 1000 + 3 * 86_400
+    Path(queue.layout.swept).touch()
+    os.utime(queue.layout.swept, (later, later))
+    with queue.subscribe() as subscription:
+        subscription.receive()
+    assert len(names_in(queue, "processed")) == 1
+
+
+def test_of_a_history_from_which_others_take_meanwhile_no_more_is_removed_than_is_over(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.send_many([b"a"] * 6)
+    with queue.subscribe(max_backlog=None) as subscription:
+        subscription.ack_many(subscription.receive_many(6))
+    monkeypatch.setattr(sweep, "COUNT_AGE", -1.0)  # it is counted again before each
+    oldest = sweep._oldest
+
+    def some_go(*args: Any) -> Any:
+        found = yield from oldest(*args)
+        for file in set(names_in(queue, "processed")) - {one.file for one in found}:
+            os.unlink(base(queue) / "processed" / file)
+        return found
+
+    monkeypatch.setattr(sweep, "_oldest", some_go)
+    assert len(list(sweep.surplus_history(queue.life, keep_count=2, remove=True))) == 2
+    assert len(names_in(queue, "processed")) == 2
+
+
+def test_a_working_folder_that_may_not_be_listed_keeps_nobody_from_the_rest_of_the_upkeep(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(max_history=1)
+    for _ in range(3):
+        queue.send(b"a")
+        take(queue).ack()
+    entries = storage.entries
+
+    def refused(folder: str) -> Any:
+        if folder == queue.layout.working:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return entries(folder)
+
+    monkeypatch.setattr(storage, "entries", refused)
+    report = queue.sweep()
+    assert (report.refused, report.pruned) == (1, 2)
 
 
 def test_a_consumer_drops_a_job_that_nobody_went_on_with_for_a_week(make: Make, clock: Clock) -> None:

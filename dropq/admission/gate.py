@@ -7,11 +7,10 @@ lets go. What is seen under the lock stays true until it is released, as far as 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dropq import names, storage
+from dropq import storage
 from dropq.admission import TURN_RECHECK, belonging
 from dropq.admission.backlog import Backlog
 from dropq.admission.barrier import Barrier
@@ -95,7 +94,7 @@ class Gate:
     def _listed(self) -> list[str]:
         """Return what is held now, whoever holds it; a claim that is renewed meanwhile is held all the same."""
         found = storage.entries(self._life.layout.processing)
-        return [one.name for one in found if not self._ignored(one.name) and _is_held(one)]
+        return [one.name for one in found if not self._ignored(one.name) and storage.was_message_file(one)]
 
     def _hold_up(self, recheck: float) -> None:
         self.holds_up, self.recheck = True, recheck
@@ -181,15 +180,3 @@ class Gate:
             self._barrier.leave()
         if self._turns is not None:
             self._turns.leave()
-
-
-def _is_held(entry: os.DirEntry[str]) -> bool:
-    """Tell whether what lies in processing/ is a message.
-
-    RACE: where the listing does not tell what an entry is, as on NFS, a claim that was renewed since is not to be found
-    under its name; it is held under another.
-    """
-    if storage.is_message_file(entry):
-        return True
-    claim, _ = names.split_claim(entry.name)
-    return claim is not None and claim.ours
