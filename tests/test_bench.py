@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from dropq.sweep import LOCKS_TRIED
+
 TOP = Path(__file__).parent.parent
 
 
@@ -107,3 +109,22 @@ def test_a_queue_whose_module_is_missing_is_left_out_with_the_reason(bench: Any,
     plan = bench.Plan(1, 10, str(tmp_path), str(tmp_path))
     _, row = bench.compare("one", "tmpfs", plan, (bench.Raw, absent), bench.one_and_one)
     assert "no_such_module" in row["skipped"]
+
+
+def test_what_grows_is_measured_on_what_it_names(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOP / "bench/upkeep.py"), "--quick", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {row["what"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert len(rows) == 13
+    assert {row["files"] for row in rows.values()} == {100}
+    taken = {what: row for what, row in rows.items() if what.startswith("taken")}
+    assert len(taken) == 3
+    for row in taken.values():
+        assert (row["taken"], row["left_in_held"]) == (100, 0), row
+    [lost] = (row for row in rows.values() if "gone" in row)
+    assert (lost["gone"], lost["held"]) == (100, 100)
+    [beside] = (row for row in rows.values() if "lock_tries" in row)
+    assert beside["lock_tries"] == LOCKS_TRIED
+    assert sum("early_ack_ms" in row and "find_ms" in row for row in rows.values()) == 2
+    assert not list(tmp_path.iterdir())  # what it worked in is gone
