@@ -357,7 +357,7 @@ def _acked_by_id(queue: Queue, id: str, defer: bool) -> Record:
         return {"id": id, "state": "processed" if queue.config.history else "removed", "receipt": None}
     if not defer or id not in deferred.remembered(queue.layout):
         return _acked(queue.claimed(id))  # which says why it is not to be had
-    output.note(f"{output.escape(id)} is not here yet: its ack is remembered")
+    output.note(f"{output.escape(id)} was not acknowledged now: its ack is remembered")
     return {"id": id, "state": None, "receipt": None}
 
 

@@ -686,7 +686,7 @@ def test_an_ack_is_deferred_where_that_is_asked_for(run: Run, q: Queue) -> None:
     id, waits = "1763805600000000-0123456789", q.send(b"waits").id
     assert run("ack", "q", id).code == 1
     done = run("ack", "q", id, waits, "--defer", "--json")
-    assert done.code == 0 and f"{id} is not here yet: its ack is remembered" in done.err
+    assert done.code == 0 and f"{id} was not acknowledged now: its ack is remembered" in done.err
     assert [(record["id"], record["state"]) for record in done.records] == [(id, None), (waits, "processed")]
     assert q.counts()["processed"] == 1
     q.send(b"x", message_id=id)

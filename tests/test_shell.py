@@ -137,6 +137,12 @@ def test_the_scripts_of_the_protocol_paper_send_take_and_fail(tmp_path: Path) ->
     assert where(queue) == {"processed": [b"body 1"], "error": [b"body 2"]}
 
 
+def test_the_script_of_the_protocol_paper_leaves_an_empty_queue_as_it_is(tmp_path: Path) -> None:
+    queue = Root.create(tmp_path).create_queue("orders", durability="none")
+    assert in_shell(tmp_path, snippets()[1]) == b""
+    assert where(queue) == {} and queue.fsck() == []
+
+
 def test_what_a_script_of_the_protocol_paper_held_comes_back_under_its_own_name(tmp_path: Path, clock: Clock) -> None:
     queue = Root.create(tmp_path, clock=clock).create_queue("orders", durability="none", redelivery_delay=0)
     producer, consumer = snippets()
