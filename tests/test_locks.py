@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from children import in_child
-from helpers import Clock, make_queue, reopened, take, until, where
+from helpers import Clock, make_queue, open_files, reopened, take, until, where
 
-from dropq import LeaseLost, NoSuchQueue, Queue, Root, Subscription, consumers, locks
+from dropq import LeaseLost, NoSuchQueue, Queue, Root, StorageError, Subscription, consumers, locks
 from dropq.admission import lock
 from dropq.admission.gate import Gate
 from dropq.admission.lock import PolicyLock
@@ -49,13 +49,13 @@ def mounted(monkeypatch: pytest.MonkeyPatch, mount: Mount) -> None:
         monkeypatch.setattr(module, "mount_at", lambda folder, device: mount)
 
 
-def serve(path: str) -> bool:
+def serve(path: str, length: int = 0, start: int = 0) -> bool:
     """Take a lock as an NFS server does for a client, in another process; let go of it; tell whether it was free."""
 
     def try_it() -> bool:
         with open(path, "r+b") as file:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
             except BlockingIOError:
                 return False
         return True
@@ -200,6 +200,108 @@ def test_where_a_kernel_has_no_second_lock_the_flock_excludes_alone(
     assert queue.sweep().total == 0
     died(holder)
     assert queue.sweep().dead == 1
+
+
+@pytest.mark.usefixtures("own_disk")
+@pytest.mark.parametrize("broken", ["flock", "fcntl"])
+def test_a_lock_that_fails_is_neither_taken_for_somebody_elses_nor_gone_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """The first one, then the second one that goes with it."""
+
+    def failing(fd: int, *_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    queue = make_queue(tmp_path, max_backlog=2)
+    queue.send_many([b"a", b"b"])
+    dead = reopened(queue).subscribe()
+    assert dead.receive() is not None
+    died(dead)
+    with monkeypatch.context() as disk:
+        disk.setattr(fcntl, broken, failing)
+        with pytest.raises(StorageError, match="no message was touched"):
+            queue.receive()
+        with pytest.raises(StorageError, match="no message was touched"):
+            queue.subscribe()
+        report = queue.sweep()
+        assert (report.total, report.refused) == (0, 1)
+        assert where(queue) == {"processing": [b"a"], "target": [b"b"]}
+        assert os.listdir(queue.layout.consumers) == [dead.id]
+    assert queue.sweep().dead == 1
+    assert take(queue).body == b"a"
+
+
+@pytest.mark.usefixtures("own_disk")
+@pytest.mark.parametrize("byte", [0, 1, 1 << 40])
+def test_a_lock_is_of_the_whole_file_however_it_grows(tmp_path: Path, byte: int) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with open(path, "r+b") as file:
+        assert serve(str(path), 1, byte)
+        assert locks.take(file.fileno(), str(tmp_path))
+        assert not serve(str(path), 1, byte)
+        locks.let_go(file.fileno(), str(tmp_path))
+        assert serve(str(path), 1, byte)
+
+
+@pytest.mark.usefixtures("own_disk")
+def test_a_lock_whose_second_half_fails_leaves_no_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.touch()
+
+    def failing(fd: int, kind: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(locks, "_set", failing)
+    with open(path, "r+b") as one, open(path, "r+b") as other:
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            locks.take(one.fileno(), str(tmp_path))
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("broken", ["flock", "fcntl"])
+def test_a_lock_that_cannot_be_let_go_of_goes_when_its_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+
+    def failing(fd: int, *_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open(path, "r+b") as file:
+        assert locks.take(file.fileno(), str(tmp_path))
+        with monkeypatch.context() as disk:
+            disk.setattr(fcntl, broken, failing)
+            locks.let_go(file.fileno(), str(tmp_path))
+    with open(path, "r+b") as file:
+        assert locks.take(file.fileno(), str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_disk")
+def test_whether_there_are_second_locks_is_tried_and_leaves_nothing_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, link = str(tmp_path / "file"), str(tmp_path / "link")
+    Path(path).touch()
+    os.symlink(path, link)
+    opened = open_files()
+    assert locks.has_second(path)
+    assert serve(path) and open_files() == opened
+    with served(path), pytest.raises(BlockingIOError):
+        locks.has_second(path)
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        locks.has_second(link)
+    assert open_files() == opened
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(locks, "_SET", None)
+        assert not locks.has_second(path)
+
+    def refused(fd: int, *_: object) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(fcntl, "fcntl", refused)
+    assert not locks.has_second(path)
 
 
 def test_what_an_nfs_client_was_promised_to_have_alone_is_tried_again(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import base, make_queue, where
 
+from dropq import consumers
 from dropq.mounts import Mount
 
 
@@ -57,3 +58,37 @@ def test_where_a_mount_keeps_its_locks_to_itself_the_sign_says_which_kernel_and_
         sign = base(queue) / ".dropq" / "consumers" / one.id
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert sign.read_text() == f"{boot} {os.stat(sign.parent).st_dev}\n"
+
+
+def test_where_a_host_does_not_tell_its_boots_apart_the_sign_has_its_name_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As outside Linux."""
+    monkeypatch.setattr("dropq.consumers.mount_at", lambda folder, device: Mount("fuse.bindfs", "/", "x", ("rw",)))
+    monkeypatch.setattr(consumers, "_BOOT", str(tmp_path / "boot_id"))
+    monkeypatch.setattr(consumers, "_boot", consumers._boot.__wrapped__)  # nothing that was found before
+    queue = make_queue(tmp_path)
+    with queue.subscribe() as one:
+        sign = base(queue) / ".dropq" / "consumers" / one.id
+        assert sign.read_text() == f"{os.uname().nodename} {os.stat(sign.parent).st_dev}\n"
+
+
+def test_a_sign_of_life_that_cannot_be_read_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    dead = queue.subscribe()
+    assert dead.receive() is not None
+    assert dead._presence is not None
+    dead._presence.abandon()
+
+    def broken(path: str) -> bytes | None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    with monkeypatch.context() as disk:
+        disk.setattr("dropq.consumers.read_small", broken)
+        report = queue.sweep()
+        assert (report.total, report.refused) == (0, 0)
+        assert where(queue) == {"processing": [b"a"]}
+        assert signs(base(queue)) == [dead.id]
+    assert queue.sweep().dead == 1
+    assert where(queue) == {"target": [b"a"]}

@@ -646,8 +646,37 @@ def test_a_sweep_leaves_other_files_in_working_alone(tmp_path: Path) -> None:
     Path(queue.layout.working, "half-written").touch()
     Path(queue.layout.working, ".job-file").touch()
     Path(queue.layout.working, "folder").mkdir()
-    queue.sweep(jobs_older_than=0)
+    report = queue.sweep(jobs_older_than=0)
+    assert (report.jobs_dropped, report.refused) == (0, 0)
     assert sorted(working(queue)) == [".job-file", "folder", "half-written"]
+
+
+def linked(queue: Queue, elsewhere: Path) -> Path:
+    """Move a committed job to elsewhere, and leave a link to it; return its manifest."""
+    manifest = put_manifest(queue, {"attempts": {}})
+    os.rename(manifest.parent, elsewhere)
+    os.symlink(elsewhere, manifest.parent)
+    return elsewhere / manifest.name
+
+
+def test_a_link_to_a_job_is_none_to_a_sweep(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    manifest = linked(queue, tmp_path / "elsewhere")
+    os.symlink(manifest.parent, Path(queue.layout.working, ".drop-job-0123456789ab"))
+    before = sorted(manifest.parent.rglob("*"))
+    report = queue.sweep(jobs_older_than=0)
+    assert (report.jobs_finished, report.jobs_dropped, report.refused) == (0, 0, 0)
+    assert len(working(queue)) == 2
+    assert sorted(manifest.parent.rglob("*")) == before
+
+
+def test_a_link_to_a_job_keeps_no_queue_from_being_deleted(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    manifest = linked(queue, tmp_path / "elsewhere")
+    queue.close()
+    queue.root.delete_queue("q")
+    assert not os.path.exists(base(queue))
+    assert manifest.exists()
 
 
 def put_manifest(queue: Queue, content: object) -> Path:

@@ -117,3 +117,28 @@ def test_who_is_passed_over_while_it_takes_has_one_standing(tmp_path: Path, monk
         monkeypatch.setattr(Storage, "rename", passing_over)
         assert one.receive() is not None
         assert os.listdir(turns) == [f"{one.id},1,1,busy"]
+
+
+def test_who_loses_its_standing_while_it_takes_has_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is passed over, and a sweep takes its standing for a dead one's just after it found that again."""
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    turns = base(queue) / ".dropq" / "turns"
+    rename = Storage.rename
+    found: list[str] = []
+
+    def losing(self: Storage, source: str, destination: str) -> None:
+        if "/processing/" in destination:
+            (name,) = os.listdir(turns)
+            os.rename(turns / name, turns / name.replace(",waits", ",busy"))
+        elif source.endswith(",busy"):
+            found.append(source)
+            os.unlink(source)
+        rename(self, source, destination)
+
+    with queue.subscribe() as one:
+        assert one.receive() is None
+        queue.send(b"a")
+        monkeypatch.setattr(Storage, "rename", losing)
+        assert one.receive() is not None
+        assert len(found) == 1
+        assert os.listdir(turns) == [f"{one.id},1,1,busy"]
