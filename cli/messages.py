@@ -17,7 +17,7 @@ from dropq.errors import LeaseLost
 
 from . import output
 from .look import record_of
-from .options import Filter, Json, QueueName, Receipts, duration
+from .options import Filter, Json, QueueName, Receipts, duration, lease_period
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .shell import HeldOff, Shell, UsageError, arguments, so_many, stdin, whoever_reads
 
@@ -238,7 +238,7 @@ def receive(
     count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="At most so many.")] = 1,
     wait: Annotated[float | None, duration("--wait", help="How long to wait for the first one.")] = None,
     lease: Annotated[
-        float | None, duration("--lease", help="How long the claim holds; else the queue's lease_period, else 60s.")
+        float | None, lease_period("--lease", help="How long the claim holds; else the queue's lease_period, else 60s.")
     ] = None,
     filter: Filter = None,
     json: Json = False,
@@ -252,8 +252,6 @@ def receive(
     shell = Shell(ctx, json)
     found = shell.queue(queue)
     period = lease if lease is not None else found.config.lease_period or LEASE
-    if not period:
-        raise UsageError("--lease 0: a claim that outlives its command needs a lease")
     told: dict[str | None, str] = {}
     with (
         whoever_reads(),
@@ -394,7 +392,7 @@ def extend(
     queue: QueueName,
     receipts: Receipts,
     by: Annotated[
-        float | None, duration("--by", help="How long from now; else the queue's lease_period, else 60s.")
+        float | None, lease_period("--by", help="How long from now; else the queue's lease_period, else 60s.")
     ] = None,
     json: Json = False,
 ) -> int:

@@ -48,6 +48,20 @@ def _seconds(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
+def lease_period(*names: str, help: str) -> Any:
+    """Return an option that takes how long a lease lasts, in seconds for the command."""
+    return typer.Option(*names, parser=_lease_seconds, metavar="D", help=help, show_default=False)
+
+
+def _lease_seconds(text: str) -> float:
+    from dropq.message import LEAST_LEASE
+
+    seconds = _seconds(text)
+    if seconds < LEAST_LEASE:
+        raise typer.BadParameter(f"{text!r}: a lease lasts at least 1ms")
+    return seconds
+
+
 def state(help: str) -> Any:
     """Return the option that names a state."""
     return typer.Option("--state", metavar="S", help=f"{help} One of {', '.join(get_args(State))}.")

@@ -254,17 +254,27 @@ def going_on(codes: list[int]) -> Iterator[None]:
 
 
 class HeldOff:
-    """Holds Ctrl-C off for as long as its block lasts: `asked` says that it came. A second one is not held off."""
+    """Holds Ctrl-C off for as long as its block lasts: `asked` says that it came. A second one is not held off.
+
+    Where whoever started the command has it ignore Ctrl-C, as a script does for what it runs by `&`, it stays ignored.
+    """
 
     def __init__(self) -> None:
         self.asked = False
 
     def __enter__(self) -> HeldOff:
-        self._before = signal.signal(signal.SIGINT, self._hear)
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._takes_over:
+            signal.signal(signal.SIGINT, self._hear)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        if self._takes_over:
+            signal.signal(signal.SIGINT, self._before)
+
+    @property
+    def _takes_over(self) -> bool:
+        return self._before not in (signal.SIG_IGN, None)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

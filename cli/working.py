@@ -13,7 +13,7 @@ from dropq.errors import NoSuchMessage
 
 from . import output
 from .messages import LEASE
-from .options import Json, QueueName, duration
+from .options import Json, QueueName, duration, lease_period
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, whoever_reads
 
@@ -38,7 +38,7 @@ def work(
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when nothing waits any more.")] = False,
     lease: Annotated[
         float | None,
-        duration("--lease", help="The lease, kept renewed; else the queue's lease_period, else 60s."),
+        lease_period("--lease", help="The lease, kept renewed; else the queue's lease_period, else 60s."),
     ] = None,
     timeout: Annotated[float | None, duration("--timeout", help="End a command that takes longer; it failed.")] = None,
     poll: Annotated[bool, typer.Option("--poll", help="Look instead of waiting for file system events.")] = False,
@@ -79,7 +79,7 @@ def work(
 
 def _left(report: WorkReport) -> str:
     """Say what came back in this run, and until when it waits."""
-    due = [time for time in report.left.values() if time is not None]
+    due = [one.due for one in report.left if one.due is not None]
     if not due:
         return f"{len(report.left)} given back wait in target/"
     return f"{len(report.left)} given back wait until {output.time_text(max(due))} at the latest"

@@ -133,9 +133,13 @@ class Command:
         if status in UNUSABLE:
             raise Halt(f"{self.argv[0]} ended with exit status {status}, which says that it cannot be run")
         if status < 0:
-            raise Fail(f"killed by {_signal_name(-status)}", exit_status=128 - status, stderr=stderr)
+            failed = Fail(f"killed by {_signal_name(-status)}", exit_status=128 - status, stderr=stderr)
+            failed.returncode = status
+            raise failed
         if status:
-            raise Fail(f"exit status {status}", exit_status=status, stderr=stderr)
+            failed = Fail(f"exit status {status}", exit_status=status, stderr=stderr)
+            failed.returncode = status
+            raise failed
 
 
 class Run:

@@ -165,9 +165,12 @@ class Lifecycle:
         return self.layout.delayed if not_before else self.layout.target
 
     def deliver_delayed(self, file: str) -> bool:
-        """Move a message whose delay is over into target/; False when somebody else did."""
+        """Move a message whose delay is over into target/; False when somebody else did.
+
+        A mark that makes its name unique stays: whoever gave it back knows it again by that.
+        """
         name = replace(self.sidecars.parse(file), not_before=0)
-        return self.into_target(f"{self.layout.delayed}/{file}", name) is not None
+        return self.into_target(f"{self.layout.delayed}/{file}", name, marked=bool(name.copy)) is not None
 
     # -- claiming: target -> processing ----------------------------------------------------------------------
 
@@ -634,12 +637,12 @@ class Lifecycle:
             self.reasons.drop(state, file, inode)
             raise
 
-    def _placed(self, source: str, name: Name, arrival: int = 0) -> str:
-        """Rename a file into target/, or delayed/, under a name of its own; return the name."""
+    def _placed(self, source: str, name: Name, arrival: int = 0, marked: bool = False) -> str:
+        """Rename a file into target/, or delayed/, under a name of its own, unless `marked` so; return the name."""
         folder = self.sent_to(name.not_before)
         if not name.generated and not name.since:
             name = replace(name, since=arrival or storage.changed_ms(source))  # keeps its place in the order
-        file = self.sidecars.fit(self.unique(name))
+        file = self.sidecars.fit(name if marked else self.unique(name))
         try:
             self.storage.place(source, f"{folder}/{file}")
         except FileExistsError:  # somebody copied a message, id and all: both stay
@@ -647,10 +650,16 @@ class Lifecycle:
             self.storage.place(source, f"{folder}/{file}")
         return file
 
-    def into_target(self, source: str, name: Name) -> str | None:
-        """Rename a file into target/ under a name of its own; return the name, None when it is gone."""
+    def into_target(self, source: str, name: Name, *, marked: bool = False) -> str | None:
+        """Rename a file into target/ under a name of its own; return the name, None when it is gone.
+
+        Args:
+            source: where it lies.
+            name: what its new name says.
+            marked: that is unique already.
+        """
         try:
-            file = self._placed(source, name)
+            file = self._placed(source, name, marked=marked)
         except FileNotFoundError:
             if not storage.exists(self.layout.target):
                 raise NoSuchQueue(f"queue {self.layout.home} is not there any more; {source} was not moved") from None

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: Periods as they are given in Python: `"30s"`, a number of seconds, or a timedelta.
 Duration = str | int | float | timedelta
 
+#: The shortest lease, in seconds: names tell deadlines in milliseconds.
+LEAST_LEASE = 0.001
+
 T = TypeVar("T")
 
 
@@ -106,18 +109,21 @@ class Message:
     @property
     def name(self) -> str:
         """Its file name, without a claim's prefix."""
-        return self._held.file if self._held is not None else names.split_claim(self._file)[1]
+        held = self._held  # once, as another thread may settle it at this moment
+        return held.file if held is not None else names.split_claim(self._file)[1]
 
     @property
     def file(self) -> str:
         """Its file name as it stands in its folder, with the claim's prefix."""
-        return self._held.filename if self._held is not None else self._file
+        held = self._held
+        return held.filename if held is not None else self._file
 
     @property
     def path(self) -> str:
         """Where its file lies now; a renewed lease changes it."""
-        if self._held is not None:
-            return self._held.path
+        held = self._held
+        if held is not None:
+            return held.path
         if self._withheld is not None:
             return self._withheld
         if self._state == "removed":
@@ -127,7 +133,8 @@ class Message:
     @property
     def receipt(self) -> str | None:
         """What proves the claim to another process: the file's name in processing/; None when not held."""
-        return self._held.filename if self._held is not None else None
+        held = self._held
+        return held.filename if held is not None else None
 
     @property
     def held(self) -> bool:
@@ -173,7 +180,8 @@ class Message:
     def timestamp(self) -> datetime:
         """When it was sent: the time in its id, else when its file came to where it was first seen."""
         name = self._name
-        known = name.timestamp or name.since or (self._held.arrival if self._held is not None else 0)
+        held = self._held
+        known = name.timestamp or name.since or (held.arrival if held is not None else 0)
         return utc(known or self._reading(storage.changed_ms))
 
     @property
@@ -209,7 +217,8 @@ class Message:
     @property
     def deadline(self) -> datetime | None:
         """When its lease runs out; None when it is not held or its lease never does."""
-        claim = self._held.claim if self._held is not None else self._claim
+        held = self._held
+        claim = held.claim if held is not None else self._claim
         return utc(claim.deadline) if claim is not None and claim.deadline else None
 
     @property
@@ -346,7 +355,7 @@ class Message:
 
     def _extend(self, period: Duration, *, seek: bool = True) -> bool:
         seconds = parse_duration(period)
-        if not seconds:
+        if seconds < LEAST_LEASE:
             raise ValueError(
                 f"extend({period!r}): at least 1ms; nack or release gives the message back at once; nothing was changed"
             )

@@ -5,11 +5,12 @@ Whatever fails before that rename leaves nothing that a consumer could see, and 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BufferedWriter
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -20,10 +21,12 @@ from dropq.errors import DropqError, QueueFull, StorageError
 from dropq.lifecycle import Lifecycle
 from dropq.message import Duration
 from dropq.names import Name, Typed
-from dropq.storage import Draft, storage_error
+from dropq.storage import Draft, storage_error, told
 
 if TYPE_CHECKING:
     from dropq.root import Root
+
+log = logging.getLogger("dropq")
 
 _NOTHING = (None,) * 7
 #: What a message of send_many may say: what `send` takes.
@@ -175,32 +178,32 @@ class Producer:
 
     def _send_batch(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         life = self.life
-        staged: dict[str, tuple[str, int]] = {}
+        staged: dict[str, tuple[Sent, int]] = {}
         delayed: set[bool] = set()
-        going = ""
         try:
             self._stage_batch(batch, staged)
-            for file, (message_id, not_before) in list(staged.items()):
-                going = file
+            for file, (one, not_before) in list(staged.items()):
+                sent.append(one)  # first: an interrupt finds it there as soon as it is sent
                 life.send(file, not_before=not_before)
-                del staged[file]
                 delayed.add(bool(not_before))
-                sent.append(Sent(message_id, True, self.name))
+                del staged[file]
         except BaseException as error:
-            interrupted = not isinstance(error, Exception)
-            for file, (message_id, not_before) in staged.items():
-                path = f"{life.layout.working}/{file}"
-                if interrupted and file == going and not storage.exists(path):  # just after its rename
-                    delayed.add(bool(not_before))
-                    sent.append(Sent(message_id, True, self.name))
+            for file, (one, not_before) in staged.items():
+                was_there = True
                 with suppress(OSError):  # what cannot be taken away now, fsck finds
-                    life.storage.unlink(path)
+                    was_there = life.storage.unlink(f"{life.layout.working}/{file}")
+                if not sent or sent[-1] is not one:
+                    continue
+                if was_there or isinstance(error, DropqError):  # its rename was refused, or did not come to pass
+                    sent.pop()
+                else:
+                    delayed.add(bool(not_before))
             raise
         finally:
             for not_before in delayed:
                 life.sent(not_before=not_before)
 
-    def _stage_batch(self, batch: list[bytes | str | Mapping[str, Any]], staged: dict[str, tuple[str, int]]) -> None:
+    def _stage_batch(self, batch: list[bytes | str | Mapping[str, Any]], staged: dict[str, tuple[Sent, int]]) -> None:
         life = self.life
         with life.telling("the message was not sent"), life.storage.together(life.layout.working, len(batch)) as each:
             for message in batch:
@@ -210,7 +213,8 @@ class Producer:
                 else:
                     body = message
                     file, message_id, not_before = self._plain_address(body, 4, None)
-                staged[file] = message_id, not_before  # first: an interrupt finds it mostly as its file is being made
+                # First: an interrupt finds it mostly as its file is being made.
+                staged[file] = Sent(message_id, True, self.name), not_before
                 life.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
 
     def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
@@ -225,33 +229,50 @@ class Producer:
             StorageError: the file cannot be read; nothing was sent.
             QueueFull: the queue is full, and rejects; nothing was sent, and the file stays where it is.
         """
-        if not isinstance(path, str | os.PathLike):
-            return self._send_open(path, **fields)
-        source = os.fspath(path)
+        source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
         file, message_id, not_before = self.address(b"", **fields, asks=True)
         if not file:
             return Sent(message_id, False, "")
-        staged = f"{self.life.layout.working}/{file}"
-        adopted = move and self._adopted(source, staged)
-        if not adopted:
-            self._copied(source, file)
-        self._send_staged(file, message_id, not_before, back_to=source if adopted else None)
-        if move and not adopted:
-            try:
-                self.life.storage.unlink(source)
-            except OSError as error:
-                raise storage_error(error, "the message was sent, its source could not be removed") from error
-        return Sent(message_id, True, self.name)
-
-    def _send_staged(self, file: str, message_id: str, not_before: int, *, back_to: str | None = None) -> None:
-        """Send a staged file; an interrupt that comes when it is sent already says so."""
+        life, sent = self.life, Sent(message_id, True, self.name)
+        staged = f"{life.layout.working}/{file}"
+        back_to = source if move and isinstance(source, str) else None
+        copied: str | None = None  # what is to be removed after the send
+        going = False
         try:
-            self.life.send(file, not_before=not_before, back_to=back_to)
-            self.life.sent(not_before=not_before)
-        except KeyboardInterrupt as error:
-            if not storage.exists(f"{self.life.layout.working}/{file}"):
-                error.add_note(f"message {message_id} was sent")
+            if back_to is None or not self._adopted(back_to, staged):
+                copied = back_to
+                back_to = None
+                self._copied(source, file)
+            going = True
+            life.send(file, not_before=not_before, back_to=back_to)
+            life.sent(not_before=not_before)
+            if copied is not None:
+                self._remove_copied(copied)
+            return sent
+        except BaseException as error:
+            if storage.exists(staged):
+                self._take_back(staged, back_to)
+            elif going and not isinstance(error, Exception):  # an interrupt, after the rename
+                stays = f"; {copied} is still there" if copied is not None and storage.exists(copied) else ""
+                error.add_note(f"message {message_id} was sent{stays}")
             raise
+
+    def _take_back(self, staged: str, back_to: str | None) -> None:
+        """Move a staged file that was not sent to where it came from; remove it where it is a copy."""
+        try:
+            if back_to is None:
+                self.life.storage.unlink(staged)
+            else:
+                self.life.storage.move(staged, back_to)
+        except OSError as error:  # what is a copy, fsck finds
+            if back_to is not None:
+                log.warning("%s was not sent, and is now %s: it was not moved back: %s", back_to, staged, told(error))
+
+    def _remove_copied(self, source: str) -> None:
+        try:
+            self.life.storage.unlink(source)
+        except OSError as error:
+            raise storage_error(error, "the message was sent, its source could not be removed") from error
 
     def _adopted(self, source: str, staged: str) -> bool:
         try:
@@ -264,24 +285,12 @@ class Producer:
             return False  # another file system, or not ours to move: copy it
         return True
 
-    def _copied(self, source: str, file: str) -> None:
+    def _copied(self, source: str | IO[bytes], file: str) -> None:
         try:
-            with open(source, "rb") as reading, self._staged(file) as writing:
+            with _reading(source) as reading, self._staged(file) as writing:
                 shutil.copyfileobj(reading, writing, storage.READ_SIZE)
         except OSError as error:
             raise storage_error(error, "nothing was sent") from error
-
-    def _send_open(self, reading: IO[bytes], **fields: Any) -> Sent:
-        file, message_id, not_before = self.address(b"", **fields, asks=True)
-        if not file:
-            return Sent(message_id, False, "")
-        try:
-            with self._staged(file) as writing:
-                shutil.copyfileobj(reading, writing, storage.READ_SIZE)
-        except OSError as error:
-            raise storage_error(error, "nothing was sent") from error
-        self._send_staged(file, message_id, not_before)
-        return Sent(message_id, True, self.name)
 
     @contextmanager
     def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
@@ -406,6 +415,10 @@ class Producer:
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
         return self.root.clock.now_ms() + int(seconds * 1000) if seconds else 0
+
+
+def _reading(source: str | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    return open(source, "rb") if isinstance(source, str) else nullcontext(source)
 
 
 def _so_many(sent: list[Sent]) -> str:

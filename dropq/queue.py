@@ -22,7 +22,7 @@ from dropq.durations import parse_duration
 from dropq.errors import ConfigError, LeaseLost, NoSuchMessage
 from dropq.layout import FOLDERS, RESERVED, QueueLayout, ignoring
 from dropq.lifecycle import Held, Lifecycle, Waiting
-from dropq.message import Duration, Message, utc
+from dropq.message import LEAST_LEASE, Duration, Message, utc
 from dropq.names import Claim
 from dropq.opening import find_layout, open_queue
 from dropq.producer import Producer
@@ -155,7 +155,7 @@ class Queue(Producer):
             raise ValueError(f"max_backlog {max_backlog}: at least 1, or None for no limit")
         life = self.life
         lease = life.config.lease_period if lease_period is None else parse_duration(lease_period)
-        if lease_period is not None and not lease:
+        if lease_period is not None and (lease or 0) < LEAST_LEASE:
             raise ValueError(f"lease_period {lease_period!r}: at least 1ms, or None for the queue's own")
         if detached and not lease:
             raise ConfigError("a claim that outlives its process needs a lease: give a lease_period")

@@ -94,7 +94,8 @@ class Subscription:
         self._matches = _all_of(belonging(life), None if filter is None else wanting(life, filter))
         self._read_locks = read_locks
         self._snapshot = False
-        self._passed_over: set[str] = set()
+        self._passed_over: set[tuple[str, str | None]] = set()  # ids, with what tells a file from its twins; None: all
+        self._on_their_way: list[str] = []  # ids of what may be about to come back, and be passed over
         self._ready = view_of(life, depth=life.config.target_queue_depth or DEPTH)
         self._acks = storage.Listing(life.layout.acks, life.clock)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
@@ -264,11 +265,33 @@ class Subscription:
         """Whether it found nothing because a policy of the queue keeps back what waits: a limit, a turn, a barrier."""
         return self._gate is not None and self._gate.holds_up
 
-    def pass_over(self, message_id: str) -> None:
-        """Take no message of this id any more; a share of a barrier is handed out all the same."""
-        if not self._passed_over:
-            self._matches = _all_of(self._matches, lambda waiting: self._id_of(waiting) not in self._passed_over)
-        self._passed_over.add(message_id)
+    @property
+    def waits_for_passed_over(self) -> bool:
+        """Whether a barrier keeps back what waits, and may itself wait for what this subscription passes over."""
+        return self._gate is not None and self._gate.at_barrier and bool(self._passed_over)
+
+    @contextmanager
+    def once(self, message: Message) -> Iterator[None]:
+        """Take a message that it holds no more where it comes back within the block; until then, none of its id."""
+        claimed = self._life.sidecars.parse(message.name)
+        self._on_their_way.append(claimed.id)
+        try:
+            yield
+        finally:
+            if message.state in ("target", "delayed"):
+                name = self._life.sidecars.parse(message.name)
+                self._passed_over.add((name.id, name.copy))
+            elif message.state == "processing":  # lost: if it comes back, it is by a name that others gave it
+                self._passed_over.add((claimed.id, claimed.copy if claimed.generated else None))
+            self._on_their_way.remove(claimed.id)
+
+    def _is_passed_over(self, file: str) -> bool:
+        """Tell whether a file that waits came back before, or may be what comes back at this moment."""
+        if not self._passed_over and not self._on_their_way:
+            return False
+        name = self._life.sidecars.parse(names.split_claim(file)[1])
+        marks = {(name.id, name.copy), (name.id, None)}
+        return name.id in self._on_their_way or not marks.isdisjoint(self._passed_over)
 
     def snapshot(self) -> None:
         """Offer from now on only what waits at this moment."""
@@ -386,6 +409,8 @@ class Subscription:
                 if self._acked and self._was_acked(waiting):
                     continue
                 is_barrier = gate.is_barrier(waiting)
+                if not is_barrier and self._is_passed_over(waiting.file):
+                    continue
                 if is_barrier or self._matches is None or self._matches(waiting):
                     yield waiting, is_barrier
             if not self._go_on():
@@ -396,7 +421,8 @@ class Subscription:
 
     def _take_alone(self, gate: Gate, waiting: Waiting | None) -> Message | None:
         """Take the share of a barrier that is out, or else a message, where nobody else who takes is in the way."""
-        if (shared := gate.share(self.next_owner, self._deadline)) is not None:
+        shared = gate.share(self.next_owner, self._deadline, lambda file: not self._is_passed_over(file))
+        if shared is not None:
             return self._hand_out(*shared)
         if waiting is None or gate.holds_up:
             return None
@@ -481,6 +507,8 @@ class Subscription:
         if self._matches is not None and not self._matches(waiting):
             return None
         if self._unclaimable and waiting.file in self._unclaimable:
+            return None
+        if (self._passed_over or self._on_their_way) and self._is_passed_over(waiting.file):
             return None
         deadline = 0
         if self._timed or not waiting.plain:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -41,7 +41,8 @@ RENEWAL = 1 / 3
 CANCEL_LIMIT = 10.0
 #: The signals that ask a worker to stop.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Seconds by which a stop's signal may come to a command earlier than to its worker.
+#: Seconds by which a stop's signal may come to a command earlier than to its worker. A command that ends by itself with
+#: the status that a shell gives to such a signal is waited for once a worker.
 SIGNAL_SPREAD = 1.0
 #: Seconds between two looks for it.
 SIGNAL_LOOK = 0.01
@@ -51,8 +52,8 @@ _BY_STOP = frozenset(status for number in STOPS for status in (-number, 128 + nu
 
 #: How a message that its handler settled itself is counted, by the state that it went to.
 _SETTLED = {"processed": "acked", "removed": "acked", "target": "retried", "delayed": "retried"}
-#: Where a message is when it can be taken again; one that is still held here was lost.
-_COMES_BACK = ("target", "delayed", "processing")
+#: Where a message is when it can be taken again.
+_COMES_BACK = ("target", "delayed")
 #: The outcomes that are logged, in words.
 _TOLD = {"retried": "given back", "rejected": "rejected", "failed": "failed"}
 
@@ -94,6 +95,8 @@ class Fail(Exception):
     def __init__(self, reason: str, **details: object) -> None:
         super().__init__(reason)
         self.details = details
+        #: How a program ended that the handler ran, as subprocess tells it: -N for the signal N; None for no program.
+        self.returncode: int | None = None
 
 
 class Halt(Exception):
@@ -102,6 +105,19 @@ class Halt(Exception):
 
 class Cancelled(Exception):
     """Raised by a handler whose `cancel(message)` was called: its message is lost, or to be given back."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """A message that came back in a run that takes each once.
+
+    Attributes:
+        id: its id, which several may share that a sender chose it for.
+        due: when it may be delivered again; None for at once.
+    """
+
+    id: str
+    due: datetime | None
 
 
 @dataclass
@@ -114,8 +130,7 @@ class WorkReport:
         returned: given back, uncounted, because the worker was to end.
         halted: why the handler could not go on; None when it could.
         stopped: whether the worker was asked to end, as by a signal.
-        left: with `until_empty`, the messages that were taken and came back, by id, and when each is due again; None
-            where that is at once, or not known.
+        left: with `until_empty`, the messages that were taken and came back.
     """
 
     acked: int = 0
@@ -126,7 +141,7 @@ class WorkReport:
     returned: int = 0
     halted: str | None = None
     stopped: bool = False
-    left: dict[str, datetime | None] = field(default_factory=dict)
+    left: list[Left] = field(default_factory=list)
 
 
 class Stop:
@@ -231,10 +246,7 @@ def work(
         subscription = stack.enter_context(queue.subscribe(max_backlog=concurrency, lease_period=lease))
         watch = Watch(queue.layout.target, poll=poll)
         stack.enter_context(asked.waking(watch.wake))
-        barriers = queue.config.barrier_expression is not None
-        return _Worker(
-            subscription, handler, watch, asked, concurrency=concurrency, until_empty=until_empty, barriers=barriers
-        ).run()
+        return _Worker(subscription, handler, watch, asked, concurrency=concurrency, until_empty=until_empty).run()
 
 
 def _signals_that_nobody_takes() -> list[signal.Signals]:
@@ -258,7 +270,6 @@ class _Worker:
         *,
         concurrency: int,
         until_empty: bool,
-        barriers: bool,
     ) -> None:
         self._subscription = subscription
         self._handler = handler
@@ -267,10 +278,9 @@ class _Worker:
         self._stop = stop
         self._concurrency = concurrency
         self._until_empty = until_empty
-        self._barriers = barriers  # whether some may come
         self._report = WorkReport()
         self._error: BaseException | None = None
-        self._came_again = False  # a barrier's share, which nobody else can take
+        self._exits_as_stopped = False  # a program of the handler's ends by itself with what a stop's signal gives
         self._lock = threading.Lock()
         self._busy = 0  # hands that have, or look for, a message
         self._running: dict[int, Message] = {}
@@ -299,7 +309,7 @@ class _Worker:
 
     @property
     def _stopping(self) -> bool:
-        ends = self._error is not None or self._report.halted is not None or self._came_again
+        ends = self._error is not None or self._report.halted is not None
         return ends or self._stop.asked or self._ended.is_set()
 
     def _over(self) -> bool:
@@ -314,8 +324,8 @@ class _Worker:
             self._watch.begin()
         if self._stop.times > 1:
             return True
-        # A barrier may wait for what came back in this run, and that is for another run to take.
-        waits = self._subscription.held_up and not (self._barriers and self._report.left)
+        # What a barrier waits for may have come back in this run: that is for another run to take.
+        waits = self._subscription.held_up and not self._subscription.waits_for_passed_over
         return idle and not taken and (self._stopping or (self._until_empty and not waits))
 
     def _next(self) -> Message | None:
@@ -328,9 +338,7 @@ class _Worker:
                 return None
             self._running[id(message)] = message
             # RACE: what was claimed while the calling thread looks for what to give back is seen by it, or by us.
-            if message.id in self._report.left:
-                self._came_again = True
-            if (self._ended.is_set() or self._came_again) and self._running.pop(id(message), None) is not None:
+            if self._ended.is_set() and self._running.pop(id(message), None) is not None:
                 message.release(counted=False)
                 return None
         except Exception as error:
@@ -366,7 +374,8 @@ class _Worker:
             while message is not None:
                 try:
                     if id(message) in self._running:
-                        self._work_on(message)
+                        with self._subscription.once(message) if self._until_empty else nullcontext():
+                            self._work_on(message)
                 except BaseException as error:
                     self._fail(error)
                 self._running.pop(id(message), None)
@@ -377,8 +386,6 @@ class _Worker:
     def _work_on(self, message: Message) -> None:
         settled_first = not message.held  # at most once: nothing can be changed any more
         outcome, settle, why = self._handle(message)
-        if self._until_empty and outcome != "acked":
-            self._subscription.pass_over(message.id)  # before it goes: another hand would take it
         try:
             if settled_first:
                 outcome = outcome if outcome == "acked" else "failed"
@@ -389,7 +396,9 @@ class _Worker:
                 outcome = "lost" if message.state == "processing" else _SETTLED.get(message.state, "failed")
         except LeaseLost:
             outcome = "lost"
-        if self._until_empty and message.state in _COMES_BACK:
+        if outcome in ("retried", "returned") and message.state not in _COMES_BACK:
+            outcome = "failed"  # it was given back too often: the queue has set it aside
+        if self._until_empty and outcome != "lost" and message.state in _COMES_BACK:
             self._leave(message)
         if outcome == "lost":
             log.warning("message %s: its claim was lost while it was handled; nothing was changed", message.id)
@@ -426,20 +435,23 @@ class _Worker:
 
     def _is_stop(self, error: Exception) -> bool:
         """Tell whether what a handler ran was ended by the signal that stops this worker."""
-        status = error.details.get("exit_status") if isinstance(error, Fail) else getattr(error, "returncode", None)
-        if status not in _BY_STOP:
+        status = getattr(error, "returncode", None)
+        if not isinstance(status, int) or status not in _BY_STOP:
             return False
+        if status > 0 and self._exits_as_stopped:
+            return self._stop.asked
         # RACE: who signals a whole group may come to the command first; our own signal is waited for.
         until = time.monotonic() + SIGNAL_SPREAD
         while not self._stop.asked and time.monotonic() < until and not self._ended.wait(SIGNAL_LOOK):
             pass
+        self._exits_as_stopped = self._exits_as_stopped or (status > 0 and not self._stop.asked)
         return self._stop.asked
 
     def _leave(self, message: Message) -> None:
         """Leave a message that came back to another run."""
-        self._subscription.pass_over(message.id)
+        due = _due(message)
         with self._lock:
-            self._report.left[message.id] = utc(due) if (due := _due(message)) else None
+            self._report.left.append(Left(message.id, utc(due) if due else None))
 
     def _count_busy(self, change: int) -> None:
         with self._lock:

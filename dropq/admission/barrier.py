@@ -73,11 +73,17 @@ class Barrier:
         """Tell whether a waiting message is a barrier."""
         return self._matches(waiting)
 
-    def share(self, owner: str, deadline: int) -> tuple[Held, Lifecycle] | None:
-        """Take the subscription's share of the barrier that is out, and what settles it; None where it has none."""
+    def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Held, Lifecycle] | None:
+        """Take the subscription's share of the barrier that is out, and what settles it; None where it has none.
+
+        Args:
+            owner: what identifies the claim.
+            deadline: when its lease runs out, in ms since 1970; 0 for never.
+            wanted: tells of the share's file name whether it is to be taken.
+        """
         if self._out is None:
             return None
-        held = self._out.take(self._subscription, owner, deadline)
+        held = self._out.take(self._subscription, owner, deadline, wanted)
         return None if held is None else (held, self._out)
 
     def look_at_delayed(self) -> None:
@@ -162,10 +168,10 @@ class Shares(Lifecycle):
         """Return a share that its subscription has not taken yet, or is to take again."""
         return Held(self._folder, Claim(names.owner(subscription, 0), 0, 0), file)
 
-    def take(self, subscription: str, owner: str, deadline: int) -> Held | None:
-        """Take the share of a subscription; None when it has none that is free."""
+    def take(self, subscription: str, owner: str, deadline: int, wanted: Callable[[str], bool]) -> Held | None:
+        """Take the share of a subscription; None when it has none that is free and wanted."""
         for share in self.held():
-            if share.claim.subscription != subscription or not _is_free(share):
+            if share.claim.subscription != subscription or not _is_free(share) or not wanted(share.file):
                 continue
             name = self.sidecars.parse(share.file)
             if name.not_before > self.clock.now_ms():

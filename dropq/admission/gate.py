@@ -60,6 +60,8 @@ class Gate:
             self._turns = Turns(life, subscription, allowed=allowed, filter=filter, lasting=lasting)
         #: Whether a policy keeps back what waits, for now.
         self.holds_up = False
+        #: Whether that is so because of a barrier, which waits, or is handed out.
+        self.at_barrier = False
         #: Whether that is so because it is the turn of another, who is to come for it.
         self.gives_way = False
         #: Seconds after which to look again although nothing came; None where news tell.
@@ -75,6 +77,7 @@ class Gate:
         """
         with self._lock.held(self.waits) as alone:
             self.holds_up, self.gives_way, self.recheck = not alone, False, None if alone else RECHECK
+            self.at_barrier = False
             if alone:
                 with telling(UNTOUCHED):
                     self._look()
@@ -87,7 +90,7 @@ class Gate:
         if self._barrier is not None:
             self._barrier.look(self._held)
             if self._barrier.is_out:
-                self._hold_up(RECHECK)
+                self._hold_up_at_barrier()
         if self._backlog is not None and not self._backlog.has_room(self._held, self._listed):
             self._hold_up(RECHECK)
 
@@ -98,6 +101,10 @@ class Gate:
 
     def _hold_up(self, recheck: float) -> None:
         self.holds_up, self.recheck = True, recheck
+
+    def _hold_up_at_barrier(self) -> None:
+        self._hold_up(RECHECK)
+        self.at_barrier = True
 
     # -- barriers ----------------------------------------------------------------------------------------------
 
@@ -111,7 +118,7 @@ class Gate:
 
     def wait_for_others(self) -> None:
         """Take nothing until others have settled what is before a barrier."""
-        self._hold_up(RECHECK)
+        self._hold_up_at_barrier()
 
     def is_ready_for_barrier(self) -> bool:
         """Tell whether nothing is held; to be asked before target/ is listed for what is before a barrier."""
@@ -127,16 +134,18 @@ class Gate:
     def hand_out(self, barrier: Waiting) -> None:
         """Hand out a barrier before which nothing waits, unless something before it is delayed."""
         assert self._barrier is not None
-        self._hold_up(RECHECK)
+        self._hold_up_at_barrier()
         with telling("the barrier stays in target/"):
             self._barrier.hand_out(barrier, alone=lambda: not self._lock.broken)
 
-    def share(self, owner: Callable[[], str], deadline: Callable[[], int]) -> tuple[Held, Lifecycle] | None:
-        """Take the share of a barrier that is out, and what settles it; None where there is none."""
+    def share(
+        self, owner: Callable[[], str], deadline: Callable[[], int], wanted: Callable[[str], bool]
+    ) -> tuple[Held, Lifecycle] | None:
+        """Take the share of a barrier that is out, where its file is wanted, and what settles it; else None."""
         if self._barrier is None or not self._barrier.is_out:
             return None
         with telling(UNTOUCHED):
-            return self._barrier.share(owner(), deadline())
+            return self._barrier.share(owner(), deadline(), wanted)
 
     # -- turns -------------------------------------------------------------------------------------------------
 
