@@ -30,6 +30,7 @@ from dropq import Message, Queue, Root
 from dropq.cli import main as cli
 from dropq.cli import output
 from dropq.cli.messages import _Sending
+from dropq.cli.shell import HeldOff
 from dropq.lifecycle import Lifecycle
 from dropq.storage import Storage
 
@@ -294,6 +295,9 @@ def test_every_error_of_the_library_has_an_exit_code_of_its_own() -> None:
         (["receive", "q", "--filter", "a ="], 2, "column 4"),
         (["receive", "q", "--lease", "soon"], 2, "30s"),
         (["receive", "q", "--lease", "0"], 2, "lease"),
+        (["receive", "q", "--lease", "10ns"], 2, "'10ns': a lease lasts at least 1ms"),
+        (["work", "q", "--lease", "10ns", "--", "true"], 2, "'10ns': a lease lasts at least 1ms"),
+        (["extend", "q", "x", "--by", "10ns"], 2, "'10ns': a lease lasts at least 1ms"),
         (["send", "q", "-p", "n:H=99999"], 2, "99999"),
         (["send", "q", "-p", "n:Q=1"], 2, "Q"),
         (["send", "q", "-p", "nothing"], 2, "NAME=VALUE"),
@@ -1211,6 +1215,40 @@ def test_ctrl_c_in_a_send_of_files_tells_how_many_were_sent(
     assert done.code == 130 and done.err.startswith(f"interrupted: {sent} of 3 sent, nothing after that")
     assert q.counts()["target"] == sent
     assert all(message.id in done.out + done.err for message in q.browse())
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Storage, "adopt"), (Lifecycle, "send"), (Storage, "unlink")])
+def test_ctrl_c_in_a_move_of_files_leaves_each_where_it_was_or_says_that_it_was_sent(
+    run: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, name: str
+) -> None:
+    files = [tmp_path / name for name in "abc"]
+    for file in files:
+        file.write_text("x")
+
+    def other_file_system(self: Storage, source: str, destination: str) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    if name == "unlink":
+        monkeypatch.setattr(Storage, "adopt", other_file_system)
+    interrupting(monkeypatch, kind, name, at=2)
+    done = run("send", "q", "--move", *map(str, files))
+    sent = q.counts()["target"]
+    assert done.code == 130 and done.err.startswith(f"interrupted: {sent} of 3 sent, nothing after that")
+    assert sum(file.exists() for file in files) == 3 - sent
+    assert all(message.id in done.out + done.err for message in q.browse())
+    assert os.listdir(q.layout.working) == []
+
+
+def test_ctrl_c_stays_ignored_where_whoever_started_the_command_ignores_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with HeldOff() as interrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.asked is False
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_error_among_lines_tells_true_sums(run: Run, root: Root, tmp_path: Path) -> None:

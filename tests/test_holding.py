@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from helpers import Clock, base, files, names_in, reopened, take, until, where
 
-from dropq import DropqError, LeaseLost, Queue, storage
+from dropq import DropqError, LeaseLost, Message, Queue, storage
 from dropq.lifecycle import Held, Lifecycle, Waiting
 from dropq.sweep import held_by
 
@@ -117,7 +117,26 @@ def test_who_brings_a_lapsed_lease_back_leaves_one_alone_that_was_renewed_since_
     assert where(queue) == {"processed": [b"a"]}
 
 
-@pytest.mark.parametrize("period", [0, "0s", 0.0001, -1, "soon"])
+def test_a_message_that_another_thread_settles_meanwhile_tells_all_that_it_told_before(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(lease_period="30s")
+    queue.send(b"a")
+    message = take(queue)
+    held = message._held
+    for what in ("deadline", "receipt", "timestamp", "name", "file", "path"):
+        reads = iter([held])
+
+        def read(self: Message, reads: Iterator[Held | None] = reads) -> Held | None:
+            return next(reads, None)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Message, "_held", property(read))
+            assert getattr(message, what) is not None, what
+    message.ack()
+
+
+@pytest.mark.parametrize("period", [0, "0s", "10ns", 0.0001, -1, "soon"])
 def test_a_lease_that_is_over_when_it_is_made_is_refused(make: Make, period: object) -> None:
     queue = make(lease_period="30s")
     queue.send(b"a")

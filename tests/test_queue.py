@@ -43,6 +43,7 @@ from dropq import (
     Queue,
     QueueExists,
     Root,
+    Sent,
     StorageError,
     Typed,
     admin,
@@ -1264,6 +1265,37 @@ def test_nothing_is_sent_of_what_could_not_be_synced_together(tmp_path: Path, mo
     with pytest.raises(StorageError, match="the message was not sent"):
         queue.send_many([b"x"] * 100)
     assert where(queue) == {}
+
+
+def test_an_interrupted_send_many_tells_of_what_is_in_target_and_of_nothing_else(tmp_path: Path) -> None:
+    class Interrupted(list[Sent]):
+        def append(self, one: Sent) -> None:
+            if len(self) == 5:
+                raise KeyboardInterrupt
+            super().append(one)
+
+    queue = make_queue(tmp_path)
+    sent = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        queue.send_into(sent, [b"x"] * 10)
+    assert sorted(one.id for one in sent) == sorted(message.id for message in queue.browse())
+    assert "working" not in where(queue)
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_an_interrupt_before_the_rename_leaves_the_senders_file_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: bool
+) -> None:
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    queue = make_queue(tmp_path / "root")
+    (tmp_path / "file").write_bytes(b"x")
+    monkeypatch.setattr(Lifecycle, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        queue.send_file(tmp_path / "file", move=move)
+    assert (tmp_path / "file").read_bytes() == b"x"
+    assert where(queue) == {} and not hasattr(raised.value, "__notes__")
 
 
 def test_an_interrupted_send_many_takes_away_also_what_was_just_being_made(

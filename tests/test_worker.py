@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import drop, make_queue, names_in, open_files, until, where
+from helpers import drop, make_queue, names_in, open_files, reopened, take, until, where
 
 import dropq.worker
 from dropq import Message, Queue, Reject, Retry, StorageError, Subscription, Unavailable, command, guard, watch, work
@@ -204,9 +204,101 @@ def test_until_empty_takes_each_message_once_at_most_and_says_what_it_left(tmp_p
     assert counted(work(queue, lambda message: None, until_empty=True)) == {"acked": 3}, "another run takes them"
 
 
-def test_until_empty_leaves_what_comes_due_again_while_it_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_until_empty_takes_each_message_once_also_where_a_sender_gave_an_id_twice(
+    tmp_path: Path, concurrency: int
+) -> None:
+    queue = make_queue(tmp_path)
+    queue.send_many([{"body": body, "message_id": id} for body, id in ((b"1", "X"), (b"2", "X"), (b"3", "Y"))])
+    taken: list[bytes] = []
+
+    def handler(message: Message) -> None:
+        taken.append(message.body)
+        raise Retry
+
+    report = work(queue, handler, until_empty=True, concurrency=concurrency)
+    assert sorted(taken) == [b"1", b"2", b"3"]
+    assert sorted(left.id for left in report.left) == ["X", "X", "Y"]
+
+
+def test_until_empty_takes_a_message_whose_namesake_was_refused(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send_many([{"body": body, "message_id": "X"} for body in (b"bad", b"good")])
+
+    def handler(message: Message) -> None:
+        if message.body == b"bad":
+            raise Reject("no")
+
+    assert counted(work(queue, handler, until_empty=True)) == {"rejected": 1, "acked": 1}
+    assert where(queue) == {"error": [b"bad"], "processed": [b"good"]}
+
+
+def test_what_the_queue_sets_aside_as_given_back_too_often_has_failed(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, max_cancels=1)
+    queue.send(b"a")
+    with Command(["sh", "-c", "exit 75"]) as handler:
+        report = work(queue, handler, until_empty=True)
+    assert (counted(report), report.left) == ({"failed": 1}, [])
+    assert where(queue) == {"error": [b"a"]}
+
+
+def test_until_empty_does_not_count_a_lost_claim_among_what_it_left(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+
+    def handler(message: Message) -> None:
+        os.rename(message.path, Path(queue.layout.processed) / "elsewhere")
+
+    report = work(queue, handler, until_empty=True)
+    assert (counted(report), report.left) == ({"lost": 1}, [])
+
+
+def test_until_empty_waits_for_a_limit_that_others_fill_also_where_barriers_may_come(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="/sync = 1", max_backlog=1)
+    queue.send_many([b'{"n": 1}', b'{"n": 2}', b'{"n": 3}'])
+    others: list[threading.Timer] = []
+
+    def handler(message: Message) -> None:
+        if message.body == b'{"n": 1}':
+            message.nack("1h")
+            others.append(threading.Timer(0.3, take(reopened(queue)).ack))
+            others[0].start()
+
+    report = work(queue, handler, until_empty=True)
+    others[0].join()
+    assert counted(report) == {"retried": 1, "acked": 1}
+    assert where(queue) == {"delayed": [b'{"n": 1}'], "processed": [b'{"n": 2}', b'{"n": 3}']}
+
+
+@pytest.mark.parametrize("returncode", [[1], "143", 1.5])
+def test_an_exception_with_a_return_code_of_any_kind_fails_its_message_alone(tmp_path: Path, returncode: Any) -> None:
+    queue = make_queue(tmp_path)
+    queue.send_many([b"a", b"b"])
+
+    def handler(message: Message) -> None:
+        error = RuntimeError("so")
+        error.returncode = returncode  # type: ignore[attr-defined]
+        raise error
+
+    assert counted(work(queue, handler, until_empty=True)) == {"failed": 2}
+
+
+def test_commands_that_exit_by_themselves_as_stopped_are_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dropq.worker, "SIGNAL_SPREAD", 2.0)
+    queue = make_queue(tmp_path)
+    queue.send_many([b"a"] * 4)
+    began = time.monotonic()
+    with Command(["sh", "-c", "exit 143"]) as handler:
+        assert counted(work(queue, handler, until_empty=True)) == {"failed": 4}
+    assert time.monotonic() - began < 6
+
+
+@pytest.mark.parametrize("message_id", [None, "X"])
+def test_until_empty_leaves_what_comes_due_again_while_it_runs(tmp_path: Path, message_id: str | None) -> None:
     queue = make_queue(tmp_path, redelivery_delay="1ms")
-    queue.send_many([b"again", b"last"])
+    queue.send_many([{"body": b"again", "message_id": message_id}, b"last"])
 
     def handler(message: Message) -> None:
         if message.body == b"again":
