@@ -38,7 +38,7 @@ from torture.table import NotRun, Options, Row
 
 TOP = Path(__file__).parents[2]
 #: The modules that are changed.
-MODULES = ("dropq/lifecycle.py", "dropq/consumers.py", "dropq/staging.py", "dropq/admission/*.py")
+MODULES = ("dropq/lifecycle.py", "dropq/consumers.py", "dropq/locks.py", "dropq/staging.py", "dropq/admission/*.py")
 SURVIVORS = Path(__file__).with_name("survivors.toml")
 #: What was measured of each test file, kept from run to run.
 KEPT = TOP / ".torture" / "mutants.json"
