@@ -2,8 +2,8 @@
 
 A reason is written before the message moves and holds the name and inode it is about, so that a crash between the
 two leaves a reason that matches nothing and is ignored. An inode of null, in the reasons of a root that is kept as a
-copy (in git, say), fits any file of the name: copies get inodes of their own. So where a name is unique, because
-dropq made its id or its mark, it fits alone; a sweep then files the reason by the copy's inode.
+copy (in git, say), fits any file of the name: copies get inodes of their own. In a root that was copied as it was, a
+sweep files the reason by the copy's inode, where the name is unique, because dropq made its id or its mark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from dropq import names
-from dropq.storage import Storage, changed_ns, entries, exists, inode, listing, parse_json, read_small, told
+from dropq.storage import Storage, entries, exists, inode, listing, parse_json, read_small, told
 
 log = logging.getLogger("dropq")
 
@@ -29,7 +29,6 @@ class Reasons:
     def __init__(self, folder: str, storage: Storage) -> None:
         self.folder = folder
         self._storage = storage
-        self._adrift: dict[str, tuple[int, dict[str, dict[str, object]]]] = {}
 
     def path(self, state: str, name: str, inode: int | None) -> str:
         """Return where the reason of a file would lie; with None, one for any file of the name."""
@@ -48,23 +47,12 @@ class Reasons:
             content = _content(self.path(state, name, wanted))
             if content and (content.get("name"), content.get("inode")) == (name, wanted):
                 return content
-        return self._of_copies(state).get(name) if _is_unique(name) else None
-
-    def _of_copies(self, state: str) -> Mapping[str, dict[str, object]]:
-        """Return the reasons that no file's inode fits, by unique names; read anew when the folder has changed."""
-        try:
-            changed = changed_ns(f"{self.folder}/{state}")
-        except FileNotFoundError:
-            return {}
-        known = self._adrift.get(state)
-        if known is None or known[0] != changed:
-            contents = (_content(path) for path in self.unmatched(state) if path is not None)
-            found = {str(content["name"]): content for content in contents if content and "name" in content}
-            known = self._adrift[state] = changed, {name: found[name] for name in found if _is_unique(name)}
-        return known[1]
+        return None
 
     def unmatched(self, state: str) -> Iterator[str | None]:
-        """Yield the reasons that are about no file by its name and inode, without opening any; None on the way.
+        """Yield the reasons that are about no file by its name and inode; None on the way.
+
+        Where a file has none, they are opened: those of a copied root are filed by its files' inodes, and not yielded.
 
         RACE: a reason is written before its file comes. So reasons are listed first, and young ones may yet get theirs.
         """
@@ -74,15 +62,28 @@ class Reasons:
             yield None
         if not left:
             return
+        unexplained = False
         try:
             with listing(f"{_base(self.folder)}/{state}") as files:
                 for entry in files:
-                    left.discard(_file(entry.name, entry.inode()))
+                    own = {_file(entry.name, entry.inode())}
+                    if not own & left:
+                        own = {_file(entry.name, None)}
+                        unexplained |= not own & left
+                    left -= own
                     yield None
         except FileNotFoundError:
             return  # a state that is not there proves nothing
         for name in left:
-            yield f"{self.folder}/{state}/{name}"
+            path = f"{self.folder}/{state}/{name}"
+            yield None if unexplained and self._is_filed(state, path) else path
+
+    def _is_filed(self, state: str, path: str) -> bool:
+        try:
+            return self.refile(state, path)
+        except OSError as error:
+            log.warning("%s is not found by its file, and stays until the next sweep: %s", path, told(error))
+            return True
 
     def refile(self, state: str, path: str) -> bool:
         """File a reason by the inode that its file has now; False where it is about no file that is there.

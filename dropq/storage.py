@@ -1124,11 +1124,6 @@ def changed_ms(path: str) -> int:
     return os.lstat(path).st_ctime_ns // 1_000_000
 
 
-def changed_ns(path: str) -> int:
-    """Return when a folder's entries last changed: its mtime in nanoseconds since 1970."""
-    return os.lstat(path).st_mtime_ns
-
-
 def written_ms(path: str) -> int:
     """Return when a file's content was last written: its mtime in milliseconds since 1970."""
     return os.lstat(path).st_mtime_ns // 1_000_000

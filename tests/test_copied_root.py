@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import Clock, base, make_queue
 
-from dropq import Queue, Root
+from dropq import Queue, Root, storage
 from dropq.fsck import fsck
 
 Make = Callable[..., Queue]
@@ -19,8 +20,11 @@ DAY = 86_400
 
 
 @pytest.fixture
-def copy(tmp_path: Path, clock: Clock) -> Queue:
-    """A queue of a copied root: in error/ lie a message of ours, a foreign file, and that one's second delivery."""
+def fresh(tmp_path: Path, clock: Clock) -> Queue:
+    """A queue of a root that was copied just now.
+
+    In error/ lie a message of ours, a foreign file, and that one's second delivery.
+    """
     queue = make_queue(tmp_path / "root", clock=clock)
     queue.send(b"ours")
     for _ in range(2):
@@ -32,6 +36,13 @@ def copy(tmp_path: Path, clock: Clock) -> Queue:
         (tmp_path / f"{number}").touch()
     shutil.copytree(queue.root.path, tmp_path / "copy", symlinks=True)
     return Root(tmp_path / "copy", clock=clock).queue("q")
+
+
+@pytest.fixture
+def copy(fresh: Queue) -> Queue:
+    """The same after a sweep."""
+    fresh.sweep()
+    return fresh
 
 
 def details(queue: Queue) -> dict[str, object]:
@@ -49,17 +60,59 @@ def test_a_copied_root_keeps_the_reasons_of_unique_names(copy: Queue) -> None:
     assert sorted(map(str, found.values())) == ["no ours are wanted", "no theirs are wanted"]
 
 
-def test_fsck_and_sweep_agree_on_the_reasons_of_a_copied_root(copy: Queue, clock: Clock) -> None:
-    before = details(copy)
-    written = reasons(copy)
-    assert [finding.kind for finding in fsck(copy)] == ["orphan-reason"]
+def test_a_consumer_files_the_reasons_of_a_copied_root(fresh: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dropq.sweep.FIRST_UPKEEP", 0.0)
+    with fresh.subscribe() as subscription:
+        assert subscription.receive() is None
+    assert {"no ours are wanted", "no theirs are wanted"} < set(details(fresh).values())
+
+
+def test_a_reason_that_cannot_be_filed_now_stays_for_the_next_sweep(
+    fresh: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock.advance(2 * DAY)
-    assert copy.sweep().leftovers == 1
-    assert details(copy) == before
-    assert len(reasons(copy)) == 2
-    assert not reasons(copy) & written  # each lies where its file's inode says, and is not looked for again
-    assert fsck(copy) == []
-    assert copy.sweep().leftovers == 0
+
+    def full(*anything: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dropq.reasons.Reasons.record", full)
+        assert fresh.sweep().leftovers == 1
+    fresh.sweep()
+    assert {"no ours are wanted", "no theirs are wanted"} < set(details(fresh).values())
+
+
+def test_a_look_into_a_copied_root_opens_one_reason_for_each_message(
+    copy: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_small, opened = storage.read_small, list[str]()
+
+    def recorded(path: str) -> bytes | None:
+        opened.append(path)
+        return read_small(path)
+
+    monkeypatch.setattr("dropq.reasons.read_small", recorded)
+    for message in list(copy.browse("error")):
+        copy.send(b"more")  # so that the folder of reasons changes between two looks
+        failed = copy.receive()
+        assert failed is not None
+        failed.reject("no")
+        opened.clear()
+        assert message.reason is None or len(opened) == 1
+
+
+def test_fsck_and_sweep_agree_on_the_reasons_of_a_copied_root(fresh: Queue, clock: Clock) -> None:
+    written = reasons(fresh)
+    assert [finding.kind for finding in fsck(fresh)] == ["orphan-reason"]
+    assert fresh.sweep().leftovers == 0
+    before = details(fresh)
+    clock.advance(2 * DAY)
+    assert fresh.sweep().leftovers == 1
+    assert details(fresh) == before
+    assert len(reasons(fresh)) == 2
+    assert not reasons(fresh) & written  # each lies where its file's inode says, and is not looked for again
+    assert fsck(fresh) == []
+    assert fresh.sweep().leftovers == 0
 
 
 def test_a_reason_of_a_copied_root_goes_with_its_message(copy: Queue, clock: Clock) -> None:
@@ -106,10 +159,10 @@ def test_a_sweep_opens_no_reason_that_its_file_is_there_for(
     assert len(reasons(queue)) == 9
 
 
-def test_a_damaged_reason_is_cleared_away_and_loses_nothing(copy: Queue, clock: Clock) -> None:
-    for name in reasons(copy):
-        (base(copy) / ".dropq" / "reasons" / "error" / name).write_text(json.dumps(["no table"]))
-    assert set(details(copy).values()) == {None}
+def test_a_damaged_reason_is_cleared_away_and_loses_nothing(fresh: Queue, clock: Clock) -> None:
+    for name in reasons(fresh):
+        (base(fresh) / ".dropq" / "reasons" / "error" / name).write_text(json.dumps(["no table"]))
+    assert set(details(fresh).values()) == {None}
     clock.advance(2 * DAY)
-    assert copy.sweep().leftovers == 3
-    assert len(details(copy)) == 3
+    assert fresh.sweep().leftovers == 3
+    assert len(details(fresh)) == 3
