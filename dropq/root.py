@@ -199,7 +199,7 @@ class Root:
                 self._restore_if_unsettled(name, _moved(layout, undecided), layout.home, store)
                 store.rename_folder(undecided, away)
             gone = _moved(layout, away)
-            forget(self.layout.queues, gone.private, store)
+            forget(self.layout.queues, layout.base, gone.private, store)
             for folder in (gone.target, gone.delayed):
                 store.drain(folder)
             store.remove_tree(os.path.realpath(away))  # where the queue is a link, what it leads to goes first
@@ -286,7 +286,7 @@ class Root:
 
         with telling("the queues are swept; the next sweep goes on with what is the root's"):
             self._undo_cut_short_deletes()
-            return SweepReport(sidecars=collect(self.layout.path, self.layout.meta, Storage(), self.clock))
+            return SweepReport(sidecars=sum(collect(self.layout.path, self.layout.meta, Storage(), self.clock)))
 
     def _undo_cut_short_deletes(self) -> None:
         """Bring back queues whose delete died before it was decided: a send may have returned just before."""

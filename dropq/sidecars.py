@@ -4,17 +4,20 @@ Every name that dropq writes passes through `Sidecars.fit`, so that no name is e
 
 A sidecar is removed once no name refers to it. That a queue is not there proves nothing: its disk may be away. So each
 queue carries a mark, `.dropq/queue-TOKEN`, and the root keeps a note of each mark, `.dropq/queues/queue-TOKEN`. While a
-mark that has a note is not found below the root, no sidecar is removed.
+mark that has a note is not found below the root, no sidecar is removed. A queue in which no mark can be made, as it is
+mounted read-only or another user's, has a note of its path, `.dropq/queues/path-DIGEST`, and is missed while there is
+no queue.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -50,6 +53,9 @@ TOLD = 1000
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
 _REFERENCE = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)")
 _MARK = re.compile(r"queue-[0-9a-f]{16}")
+_NOTE = re.compile(r"(?:queue|path)-[0-9a-f]{16}")
+#: What a queue answers that this user, or this mount, may not change.
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class Sidecars:
@@ -163,8 +169,8 @@ class Sidecars:
         return names.restore(name, content, problems)
 
 
-def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: int = 0) -> int:
-    """Remove the sidecars that no name refers to any more; return how many.
+def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: int = 0) -> Iterator[int]:
+    """Remove the sidecars that no name refers to any more; yield 1 for each, and 0 for whatever else is looked at.
 
     Nothing is removed while a queue that the root knows is away, or while a folder cannot be listed.
 
@@ -176,43 +182,53 @@ def collect(root: str, folder: str, storage: Storage, clock: Clock, *, again: in
         folder: where its sidecars lie.
         storage: what removes them.
         clock: what tells how old they are.
-        again: do nothing where the last pass is less than so many milliseconds ago.
+        again: do nothing where the last pass began less than so many milliseconds ago.
     """
     now, queues = clock.now_ms(), RootLayout(root).queues
     notes = f"{folder}/.unreferenced"
     level = logging.INFO if again else logging.WARNING  # a consumer may not look everywhere: `dropq sweep` does
-    if again and exists(notes) and now - written_ms(notes) < again:
-        return 0
-    ages = {entry.name[:-5]: now - changed_ms(entry.path) for entry in _sidecar_files(folder)}
-    if not ages:
-        return 0
-    old = {token for token, age in ages.items() if age > COLLECTED_AGE}
+    if again and exists(notes) and 0 <= now - written_ms(notes) < again:
+        return
+    ages = dict[str, int]()
+    why = "its folder cannot be worked in"
     try:
+        for entry in _sidecar_files(folder):
+            if not ages:
+                storage.stamp(notes)  # first: what is given up is tried again as late as what is done
+            with suppress(FileNotFoundError):  # RACE: another pass removed it
+                ages[entry.name[:-5]] = now - changed_ms(entry.path)
+            yield 0
+        if not ages:
+            return
+        why = "a queue cannot be noted, and would not be missed"
         for layout in _layouts(root):
-            make_known(queues, layout.private, storage)
+            yield 0
+            _note(root, layout)
+        old = {token for token, age in ages.items() if age > COLLECTED_AGE}
         if not old:
-            return 0
-        there = look(root)
+            return
+        why = "names that refer to it may lie there"
+        there = yield from _looking(root)
         for _, absence in absences(queues, there):
             log.log(level, "no metadata is collected: %s", absence)
-            return 0
+            return
     except OSError as error:
-        log.log(level, "no metadata is collected, as names that refer to it may lie there: %s", told(error))
-        return 0
+        log.log(level, "no metadata is collected, as %s: %s", why, told(error))
+        return
     old -= there.references
-    missed = _missed_before(notes)
+    missed = {token: min(first, now) for token, first in _missed_before(notes).items()}
     gone = {token for token in old if token in missed and now - missed[token] > PASSES_APART}
     for token in gone:
         storage.unlink(f"{folder}/{token}.json")
+        yield 1
     storage.write_small(notes, json.dumps({token: missed.get(token, now) for token in old - gone}).encode())
-    return len(gone)
 
 
 # -- which queues a root knows -----------------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
-    """What the file names below a root say: which sidecars they refer to, and which marks of queues there are."""
+    """What the file names below a root say: which sidecars they refer to, and which of the noted queues are there."""
 
     references: frozenset[str]
     marks: frozenset[str]
@@ -224,12 +240,29 @@ def look(root: str) -> Seen:
     Raises:
         OSError: a folder cannot be listed, or a link leads nowhere.
     """
+    looking = _looking(root)
+    while True:
+        try:
+            next(looking)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+def _looking(root: str) -> Generator[int, None, Seen]:
     references, marks = set[str](), set[str]()
-    for file in _names_below(root):
+    queues = {layout.base: (layout, {_path_note(root, layout.base)}) for layout in _layouts(root)}
+    for layout, own in queues.values():
+        own |= marks_in(layout.private)
+        marks |= own
+    for file in _names_below(root, [layout for layout, _ in queues.values()]):
+        yield 0
         if "_metaS" in file:
             references.update(found[1] for found in [_REFERENCE.search(file)] if found)
         elif _MARK.fullmatch(file):
             marks.add(file)
+    for layout, own in queues.values():
+        if not _is_there(layout):  # it went while it was looked at
+            marks -= own
     return Seen(frozenset(references), frozenset(marks))
 
 
@@ -237,7 +270,7 @@ def make_known(queues: str, private: str, storage: Storage) -> str:
     """Give a queue a mark, unless it has one, and keep a note of it; return the mark.
 
     RACE: two processes at once may give it two, which are both noted, and both found. Who dies between mark and note
-    leaves a mark that the next pass notes.
+    leaves a mark that the next pass notes. A queue that is deleted at this moment may leave a note, which `fsck` names.
 
     Args:
         queues: the folder of the notes.
@@ -253,41 +286,82 @@ def make_known(queues: str, private: str, storage: Storage) -> str:
     for mark in marks:
         if not exists(f"{queues}/{mark}"):
             storage.make_folder_like(queues, os.path.dirname(queues))
-            storage.write_small(f"{queues}/{mark}", os.fsencode(os.path.dirname(private)))
+            base = os.path.dirname(private)
+            storage.write_small(f"{queues}/{mark}", os.fsencode(base))
+            storage.unlink(f"{queues}/{_path_note(_root(queues), base)}")
     return min(marks)
 
 
-def forget(queues: str, private: str, storage: Storage) -> None:
-    """Forget a queue that is being deleted: nobody has to wait for it to come back."""
-    for mark in marks_in(private):
-        storage.unlink(f"{queues}/{mark}")
+def _note(root: str, layout: QueueLayout) -> None:
+    """Let the root know a queue by its mark, or by its path where this user cannot give it one."""
+    queues, storage = RootLayout(root).queues, Storage(base=layout.base)
+    try:
+        make_known(queues, layout.private, storage)
+    except FileNotFoundError:
+        if _is_there(layout):
+            raise
+        # RACE: it was deleted since it was listed
+    except OSError as error:
+        note = f"{queues}/{_path_note(root, layout.base)}"
+        if error.errno not in _NOT_OURS:
+            raise
+        if not exists(note):
+            storage.make_folder_like(queues, os.path.dirname(queues))
+            storage.write_small(note, os.fsencode(layout.base))
 
 
-def marks_in(folder: str) -> set[str]:
-    """Return the marks of a queue, by its private folder, or those that the root has notes of."""
-    return set(filter(_MARK.fullmatch, names_in(folder)))
+def forget(queues: str, base: str, private: str, storage: Storage) -> None:
+    """Forget a queue that is being deleted: nobody has to wait for it to come back.
+
+    Args:
+        queues: the folder of the notes.
+        base: where its folders were.
+        private: where its private folder is now.
+        storage: what removes the notes.
+    """
+    for note in (*marks_in(private), _path_note(_root(queues), base)):
+        storage.unlink(f"{queues}/{note}")
+
+
+def marks_in(private: str) -> set[str]:
+    """Return the marks of a queue, by its private folder."""
+    return set(filter(_MARK.fullmatch, names_in(private)))
+
+
+def _path_note(root: str, base: str) -> str:
+    """Return what the note of a queue without a mark is called: the same in a root that was moved."""
+    return f"path-{hashlib.sha256(os.fsencode(os.path.relpath(base, root))).hexdigest()[:16]}"
+
+
+def _root(queues: str) -> str:
+    return os.path.dirname(os.path.dirname(queues))
 
 
 def absences(queues: str, there: Seen) -> Iterator[tuple[str, str]]:
     """Yield the notes of queues that are away, each with a sentence about it."""
-    for mark in sorted(marks_in(queues) - there.marks):
-        note = f"{queues}/{mark}"
+    for name in sorted(set(filter(_NOTE.fullmatch, names_in(queues))) - there.marks):
+        note = f"{queues}/{name}"
         home = "a queue"
         with suppress(PermissionError):
             home = os.fsdecode(read_small(note) or b"a queue")
         yield note, f"{home} is not there: bring it back; if it is gone for good, remove {note}"
 
 
-def _names_below(root: str) -> Iterator[str]:
-    tops, notes = [root], RootLayout(root).queues
-    for layout in _layouts(root):
-        tops += [path for path in (layout.home, layout.base, *layout.folders.values()) if os.path.islink(path)]
-    for top in dict.fromkeys(tops):
-        for path, folders, files in os.walk(top, onerror=_not_looked_at):
-            if path == notes:
-                folders.clear()
-            else:
-                yield from files
+def _names_below(root: str, layouts: list[QueueLayout]) -> Iterator[str]:
+    notes = RootLayout(root).queues
+    paths = [path for at in layouts for path in (at.home, at.base, at.private, *at.folders.values())]
+    links = [path for path in dict.fromkeys(paths) if os.path.islink(path)]
+    left = [root, *links]
+    for link in links:
+        os.stat(link)  # one that leads nowhere may lead to names that refer to any sidecar
+    while left:
+        for entry in entries(left.pop()):
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry.name
+            elif entry.path != notes:
+                left.append(entry.path)
+    for link in links:
+        os.stat(link)  # as before: what went on the way was not looked at
 
 
 def _layouts(root: str) -> Iterator[QueueLayout]:
@@ -298,15 +372,16 @@ def _layouts(root: str) -> Iterator[QueueLayout]:
     """
     for entry in entries(root):
         if names.can_name_queue(entry.name):
-            if entry.is_symlink():
-                os.stat(entry.path)
-            layouts = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
-            yield from (layout for layout in layouts if exists(f"{layout.target}/."))
+            for layout in (QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)):
+                if os.path.islink(layout.base):
+                    os.stat(layout.base)
+                if _is_there(layout):
+                    yield layout
 
 
-def _not_looked_at(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error  # what cannot be listed may refer to any of them
+def _is_there(layout: QueueLayout) -> bool:
+    leads_nowhere = os.path.islink(layout.target) and not os.path.exists(layout.target)
+    return leads_nowhere or exists(f"{layout.target}/.")
 
 
 def _sidecar_files(folder: str) -> Iterator[os.DirEntry[str]]:

@@ -584,11 +584,12 @@ def _clear_reasons(life: Lifecycle, report: SweepReport, state: str) -> Iterator
 
 def _collect(life: Lifecycle, report: SweepReport) -> Iterator[None]:
     """Collect the root's sidecars, where nobody did within the hour."""
-    yield
     sidecars = life.sidecars
     with _passing_over(life, report, sidecars.folder):
         root, store = sidecars.root.path, storage.Storage()
-        report.sidecars += collect(root, sidecars.folder, store, life.clock, again=PASSES_APART)
+        for removed in collect(root, sidecars.folder, store, life.clock, again=PASSES_APART):
+            report.sidecars += removed
+            yield
 
 
 def _is_nobodys(life: Lifecycle, subscription: str) -> bool:

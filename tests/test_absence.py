@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ import pytest
 from children import unprivileged
 from helpers import Clock, base, make_queue
 
-from dropq import Queue, Root, admin
+from dropq import Queue, Root, admin, sidecars
 from dropq.fsck import fsck_root
+from dropq.storage import Storage
 from dropq.sweep import sweep
 
 #: What does not fit a name.
@@ -199,6 +201,196 @@ def test_the_metadata_of_a_queue_that_was_deleted_or_renamed_is_no_reason_to_kee
     assert fsck_root(queue.root) == []
     assert swept(renamed, clock) == 2
     assert_whole(renamed, clock)
+
+
+@pytest.mark.parametrize("state", ["processed", "error", "expired", "target"])
+def test_the_metadata_of_a_state_folder_whose_link_leads_nowhere_stays(
+    tmp_path: Path, clock: Clock, state: str
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    linked(base(queue) / state, tmp_path / "disk")
+    queue.send(b"pay", **LONG)
+    if state != "target":
+        message = queue.receive()
+        assert message is not None
+        if state == "error":
+            message.reject("no")
+        else:
+            message.ack() if state == "processed" else message.expire()
+    (tmp_path / "disk").rename(tmp_path / "away")
+    assert collected(queue, clock) == 0
+    (tmp_path / "away").rename(tmp_path / "disk")
+    assert collected(queue, clock) == 0
+    [found] = Root(queue.root.path, clock=clock).queue("q").browse(state)
+    assert (found.correlation_id, found.properties) == ("invoice-4711", LONG["properties"])
+
+
+def linked(folder: Path, disk: Path) -> None:
+    folder.rename(disk)
+    folder.symlink_to(disk)
+
+
+def test_a_link_that_leads_nowhere_in_place_of_incoming_keeps_the_metadata(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock, dropboxmq=True)
+    queue.send(b"pay", **LONG)
+    unknown(queue)
+    linked(base(queue), tmp_path / "disk")
+    (tmp_path / "disk").rename(tmp_path / "away")
+    assert collected(queue, clock) == 0
+    (tmp_path / "away").rename(tmp_path / "disk")
+    assert_whole(queue, clock)
+
+
+def unknown(queue: Queue) -> None:
+    """Make a queue as an older dropq made it: without a mark, and without a note."""
+    shutil.rmtree(queue.root.layout.queues)
+    for mark in queue.root.path.glob("**/.dropq/queue-*"):
+        mark.unlink()
+
+
+def test_a_link_that_breaks_while_another_is_looked_behind_keeps_the_metadata(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    for state in ("target", "processed"):
+        linked(base(queue) / state, tmp_path / state)
+    queue.send(b"done")
+    message = queue.receive()
+    assert message is not None
+    message.ack()
+    queue.send(b"pay", **LONG)
+    layout = queue.root.layout
+    clock.advance(1.1 * DAY)
+    for number in range(sum(1 for _ in sidecars.collect(layout.path, layout.meta, Storage(), clock))):
+        for _ in range(3):
+            clock.advance(1.1 * DAY)
+            for step, removed in enumerate(sidecars.collect(layout.path, layout.meta, Storage(), clock)):
+                assert removed == 0
+                if step == number:
+                    (tmp_path / "target").rename(tmp_path / "away")
+            (tmp_path / "away").rename(tmp_path / "target")
+    assert_whole(queue, clock)
+
+
+def test_a_queue_that_goes_while_its_root_is_looked_through_keeps_the_metadata(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    layout, home, disk = queue.root.layout, Path(queue.layout.home), tmp_path / "disk"
+    marks = sidecars.marks_in(queue.layout.private)
+
+    def names_below(*looked: Any) -> Iterator[str]:
+        yield from marks  # seen in the moment before
+        home.rename(disk)
+
+    for _ in range(3):
+        clock.advance(1.1 * DAY)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sidecars, "_names_below", names_below)
+            assert sum(sidecars.collect(layout.path, layout.meta, Storage(), clock)) == 0
+        disk.rename(home)
+    assert_whole(queue, clock)
+
+
+def test_looking_for_metadata_brings_no_deleted_queue_back(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    other = queue.root.create_queue("other", durability="none")
+    other.send(b"pay", **LONG)
+    marks_in = sidecars.marks_in
+
+    def deleted_first(private: str) -> set[str]:
+        if os.path.exists(queue.layout.home) and private == queue.layout.private:
+            queue.root.delete_queue("q")
+        return marks_in(private)
+
+    monkeypatch.setattr(sidecars, "marks_in", deleted_first)
+    assert collected(other, clock) == 0
+    assert not os.path.exists(queue.layout.home)
+    monkeypatch.undo()
+    queue.root.create_queue("q", durability="none")
+    assert_whole(other, clock)
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue of an older dropq that is mounted read-only, beside one with metadata that nobody needs."""
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    unknown(queue)
+    other = queue.root.create_queue("other", durability="none", history=False)
+    other.send(b"gone", **LONG)
+    message = other.receive()
+    assert message is not None
+    message.ack()
+    touch = Storage.touch
+
+    def refused(store: Storage, path: str) -> None:
+        if path.startswith(f"{queue.layout.private}/queue-"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        touch(store, path)
+
+    monkeypatch.setattr(Storage, "touch", refused)
+    return queue
+
+
+def test_a_queue_that_cannot_be_written_is_no_reason_to_keep_the_metadata_of_others(
+    unwritable: Queue, clock: Clock
+) -> None:
+    assert collected(unwritable, clock) == 1
+    assert fsck_root(Root(unwritable.root.path, clock=clock)) == []
+    assert_whole(unwritable, clock)
+
+
+@pytest.mark.parametrize("leaving", [nothing, an_empty_mount_point, a_mount_point_with_something_beneath])
+def test_a_queue_that_cannot_be_written_is_missed_while_it_is_away(
+    unwritable: Queue, clock: Clock, caplog: pytest.LogCaptureFixture, leaving: Away
+) -> None:
+    assert swept(unwritable, clock, 1) == 0
+    with away(unwritable, leaving):
+        assert swept(unwritable, clock) == 0
+        [finding] = [one for one in fsck_root(Root(unwritable.root.path, clock=clock)) if one.kind == "absent-queue"]
+        for told in (finding.detail, caplog.text):
+            assert unwritable.layout.home in told
+            assert f"remove {finding.path}" in told
+    assert swept(unwritable, clock) == 1
+    assert_whole(unwritable, clock)
+
+
+def test_a_queue_that_can_be_written_again_has_a_mark_in_place_of_its_path(
+    unwritable: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept(unwritable, clock, 1)
+    notes = Path(unwritable.root.layout.queues)
+    assert len(list(notes.glob("path-*"))) == 1
+    monkeypatch.undo()
+    swept(unwritable, clock, 1)
+    assert list(notes.glob("path-*")) == []
+    Path(unwritable.layout.home).rename(unwritable.root.path / "renamed")
+    assert fsck_root(Root(unwritable.root.path, clock=clock)) == []
+
+
+def test_a_queue_without_a_mark_that_is_deleted_is_forgotten(unwritable: Queue, clock: Clock) -> None:
+    swept(unwritable, clock, 1)
+    unwritable.root.delete_queue("q", force=True)
+    assert "absent-queue" not in {one.kind for one in fsck_root(Root(unwritable.root.path, clock=clock))}
+    assert swept(unwritable, clock) == 2
+
+
+def test_what_keeps_metadata_from_being_collected_is_told_as_it_is(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    unknown(queue)
+
+    def full(*anything: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), queue.layout.private)
+
+    monkeypatch.setattr(sidecars, "make_known", full)
+    assert collected(queue, clock) == 0
+    assert (
+        f"as a queue cannot be noted, and would not be missed: No space left on device at {queue.layout.private}"
+        in (caplog.text)
+    )
 
 
 @pytest.mark.parametrize("leaving", [nothing, a_link_that_leads_nowhere, closed_to_this_user])

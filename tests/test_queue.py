@@ -1869,7 +1869,7 @@ def test_no_sidecar_is_collected_while_a_folder_cannot_be_listed(
         for _ in range(3):
             clock.advance(90_000)
             patch.setattr(os, "scandir", refused)
-            assert collect(queue.root.layout.path, queue.root.layout.meta, Storage("none"), clock) == 0
+            assert sum(collect(queue.root.layout.path, queue.root.layout.meta, Storage("none"), clock)) == 0
     assert_long(take(queue))
 
 

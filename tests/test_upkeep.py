@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,9 @@ import pytest
 from helpers import Clock, base, make_queue, take
 
 from dropq import Queue, Root, storage, sweep
+from dropq.sidecars import PASSES_APART, collect
 from dropq.staging import Job
+from dropq.storage import Storage
 from dropq.sweep import QuickSweep, SweepReport
 
 Make = Callable[..., Queue]
@@ -192,6 +195,58 @@ def test_a_consumer_collects_metadata_that_nobody_needs_each_hour(make: Make, cl
         with queue.subscribe() as subscription:
             subscription.receive()
         assert len(list(meta.glob("*.json"))) == left
+
+
+def unneeded(queue: Queue, count: int = 1) -> None:
+    """Leave metadata that nobody needs."""
+    for _ in range(count):
+        queue.send(b"a", properties={"long": "x" * 200})
+    while (message := queue.receive()) is not None:
+        message.ack()
+
+
+def looked_at(queue: Queue, clock: Clock) -> list[int]:
+    """Look for metadata as a consumer does; return what each step removed."""
+    layout = queue.root.layout
+    return list(collect(layout.path, layout.meta, Storage(), clock, again=PASSES_APART))
+
+
+def test_metadata_is_collected_in_steps_of_one_file(make: Make, clock: Clock) -> None:
+    queue = make(history=False)
+    unneeded(queue, 20)
+    for _ in range(30):
+        queue.send(b"a")
+    clock.advance(25 * 3600)
+    assert len(looked_at(queue, clock)) > 50
+    clock.advance(2 * 3600)
+    steps = looked_at(queue, clock)
+    assert (sum(steps), max(steps)) == (20, 1)
+
+
+def test_metadata_that_cannot_be_collected_is_tried_again_after_an_hour(make: Make, clock: Clock) -> None:
+    queue = make(history=False)
+    unneeded(queue)
+    (queue.root.path / "away").symlink_to("no-such-disk")
+    assert looked_at(queue, clock) != []
+    clock.advance(1800)
+    assert looked_at(queue, clock) == []
+    clock.advance(1900)
+    assert looked_at(queue, clock) != []
+
+
+def test_a_pass_that_seems_to_be_of_the_future_keeps_nobody_from_collecting(make: Make, clock: Clock) -> None:
+    queue = make(history=False)
+    unneeded(queue)
+    clock.advance(25 * 3600)
+    looked_at(queue, clock)
+    notes = Path(queue.root.layout.meta) / ".unreferenced"
+    [token] = json.loads(notes.read_text())
+    ahead = clock.ms + 30 * 86_400_000
+    notes.write_text(json.dumps({token: ahead}))
+    for removed in (0, 1):
+        clock.advance(4000)
+        os.utime(notes, ns=(ahead * 1_000_000,) * 2)
+        assert sum(looked_at(queue, clock)) == removed
 
 
 def test_empty_folders_of_the_living_are_cleared_away(make: Make, clock: Clock) -> None:
