@@ -252,7 +252,7 @@ class Producer:
         except BaseException as error:
             if storage.exists(staged):
                 self._take_back(staged, back_to)
-            elif going and not isinstance(error, Exception):  # an interrupt, after the rename
+            elif going and not isinstance(error, DropqError):  # an interrupt, after the rename
                 stays = f"; {copied} is still there" if copied is not None and storage.exists(copied) else ""
                 error.add_note(f"message {message_id} was sent{stays}")
             raise
