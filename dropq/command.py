@@ -137,9 +137,7 @@ class Command:
             failed.returncode = status
             raise failed
         if status:
-            failed = Fail(f"exit status {status}", exit_status=status, stderr=stderr)
-            failed.returncode = status
-            raise failed
+            raise Fail(f"exit status {status}", exit_status=status, stderr=stderr)
 
 
 class Run:

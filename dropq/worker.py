@@ -436,6 +436,8 @@ class _Worker:
     def _is_stop(self, error: Exception) -> bool:
         """Tell whether what a handler ran was ended by the signal that stops this worker."""
         status = getattr(error, "returncode", None)
+        if status is None and isinstance(error, Fail):
+            status = error.details.get("exit_status")
         if not isinstance(status, int) or status not in _BY_STOP:
             return False
         if status > 0 and self._exits_as_stopped:
