@@ -127,7 +127,8 @@ class Unit:
 
     def stop(self, chance: random.Random) -> str:
         """Stop it as somebody would; return what it told."""
-        number = chance.choice(SIGNALS)
+        # What this process was told to ignore, as by nohup, its worker ignores, too.
+        number = chance.choice([one for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN])
         how = chance.choice((self._signal_all, self._signal_all, self._signal_worker, self._signal_group))
         how(number, chance)
         try:
