@@ -465,7 +465,8 @@ class Lifecycle:
         """Return the name of a message that begins anew in a queue: its counters, its expiration, the queue's clock."""
         name = self.sidecars.parse(names.split_claim(file)[1])
         if name.generated:
-            to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an ack that is remembered was of its life before
+            with to.telling("the message stays where it was"):
+                to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an ack that is remembered was of its life before
         begun = replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, expiration=0, lapsed="")
         return replace(begun, since=to.clock.now_ms())
 

@@ -252,6 +252,8 @@ def _looking(root: str) -> Generator[int, None, Seen]:
     references, marks = set[str](), set[str]()
     queues = {layout.base: (layout, {_path_note(root, layout.base)}) for layout in _layouts(root)}
     for layout, own in queues.values():
+        for private in (layout.private, layout.delayed):
+            _refuse_link(private)
         own |= marks_in(layout.private)
         marks |= own
     for file in _names_below(root, [layout for layout, _ in queues.values()]):
@@ -296,6 +298,7 @@ def _note(root: str, layout: QueueLayout) -> None:
     """Let the root know a queue by its mark, or by its path where this user cannot give it one."""
     queues, storage = RootLayout(root).queues, Storage(base=layout.base)
     try:
+        _refuse_link(layout.private)
         make_known(queues, layout.private, storage)
     except FileNotFoundError:
         if _is_there(layout):
@@ -328,6 +331,12 @@ def marks_in(private: str) -> set[str]:
     return set(filter(_MARK.fullmatch, names_in(private)))
 
 
+def _refuse_link(private: str) -> None:
+    """Refuse a private folder that is a link, which nobody follows: names behind it may refer to any sidecar."""
+    if os.path.islink(private):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), private)
+
+
 def _path_note(root: str, base: str) -> str:
     """Return what the note of a queue without a mark is called: the same in a root that was moved."""
     return f"path-{hashlib.sha256(os.fsencode(os.path.relpath(base, root))).hexdigest()[:16]}"
@@ -349,7 +358,7 @@ def absences(queues: str, there: Seen) -> Iterator[tuple[str, str]]:
 
 def _names_below(root: str, layouts: list[QueueLayout]) -> Iterator[str]:
     notes = RootLayout(root).queues
-    paths = [path for at in layouts for path in (at.home, at.base, at.private, *at.folders.values())]
+    paths = [path for at in layouts for path in (at.home, at.base, *at.folders.values())]
     links = [path for path in dict.fromkeys(paths) if os.path.islink(path)]
     left = [root, *links]
     for link in links:

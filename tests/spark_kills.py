@@ -586,7 +586,7 @@ class Job:
 
     def prepare(self, durability: str) -> None:
         """Make what it works on."""
-        self.root.create_queue(self.run.name, durability=durability)
+        self.root.create_queue(self.run.name, durability=durability, redelivery_delay=0)
 
     def progress(self) -> Progress:
         """Return what is to follow its log from the beginning."""
@@ -700,7 +700,7 @@ class StreamIn(Stream):
     def prepare(self, durability: str) -> None:
         super().prepare(durability)
         if self.run.to_queue:
-            self.root.create_queue(self._effect, durability=durability)
+            self.root.create_queue(self._effect, durability=durability, redelivery_delay=0)
         self.root.queue(self.run.name).send_many(self._inputs)
 
     def progress(self) -> Progress:

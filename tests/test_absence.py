@@ -225,6 +225,20 @@ def test_the_metadata_of_a_state_folder_whose_link_leads_nowhere_stays(
     assert (found.correlation_id, found.properties) == ("invoice-4711", LONG["properties"])
 
 
+@pytest.mark.parametrize("private", [".dropq", ".dropq/delayed"])
+def test_a_private_folder_that_is_a_link_is_not_followed_and_keeps_the_metadata(
+    tmp_path: Path, clock: Clock, private: str
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    for file in (base(queue) / "target").iterdir():
+        file.unlink()  # nobody refers to the metadata, unless it is from behind the link
+    linked(base(queue) / private, tmp_path / "disk")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "disk").rglob("*")}
+    assert collected(queue, clock) == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "disk").rglob("*")} == before
+
+
 def linked(folder: Path, disk: Path) -> None:
     folder.rename(disk)
     folder.symlink_to(disk)

@@ -71,7 +71,7 @@ class Clients:
     def make(self, **options: Any) -> tuple[Queue, Queue, Path]:
         """Make a new queue; return it as each client sees it, and its folder on the server."""
         name = f"q{next(self.names)}"
-        Root(self.a).create_queue(name, **{"durability": "none", **options})
+        Root(self.a).create_queue(name, **{"durability": "none", "redelivery_delay": 0, **options})
         return Root(self.a).queue(name), Root(self.b).queue(name), self.here / name
 
     @property
@@ -711,7 +711,7 @@ def lost_replies(version: str, disk: Path) -> Row:
             row.cases += 1
             name = f"lost{next(numbers)}"
             history = "no history" not in verb
-            queue = root.create_queue(name, durability="none", history=history)
+            queue = root.create_queue(name, durability="none", history=history, redelivery_delay=0)
             lost = lossy.lost
             try:
                 attempt(queue, disk / "root" / name, lambda call=call: lossy.lose(call))  # type: ignore[misc]

@@ -136,8 +136,8 @@ def work(disk: Path, durability: str, what: str, last: str, seed: int) -> None:
     """Send and settle for ever, or do one of both and rest; tell of each call before it, and when it has returned."""
     never_write_back()
     root = Root.create(disk / "root")
-    root.create_queue(KEEPING, durability=durability)
-    root.create_queue(FORGETTING, durability=durability, history=False)
+    root.create_queue(KEEPING, durability=durability, redelivery_delay=0)
+    root.create_queue(FORGETTING, durability=durability, history=False, redelivery_delay=0)
     if what == "settling":
         for queue in (KEEPING, FORGETTING):
             names = [f"{queue}-before-{number}" for number in range(WAITING)]

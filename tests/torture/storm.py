@@ -137,7 +137,7 @@ class Storm:
         self.root = Root.create(self.folder / "root")
         (self.folder / "notes").mkdir()
         for name, setting in SETTINGS.items():
-            self.root.create_queue(name, **{"durability": "none", **setting.options})
+            self.root.create_queue(name, **{"durability": "none", "redelivery_delay": 0, **setting.options})
 
     # -- raging ----------------------------------------------------------------------------------------------------
 

@@ -223,6 +223,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "label": lambda scene: ["more"],
     "life": lambda scene: [scene.queue.life],
     "limit": lambda scene: [2],
+    "message": lambda scene: [scene.message],
     "messages": lambda scene: [[body("new 1"), {"body": body("new 2"), "properties": LONG}]],
     "move": lambda scene: [True],
     "n": lambda scene: [2],
