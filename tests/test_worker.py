@@ -855,7 +855,7 @@ def test_children_that_commands_leave_behind_keep_no_thread_and_no_file_of_the_w
             counts.append((threading.active_count(), open_files()))
 
     try:
-        with Counting(["sh", "-c", f"sleep 100 & echo $! >>{group}"]) as handler:
+        with Counting(["sh", "-c", f"sleep 100 & echo $! >>'{group}'"]) as handler:
             assert counted(work(queue, handler, until_empty=True)) == {"acked": 12}
         assert len(set(counts[1:])) == 1, counts
     finally:
@@ -867,7 +867,7 @@ def test_the_last_words_of_a_command_that_leaves_a_child_behind_are_kept(tmp_pat
     queue = make_queue(tmp_path / "root")
     queue.send(b"a")
     script = (
-        f"(while sleep 0.05; do echo child; done) >&2 & echo $! >{tmp_path}/child; sleep 0.2; echo last >&2; exit 3"
+        f"(while sleep 0.05; do echo child; done) >&2 & echo $! >'{tmp_path}/child'; sleep 0.2; echo last >&2; exit 3"
     )
     with Command(["sh", "-c", script]) as handler:
         assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
@@ -1034,7 +1034,7 @@ STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 def test_sigterm_sigint_and_sighup_finish_what_runs(tmp_path: Path, number: signal.Signals) -> None:
     queue = make_queue(tmp_path / "root")
     queue.send_many([b"a", b"b"])
-    script = f"echo $$ >{tmp_path}/pid; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    script = f"echo $$ >'{tmp_path}/pid'; while [ ! -e '{tmp_path}/go' ]; do sleep 0.02; done"
     with worker_process(queue, "sh", "-c", script) as process:
         number_in(tmp_path / "pid")
         process.send_signal(number)
@@ -1055,7 +1055,7 @@ def test_a_command_that_the_signal_of_a_stop_ends_is_given_back_uncounted(
 ) -> None:
     queue = make_queue(tmp_path / "root", redelivery_delay="1h")
     sent = queue.send(b"a")
-    with worker_process(queue, "sh", "-c", f"cd {tmp_path}; {script}") as process:
+    with worker_process(queue, "sh", "-c", f"cd '{tmp_path}'; {script}") as process:
         group = number_in(tmp_path / "pid")
         if order == "the worker first":
             process.send_signal(number)
@@ -1105,7 +1105,7 @@ def test_a_program_that_only_calls_work_ends_by_a_signal_as_when_it_is_asked(
 import dropq, subprocess, sys
 
 def handler(message):
-    subprocess.run(["sh", "-c", "echo $$ >{tmp_path}/pid; exec sleep 100"], check=True)
+    subprocess.run(["sh", "-c", "echo $$ >'{tmp_path}/pid'; exec sleep 100"], check=True)
 
 print(dropq.work(dropq.Root(sys.argv[1]).queue("q"), handler), flush=True)
 """
