@@ -250,11 +250,12 @@ class Producer:
                 self._remove_copied(copied)
             return sent
         except BaseException as error:
-            if storage.exists(staged):
-                self._take_back(staged, back_to)
-            elif going and not isinstance(error, DropqError):  # an interrupt, after the rename
-                stays = f"; {copied} is still there" if copied is not None and storage.exists(copied) else ""
-                error.add_note(f"message {message_id} was sent{stays}")
+            with suppress(OSError):  # what cannot be looked at now, fsck finds
+                if storage.exists(staged):
+                    self._take_back(staged, back_to)
+                elif going and not isinstance(error, DropqError):  # an interrupt, after the rename
+                    stays = f"; {copied} is still there" if copied is not None and storage.exists(copied) else ""
+                    error.add_note(f"message {message_id} was sent{stays}")
             raise
 
     def _take_back(self, staged: str, back_to: str | None) -> None:

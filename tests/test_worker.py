@@ -298,7 +298,7 @@ def test_commands_that_exit_by_themselves_as_stopped_are_waited_for_once(
 @pytest.mark.parametrize("message_id", [None, "X"])
 def test_until_empty_leaves_what_comes_due_again_while_it_runs(tmp_path: Path, message_id: str | None) -> None:
     queue = make_queue(tmp_path, redelivery_delay="1ms")
-    queue.send_many([{"body": b"again", "message_id": message_id}, b"last"])
+    queue.send_many([{"body": b"again", "message_id": message_id, "priority": 9}, b"last"])
 
     def handler(message: Message) -> None:
         if message.body == b"again":
