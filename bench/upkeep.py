@@ -30,7 +30,7 @@ from dropq.sweep import QuickSweep
 FILES = 100_000
 #: How many with --quick.
 FEW = 100
-#: Processes of which a figure is the median.
+#: Processes that are measured for a figure, which is their median.
 ROUNDS = 3
 DAY = 86_400_000
 
@@ -128,7 +128,7 @@ def take(queue: dropq.Queue, count: int) -> Iterator[Row]:
 
 
 def ack_lost(queue: dropq.Queue, count: int) -> Iterator[Row]:
-    """Acknowledge at once messages whose leases are over, all of which another holds by now."""
+    """Acknowledge at once messages whose leases are over, and which another consumer holds by now."""
     with queue.subscribe(max_backlog=None, lease_period="1h") as one:
         lost = one.receive_many(count)
         for days in (2, 4):  # what outlived a lease is delayed for a moment

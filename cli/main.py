@@ -100,7 +100,7 @@ class _Grouped(_Quick, TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # of which typer would keep no more than an exit code
+        except KeyboardInterrupt as error:  # typer would keep nothing but an exit code
             raise Interrupted(*error.args) from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -256,7 +256,7 @@ def going_on(codes: list[int]) -> Iterator[None]:
 class HeldOff:
     """Holds Ctrl-C off for as long as its block lasts: `asked` says that it came. A second one is not held off.
 
-    Where whoever started the command has it ignore Ctrl-C, as a script does for what it runs by `&`, it stays ignored.
+    Where the command was started to ignore Ctrl-C, as a script does for what it runs by `&`, it stays ignored.
     """
 
     def __init__(self) -> None:

@@ -166,7 +166,7 @@ def mark(folder: str) -> bytes:
     """Return who knows the locks that are taken in a folder; two that have the same mark know each other's.
 
     It is empty on this host's own disks and on NFS; the name of another file system that passes locks on to all its
-    hosts; else it says of which kernel and which mount the lock is.
+    hosts; else it names the kernel and the mount that know the lock.
     """
     number = device(folder)
     mount = mount_at(folder, number)

@@ -167,7 +167,7 @@ class Lifecycle:
     def deliver_delayed(self, file: str) -> bool:
         """Move a message whose delay is over into target/; False when somebody else did.
 
-        A mark that makes its name unique stays: whoever gave it back knows it again by that.
+        A mark that makes its name unique stays: a worker that gave it back knows it again by that.
         """
         name = replace(self.sidecars.parse(file), not_before=0)
         return self.into_target(f"{self.layout.delayed}/{file}", name, marked=bool(name.copy)) is not None

@@ -146,7 +146,7 @@ class QuickSweep:
                 return
             pause = self._slice()
         except BaseException:
-            self._upkeep = None  # the next one begins anew
+            self._upkeep = None  # the next one begins from the start
             raise
         finally:
             self._upkeep_at = time.monotonic() + pause

@@ -20,7 +20,7 @@ ABSENT = "1800000000000000-0000000001"
 
 @pytest.fixture
 def archive(make: Make) -> Queue:
-    """A queue with an archive of which each message has a sidecar."""
+    """A queue with an archive in which each message has a sidecar."""
     queue = make()
     meta = Path(queue.root.layout.meta)
     meta.mkdir(parents=True, exist_ok=True)

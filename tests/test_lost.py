@@ -35,7 +35,7 @@ def listings(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
 
 
 def lose_half(queue: Queue, clock: Clock) -> tuple[Subscription, list[Message]]:
-    """Receive messages, the leases of half of which run out; others hold those now."""
+    """Receive messages; the leases of half of them run out, and others hold these now."""
     for number in range(2 * N):
         queue.send(b"%d" % number)
     first = queue.subscribe(max_backlog=None, lease_period="1m")
@@ -105,7 +105,7 @@ def test_a_stream_renews_what_it_has_before_it_looks_for_what_it_lost(
 
 
 def renew_elsewhere(queue: Queue, messages: list[Message]) -> None:
-    """Renew leases as another process does, of which the message objects here know nothing."""
+    """Renew leases as another process does; the message objects here do not know."""
     owners = {message.owner for message in messages}
     for held in list(queue.life.claims()):
         if held.claim.owner in owners:

@@ -79,7 +79,7 @@ class Barrier:
         Args:
             owner: what identifies the claim.
             deadline: when its lease runs out, in ms since 1970; 0 for never.
-            wanted: tells of the share's file name whether it is to be taken.
+            wanted: returns whether a share is to be taken, by its file name.
         """
         if self._out is None:
             return None

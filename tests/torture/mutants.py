@@ -502,7 +502,7 @@ def _asked(tree: Tree, tests: Sequence[str], measured: Measured) -> int | None:
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Return a row for each module of which a mutant is in the sample; a case is a mutant."""
+    """Return a row for each module that has a mutant in the sample; a case is a mutant."""
     if not options.long:
         raise NotRun("all tests are measured first, which takes a quarter of an hour: leave out --short")
     modules = modules_of(TOP)
