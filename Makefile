@@ -40,7 +40,7 @@ torture: $(STAMP) ## hold dropq against crashes, faults, power cuts, strangers a
 	@PYTHONPATH=tests $(RUN) -m torture $(ARGS)
 
 torture-spark: $(STAMP) ## kill Spark jobs at random moments until each phase had ten kills, and account for every message
-	@$(RUN) tests/spark_kills.py $(ARGS)
+	@PYTHONPATH=tests $(RUN) -m torture.spark_kills $(ARGS)
 
 mutants: $(STAMP) ## change the code in small ways, and see that tests tell (ARGS="--sample 100 --seed 2" takes some of them)
 	@PYTHONPATH=tests $(RUN) -m torture.mutants $(ARGS)

@@ -30,7 +30,7 @@ from peers import Dirq, Dropq, DropqFull, DropqLease, DropqManyFull, Peer, Raw, 
 from runs import Run, body_of, four_and_four, four_that_take, one_and_one
 
 import dropq
-from dropq.mounts import mount_of
+from dropq.storage.mounts import mount_of
 
 HERE = Path(__file__).parent
 PAPER = HERE.parent / "docs" / "benchmarks" / "queues.json"

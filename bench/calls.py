@@ -20,9 +20,11 @@ from typing import Any
 
 import dropq
 from bench import scratch
-from dropq import storage
+from dropq.storage import clock, exclusive_rename, files, reading, system_calls
 
 BODY = bytes(1024)
+#: The modules that make them.
+MODULES = (clock, exclusive_rename, files, reading, system_calls)
 #: What is looked at: the calls that dropq makes for a message. Of a rename that replaces nothing there is another name.
 CALLS = ("open", "write", "fsync", "close", "rename", "read", "lstat", "scandir")
 #: How often a call is made for a message at the least, to be told: a listing serves many.
@@ -54,7 +56,7 @@ class Clock:
     @contextmanager
     def around_system_calls(self) -> Iterator[None]:
         """Time the system calls that dropq makes meanwhile."""
-        kept = storage.os, storage._renameat2
+        kept = system_calls._renameat2
 
         class Stand:
             def __getattr__(self, name: str) -> Any:
@@ -63,13 +65,16 @@ class Clock:
         stand = Stand()
         for name in CALLS:
             setattr(stand, name, self.around(name, getattr(os, name)))
-        storage.os = stand  # type: ignore[assignment]
-        if kept[1] is not None:
-            storage._renameat2 = self.around("renameat2", kept[1])  # type: ignore[assignment]
+        for module in MODULES:
+            module.os = stand  # type: ignore[attr-defined]
+        if kept is not None:
+            system_calls._renameat2 = self.around("renameat2", kept)  # type: ignore[assignment]
         try:
             yield
         finally:
-            storage.os, storage._renameat2 = kept
+            system_calls._renameat2 = kept
+            for module in MODULES:
+                module.os = os  # type: ignore[attr-defined]
 
     def own_cost(self) -> tuple[float, float]:
         """Return the nanoseconds that a clock adds to what it measures, and to what it stands in."""
@@ -82,7 +87,7 @@ class Clock:
         return within, around - within
 
 
-def life(base: str, durability: str, messages: int) -> Clock:
+def context(base: str, durability: str, messages: int) -> Clock:
     """Send, then receive, read and acknowledge so many messages; time the verbs, and the system calls within."""
     clock = Clock()
     with (
@@ -120,7 +125,7 @@ def work(run: Callable[..., Any], messages: int) -> None:
 def rows(place: str, base: str, durability: str, messages: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each verb: what it takes, what each call takes of that, and what is left."""
     within, around = Clock().own_cost()
-    clocks = [life(base, durability, messages) for _ in range(rounds)]
+    clocks = [context(base, durability, messages) for _ in range(rounds)]
 
     def median(microseconds: Callable[[Clock], float]) -> float:
         return round(statistics.median(microseconds(clock) / messages / 1000 for clock in clocks), 1)

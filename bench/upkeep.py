@@ -23,8 +23,8 @@ from typing import Any
 from unittest import mock
 
 import dropq
-from dropq import consumers
-from dropq.sweep import QuickSweep
+from dropq.storage import locks
+from dropq.upkeep.sweep import QuickSweep
 
 #: How many files lie there, or are taken.
 FILES = 100_000
@@ -155,8 +155,8 @@ def sweep_on_the_way(queue: dropq.Queue, count: int) -> Iterator[Row]:
     """Sweep as a consumer does each second, beside consumers that each hold a message."""
     holders = [queue.subscribe() for _ in range(count)]
     held = [holder.receive() for holder in holders]
-    on_the_way = QuickSweep(queue.life)
-    with mock.patch.object(consumers, "_locked", wraps=consumers._locked) as tried:
+    on_the_way = QuickSweep(queue.context)
+    with mock.patch.object(locks, "try_lock", wraps=locks.try_lock) as tried:
         on_the_way.run()
     yield {}
     on_the_way.run()

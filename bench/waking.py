@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from shutil import rmtree
 
 import dropq
-from dropq.worker import Stop
+from dropq.worker.loop import Stop
 
 #: Arguments: the queue's folder, how many, the shortest and the longest pause in seconds.
 SENDER = """

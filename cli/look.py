@@ -1,4 +1,4 @@
-"""Looking: queues, their counts and health, messages in order, one message whole. Nothing here changes anything."""
+"""Commands that look: at queues, their counts and health, and at messages. They change nothing."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import typer
 from dropq.errors import LeaseLost, NoSuchMessage, NoSuchQueue
 
 from . import output
-from .options import Filter, Json, MessageId, QueueName, QueueNames, State, duration, state
+from .options import Filter, Json, MessageId, QueueName, QueueNames, QueueOrRoot, State, duration, state
 from .output import NEGATIVE, OK, Record, unescape
 from .shell import Shell, arguments
 
 if TYPE_CHECKING:
     from dropq import Message, Queue
-    from dropq.explain import Explanation
-    from dropq.health import Health
+    from dropq.diagnosis.explain import Explanation
+    from dropq.diagnosis.health import Health
 
-#: The columns of messages: of any, and what more is told of those in a state.
+#: The columns of messages, and the further columns of some states.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), "error": ("reason",), "expired": ("reason",)}
 #: The columns of `browse --explain`.
 WHY = ("id", "state", "why", "until", "holders", "detail")
-#: Columns that give way to those in a table.
+#: Columns that a table leaves out where the state has further ones.
 LESS = ("priority", "bytes", "type")
 #: Bytes of a body that `show` shows on a terminal.
 PREVIEW = 2000
@@ -57,13 +57,13 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
         records.append({"queue": "total", **sums})
     shell.show(records, columns)
     if not names:
-        shell.tell_no_queues()
+        shell.report_no_queues()
     return code
 
 
 def health(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="The queue; all of the root without.")] = None,
+    queue: QueueOrRoot = None,
     max_age: Annotated[float | None, duration("--max-age", help="How long a message may wait.")] = None,
     max_count: Annotated[
         int | None, typer.Option("--max-count", metavar="N", min=0, help="How many messages may wait in target/.")
@@ -73,32 +73,32 @@ def health(
     ] = 10,
     json: Json = False,
 ) -> int:
-    """Tell whether queues are well, and if not, why; 1 when one is not.
+    """Report whether queues are well, and why not; 1 when one is not.
 
-    Without any limit it finds what nobody swept for a minute, too many messages in error/, and queues that cannot be
-    used. A pause is told, and no fault.
+    Without limits it reports what nobody swept for a minute, too many messages in error/, and queues that cannot be
+    used. It also mentions a pause, which is no fault.
     """
-    from dropq import health as checks
+    from dropq.diagnosis.health import health_root
 
     shell = Shell(ctx, json)
     found: Iterable[Health]
     if queue is None:
-        found = checks.health_root(shell.root, max_age=max_age, max_count=max_count, max_error=max_error)
+        found = health_root(shell.root.context, max_age=max_age, max_count=max_count, max_error=max_error)
     else:
         one = shell.root.queue(unescape(queue))
-        found = [checks.health(one, max_age=max_age, max_count=max_count, max_error=max_error)]
+        found = [one.health(max_age=max_age, max_count=max_count, max_error=max_error)]
     codes: list[int] = []
 
     def records() -> Iterator[Record]:
-        for told in found:
-            codes.append(OK if told.healthy else output.exit_code(told.error) if told.error else NEGATIVE)
-            yield from [_health_record(told)] if shell.json else _health_lines(told)
+        for each in found:
+            codes.append(OK if each.healthy else output.exit_code(each.error) if each.error else NEGATIVE)
+            yield from [_health_record(each)] if shell.json else _health_lines(each)
 
     shell.show(records(), ("queue", "verdict", "kind", "message"))
     if not codes:
         if shell.strange:
             raise NoSuchQueue(f"{shell.root.path} has no queues{shell.strange}")
-        shell.tell_no_queues()
+        shell.report_no_queues()
     return output.verdict(codes)
 
 
@@ -114,30 +114,30 @@ def _health_record(health: Health) -> Record:
 
 
 def _health_lines(health: Health) -> Iterator[Record]:
-    """Yield a line for each reason and note; one for a queue that is well."""
+    """Yield a line for each reason and note; a single line when the queue has neither."""
     verdict = {"queue": health.queue, "verdict": "healthy" if health.healthy else "unhealthy"}
-    told = [*health.reasons, *health.notes]
-    yield from ({**verdict, **asdict(reason)} for reason in told) if told else [verdict]
+    remarks = [*health.reasons, *health.notes]
+    yield from ({**verdict, **asdict(remark)} for remark in remarks) if remarks else [verdict]
 
 
 def browse(
     ctx: typer.Context,
     queue: QueueName,
-    state: Annotated[State | None, state("Where to look; target without.")] = None,
+    state: Annotated[State | None, state("Where to look; target when none is named.")] = None,
     count: Annotated[int | None, typer.Option("-n", metavar="N", min=0, help="Only the first N.")] = None,
     filter: Filter = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Tell why each waits, or who holds it.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why each message waits, or who holds it.")] = False,
     json: Json = False,
 ) -> None:
     """List the messages of a state, in order of delivery.
 
-    With --explain it goes through target/, delayed/ and processing/, or the one of them that --state names, and says of
-    each message why nobody is handed it, or by whom it is held and what would bring it back.
+    With --explain it lists target/, delayed/ and processing/, or only the folder that --state names. It says why a
+    message is not delivered, or who holds it and what would bring it back.
     """
     shell = Shell(ctx, json)
     if explain:
-        told = islice(shell.queue(queue).explain(state, filter=filter), count)
-        return shell.show(map(_explained, told), WHY)
+        explanations = islice(shell.queue(queue).explain(state, filter=filter), count)
+        return shell.show(map(_explained, explanations), WHY)
     looked_at = state or "target"
     messages = islice(shell.queue(queue).browse(looked_at, filter=filter), count)
     more = MORE.get(looked_at, ())
@@ -145,15 +145,15 @@ def browse(
     return shell.show(_records(messages), (*COLUMNS, *more), table=(*brief, *more))
 
 
-def _explained(told: Explanation) -> Record:
+def _explained(explanation: Explanation) -> Record:
     return {
-        "id": told.message.id,
-        "queue": told.message.queue.name,
-        "state": told.message.state,
-        "why": told.why,
-        "until": told.until,
-        "holders": list(told.holders),
-        "detail": told.detail,
+        "id": explanation.message.id,
+        "queue": explanation.message.queue.name,
+        "state": explanation.message.state,
+        "why": explanation.why,
+        "until": explanation.until,
+        "holders": list(explanation.holders),
+        "detail": explanation.detail,
     }
 
 
@@ -166,7 +166,7 @@ def _records(messages: Iterable[Message]) -> Iterator[Record]:
 
 
 def record_of(message: Message) -> dict[str, object]:
-    """Return what is known of a message, by the names of its attributes.
+    """Return all that is known of a message, by the names of its attributes.
 
     Raises:
         NoSuchMessage: it is not there any more.
@@ -198,11 +198,11 @@ def record_of(message: Message) -> dict[str, object]:
 
 
 def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False) -> None:
-    """Tell all that is known of one message, wherever it lies.
+    """Show all that is known of one message, wherever it lies.
 
-    Of several with one id it is the first in order of delivery.
-    Among it are the counters that travel with it and, in error/ and expired/, the reason with its traceback or the
-    end of the command's stderr. On a terminal the beginning of the body follows.
+    When several have the id, it shows the first in order of delivery.
+    It includes the counters that travel with the message and, in error/ and expired/, the reason with its traceback
+    or the end of the command's stderr. On a terminal the beginning of the body follows.
     """
     shell = Shell(ctx, json)
     (wanted,) = arguments([id])
@@ -214,8 +214,8 @@ def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False
         text = output.cell({key: value}, key)
         if sys.stdout.isatty() and isinstance(value, str) and "\n" in value:
             text = "\n  " + output.visible(value.rstrip()).replace("\n", "\n  ")
-        told = output.escape(key)  # of a property, it is the sender's
-        print(f"{told}\t{text}" if not sys.stdout.isatty() else f"{told + ':':20} {text}")
+        name = output.escape(key)  # the sender chose a property's name
+        print(f"{name}\t{text}" if not sys.stdout.isatty() else f"{name + ':':20} {text}")
     if sys.stdout.isatty():
         with message.open() as body:
             data = body.read(PREVIEW)
@@ -223,7 +223,7 @@ def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False
 
 
 def _first(queue: Queue, id: str) -> Message:
-    """Return the message of an id that is delivered first, and say so where several have it."""
+    """Return the first message of an id in order of delivery; report when several have it."""
     first, *others = queue.find_all(id)
     if others:
         output.note(f"{len(others) + 1} messages in {first.state}/ have the id {output.escape(id)}; this is the first")
@@ -247,9 +247,9 @@ def cat(
 ) -> int:
     """Write bodies to standard output, one after the other.
 
-    Of several messages with one id it is the first in order of delivery.
-    The bytes go as they are, except to a terminal, which gets no control characters. With --json the body is in
-    `body`, or in `body_base64` when it is no UTF-8.
+    When several messages have an id, it writes the first in order of delivery.
+    The bytes stay as they are, but a terminal gets no control characters. With --json the body is in `body`, or in
+    `body_base64` when it is no UTF-8.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
@@ -287,7 +287,7 @@ def tail(
 ) -> None:
     """List the messages that came last to a state, the newest last.
 
-    With -f it goes on: a message that a consumer takes within half a second of its arrival may go unseen.
+    With -f it goes on, and a message that a consumer takes within half a second of its arrival may go unseen.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
@@ -308,7 +308,7 @@ def _print(shell: Shell, message: Message, columns: tuple[str, ...]) -> None:
 
 
 def _arrived(queue: Queue, state: State, seen: set[str]) -> list[Message]:
-    """Return the messages of a state that were not seen yet, by when they came there."""
+    """Return the messages of a state that were not seen yet, in the order in which they came there."""
     there = {message.file: message for message in queue.browse(state)}
     came = []
     for file in there.keys() - seen:

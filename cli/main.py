@@ -1,4 +1,4 @@
-"""The command `dropq`: which commands there are, and what becomes of their errors."""
+"""The command `dropq`: the list of commands, and the exit code of every error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -32,36 +33,31 @@ COMMANDS = {
 }
 
 
-class _AsGiven:
-    """Takes text, and what nobody gave, as it is; typer's own converter, which does the rest, imports pydantic.
+def _process_value(param: Any, ctx: Any, value: Any) -> Any:
+    """Return the value of a parameter as its command wants it: text, and what was not given, as it is.
 
-    That alone takes longer than to send a message. It stands where typer keeps its converter, which is no promise of
-    typer's: a typer that keeps none there converts everything by itself.
+    typer converts the rest. Its converter imports pydantic, which alone takes longer than to send a message.
     """
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value of a parameter as its command wants it."""
-        kind = param.type_descriptor
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        if kind.parameter_info.parser is not None:
-            return kind.parameter_info.parser(value)
-        if kind.annotation is str or value is param.default:
-            return value
-        if kind.annotation == list[str]:
-            return list(value)
-        param._runtime_param = None
-        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+    kind = getattr(param, "type_descriptor", None)  # a typer that keeps it elsewhere converts everything
+    if kind is None or (param.required and param.value_is_missing(value)):
+        return type(param).process_value(param, ctx, value)
+    if value is None:
+        value = () if param.multiple or param.nargs == -1 else None
+    elif kind.parameter_info.parser is not None:
+        value = kind.parameter_info.parser(value)
+    elif kind.annotation not in (str, list[str]) and value is not param.default:
+        return type(param).process_value(param, ctx, value)
+    return value if param.callback is None else param.callback(ctx, param, value)
 
 
 class _Quick:
     """What all commands have in common: no parameter waits for a converter that it does not need."""
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, each with `_process_value` in place of its own method."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
-            if hasattr(param, "_runtime_param") and hasattr(param, "get_runtime_param"):
-                param._runtime_param = _AsGiven()
+            param.process_value = partial(_process_value, param)
         return params
 
 
@@ -70,7 +66,7 @@ class _Single(_Quick, TyperCommand):
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name; each is imported and built when it is asked for, so that one does not wait for all."""
+    """The commands by name. Each is imported and built when it is asked for, so none waits for the others."""
 
     def __init__(self) -> None:
         self._homes = {name: home for group in COMMANDS.values() for name, home in group.items()}
@@ -100,7 +96,7 @@ class _Grouped(_Quick, TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # typer would keep nothing but an exit code
+        except KeyboardInterrupt as error:  # typer would keep only an exit code
             raise Interrupted(*error.args) from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -114,7 +110,7 @@ class _Grouped(_Quick, TyperGroup):
 
 
 class Interrupted(Exception):
-    """Raised when Ctrl-C ends a command; it says what was done until then."""
+    """Raised when Ctrl-C ends a command; the message says what was done until then."""
 
 
 def _version(wanted: bool) -> None:
@@ -158,7 +154,7 @@ def build() -> typer.Typer:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; no error of any kind leaves it.
+    """Run a command line and return its exit code; it raises nothing.
 
     Args:
         argv: the arguments; None takes the process's own, and sets the process up as a command of a shell.
@@ -181,7 +177,7 @@ def _set_up() -> None:
     # A reader that has seen enough, as in `dropq ls | head -1`, ends us quietly.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by who started us; in this order each takes its own number
+        if getattr(sys, name) is None:  # the parent closed it; in this order each takes its own number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as we run
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -190,7 +186,7 @@ def _set_up() -> None:
 
 def _usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
-    text = error.format_message().replace(": Value error, ", ": ")  # what the parser of options says of a choice
+    text = error.format_message().replace(": Value error, ", ": ")  # typer's prefix of a bad choice
     if context is None or text.startswith("Usage:"):
         output.note(text if context else f"error: {text}")
     else:

@@ -1,6 +1,6 @@
-"""Sending, receiving and settling messages: what shell scripts build on.
+"""Commands that send, receive and settle messages: shell scripts build on them.
 
-A claim that `receive` makes outlives the command, so it always has a lease; its receipt settles it from anywhere.
+A claim that `receive` makes outlives the command, so it always has a lease. Any process can settle it by its receipt.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from io import BufferedReader
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,17 +20,17 @@ from . import output
 from .look import record_of
 from .options import Filter, Json, QueueName, Receipts, duration, lease_period
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
-from .shell import HeldOff, Shell, UsageError, arguments, so_many, stdin, whoever_reads
+from .shell import HeldOff, Shell, UsageError, arguments, despite_closed_stdout, how_many, stdin
 
 if TYPE_CHECKING:
     from dropq import Message, Queue, Sent, Typed
 
-#: Seconds that a claim is leased for when neither the command nor the queue says.
+#: Seconds of a lease when neither the command nor the queue says.
 LEASE = 60.0
-#: Bytes that are read at once of what is sent line by line: the complete lines among them go as one batch.
+#: Bytes that `send --lines` reads at once; the complete lines in them go as one batch.
 LINES = 1 << 16
 
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept with it, for whoever reads error/.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the message in error/.")]
 
 
 def send(
@@ -58,8 +59,8 @@ def send(
     """Send each FILE, or standard input, as a message; prints the ids.
 
     Without FILE standard input is sent, when it is not a terminal. Once an id is printed, the message is in target/,
-    as durable as the queue's configuration asks. A queue that is full (max_unprocessed) is told by 75, or, where it
-    discards what comes, by 1 and no id.
+    as durable as the queue's configuration asks. When the queue is full (max_unprocessed) it exits with 75, or, where
+    the queue discards what comes, prints no id and exits with 1.
     """
     shell = Shell(ctx, json)
     sources = _sources(files, id=id, lines=lines, move=move)
@@ -74,24 +75,7 @@ def send(
         "message_id": id,
     }
     sending = _Sending(shell, shell.root.queue(output.unescape(queue)), fields)
-
-    def send_all(source: str) -> None:
-        if not lines:
-            return sending.send(source, move=move)
-        for _ in shell.progress(sending.lines(source), "sent"):
-            pass
-
-    with whoever_reads():
-        try:
-            code = shell.each(sources if lines else shell.progress(sources, "sending", len(sources)), send_all)
-        except KeyboardInterrupt as error:
-            sending.tell()
-            told = so_many(sending.accepted, None if lines else len(sources), "sent")
-            raise KeyboardInterrupt(f"{told}, nothing after that") from error
-        except typer.Exit as error:  # ids cannot be written: nothing more is sent
-            sending.sum(error.exit_code)
-            raise
-    sending.sum(code)
+    code = sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
     return code or (NEGATIVE if sending.discarded else OK)
 
 
@@ -117,33 +101,61 @@ def _property(text: str) -> tuple[str, Typed]:
 
 
 class _Sending:
-    """One `send`: the ids of what is sent are printed as soon as it is durable, whatever ends the command.
+    """One run of `send`: it prints the id of each message as soon as that is durable, whatever ends the command.
 
     Args:
         shell: the run of the command.
-        queue: where it sends.
-        fields: what all messages say.
+        queue: where it sends to.
+        fields: the arguments of `Queue.send` that all messages share.
     """
 
     def __init__(self, shell: Shell, queue: Queue, fields: Mapping[str, Any]) -> None:
         self.accepted = self.discarded = 0
         self._read = 0
-        self._unread = False  # nobody reads ids any more
+        self._unread = False  # the reader of the ids has gone
         self._shell = shell
         self._queue = queue
         self._fields = fields
-        self._sent: list[Sent] = []  # and not told yet
+        self._sent: list[Sent] = []  # and not printed yet
 
-    def send(self, source: str, *, move: bool) -> None:
-        """Send a file, or standard input, as one message."""
+    def send_files(self, sources: list[str], *, move: bool) -> int:
+        """Send each file, or standard input, as one message; return the exit code."""
+        going = self._shell.progress(sources, "sending", len(sources))
+        return self._send(going, partial(self._send_file, move=move), total=len(sources))
+
+    def send_lines(self, sources: list[str]) -> int:
+        """Send each line of the files, or of standard input, as a message; return the exit code."""
+
+        def send(source: str) -> None:
+            for _ in self._shell.progress(self._lines(source), "sent"):
+                pass
+
+        return self._send(sources, send)
+
+    def _send(self, sources: Iterable[str], send: Callable[[str], None], total: int | None = None) -> int:
+        """Send each source, and say how many messages were sent where that is not all of them."""
+        with despite_closed_stdout():
+            try:
+                code = self._shell.each(sources, send)
+            except KeyboardInterrupt as error:
+                self.tell()
+                done = how_many(self.accepted, total, "sent")
+                raise KeyboardInterrupt(f"{done}, nothing after that") from error
+            except typer.Exit as error:  # ids cannot be written: nothing more is sent
+                self._sum(error.exit_code)
+                raise
+        self._sum(code)
+        return code
+
+    def _send_file(self, source: str, *, move: bool) -> None:
         try:
             self._sent.append(self._queue.send_file(stdin() if source == "-" else source, move=move, **self._fields))
         except KeyboardInterrupt as error:
-            self.accepted += hasattr(error, "__notes__")  # which say that it was sent all the same
+            self.accepted += hasattr(error, "__notes__")  # the library notes only that it was sent all the same
             raise
         self.tell()
 
-    def lines(self, source: str) -> Iterator[None]:
+    def _lines(self, source: str) -> Iterator[None]:
         """Send each line of a file, or of standard input; yield after each."""
         with _reading(source) as file:
             chunks = _chunks(file)
@@ -153,7 +165,7 @@ class _Sending:
                     for batch in _batches(chunk):
                         yield from self._send_batch(batch)
                 except Exception:
-                    if file.seekable():  # a file: the sum is to be true of all of it; a pipe may never end
+                    if file.seekable():  # the sum counts all of a file; a pipe may never end
                         self._read += sum(map(len, chunks))
                     raise
 
@@ -161,7 +173,7 @@ class _Sending:
         try:
             self._queue.send_into(self._sent, ({**self._fields, "body": line} for line in batch))
         except BaseException as error:
-            error.__notes__ = []  # on this batch alone: the sum is told of all
+            error.__notes__ = []  # they count this batch alone; `_sum` reports all
             raise
         finally:
             self.tell()
@@ -172,7 +184,7 @@ class _Sending:
         with HeldOff() as interrupt:
             while self._sent:
                 one = self._sent[0]
-                if one.accepted or self._shell.json:  # an id that is printed alone is that of a message in target/
+                if one.accepted or self._shell.json:  # a bare id means that the message is in target/
                     self._print(one)
                 self.accepted += one.accepted
                 self.discarded += not one.accepted
@@ -185,19 +197,19 @@ class _Sending:
         try:
             if not self._unread:
                 print(text, flush=True)
-        except BrokenPipeError:  # who reads has seen enough: that is no reason to stop
+        except BrokenPipeError:  # the reader has seen enough; sending goes on
             output.discard()
             self._unread = True
         except OSError as error:
             output.discard()
             for sent in filter(lambda sent: sent.accepted, self._sent):
                 self.accepted += 1
-                untold = f"message {sent.id} was sent; its id could not be written to standard output"
-                output.note(f"error: {untold}: {error.strerror}")
+                unwritten = f"message {sent.id} was sent; its id could not be written to standard output"
+                output.note(f"error: {unwritten}: {error.strerror}")
             raise typer.Exit(IO_ERROR) from error
 
-    def sum(self, code: int) -> None:
-        """Say how many were sent, where that were not all."""
+    def _sum(self, code: int) -> None:
+        """Report how many messages were sent, where that is not all."""
         not_sent = self._read - self.accepted - self.discarded
         if code and not_sent > 0:
             output.note(f"sent={self.accepted} not_sent={not_sent}")
@@ -212,7 +224,7 @@ def _reading(source: str) -> AbstractContextManager[BufferedReader]:
 
 
 def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
-    """Yield lines, without their ends, as many at a time as are there: a slow writer's are not held back."""
+    """Yield lines without their ends, as many at a time as there are, so that a slow writer's are not held back."""
     begun: list[bytes] = []
     while data := file.read1(LINES):
         first, *others = data.split(b"\n")
@@ -226,7 +238,7 @@ def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
 
 def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
     """Yield lines, as many at a time as `send_many` makes durable together."""
-    from dropq.producer import BATCH
+    from dropq.queue.sender import BATCH
 
     for start in range(0, len(lines), BATCH):
         yield lines[start : start + BATCH]
@@ -235,8 +247,8 @@ def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
 def receive(
     ctx: typer.Context,
     queue: QueueName,
-    count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="At most so many.")] = 1,
-    wait: Annotated[float | None, duration("--wait", help="How long to wait for the first one.")] = None,
+    count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="How many at most.")] = 1,
+    wait: Annotated[float | None, duration("--wait", help="How long to wait for the first message.")] = None,
     lease: Annotated[
         float | None, lease_period("--lease", help="How long the claim holds; else the queue's lease_period, else 60s.")
     ] = None,
@@ -245,31 +257,31 @@ def receive(
 ) -> int:
     """Claim messages; prints id, receipt and path of each.
 
-    Settle each with its receipt, by ack, nack, fail or reject; when its lease runs out before that, it goes back. One
-    whose receipt cannot be written goes back at once. Exits with 66 when there is none. From a queue that delivers at
-    most once a message comes settled, without a receipt.
+    Settle each message with its receipt, by ack, nack, fail or reject; when its lease runs out before that, it goes
+    back. It goes back at once when its receipt cannot be written. Exits with 66 when there is no message. A queue that
+    delivers at most once hands out a message settled, without a receipt.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
     period = lease if lease is not None else found.config.lease_period or LEASE
-    told: dict[str | None, str] = {}
+    printed: dict[str | None, str] = {}
     with (
-        whoever_reads(),
+        despite_closed_stdout(),
         found.subscribe(filter=filter, max_backlog=count, lease_period=period, detached=True) as subscription,
     ):
         try:
             messages = subscription.receive_many(count, timeout=wait or 0)
-            _hand_over(shell, messages, told)
+            _hand_over(shell, messages, printed)
         except BaseException:
-            with HeldOff():  # what nobody was told of is nobody's: it does not wait for the end of its lease
-                if returned := subscription.give_back_but({owner for owner in told if owner}):
-                    output.note(f"{so_many(returned, None, 'given back')}: nobody was told of their receipts")
+            with HeldOff():  # nobody knows its receipt: it need not wait for the end of its lease
+                if returned := subscription.give_back_but({owner for owner in printed if owner}):
+                    output.note(f"{how_many(returned, None, 'given back')}: nobody was told of their receipts")
             raise
     return OK if messages else NO_INPUT
 
 
-def _hand_over(shell: Shell, messages: list[Message], told: dict[str | None, str]) -> None:
-    """Print claims, and keep whose were printed; Ctrl-C waits for the line at hand."""
+def _hand_over(shell: Shell, messages: list[Message], printed: dict[str | None, str]) -> None:
+    """Print claims, and add the owner of each claim that was printed; Ctrl-C waits for the end of the line."""
     for message in messages:
         record = record_of(message)
         with HeldOff() as interrupt:
@@ -281,9 +293,9 @@ def _hand_over(shell: Shell, messages: list[Message], told: dict[str | None, str
                     output.note(f"message {message.id} was received and is settled; see {record['path']}")
                 output.note(f"error: message {message.id} could not be written to standard output: {error.strerror}")
                 raise typer.Exit(NEGATIVE if isinstance(error, BrokenPipeError) else IO_ERROR) from error
-            told[message.owner] = message.id
+            printed[message.owner] = message.id
         if interrupt.asked:
-            raise KeyboardInterrupt(f"{so_many(len(told), len(messages), 'received')}")
+            raise KeyboardInterrupt(f"{how_many(len(printed), len(messages), 'received')}")
 
 
 # -- settling --------------------------------------------------------------------------------------------------
@@ -300,8 +312,8 @@ def ack(
 ) -> int:
     """Acknowledge messages: they are done.
 
-    By its id a message is acknowledged also while it waits. With --defer one that is not here yet is archived once it
-    comes, and not delivered: so long as the queue's deferred_ack_expiration says, and once.
+    An id also acknowledges a message that waits. With --defer the ack of a message that is not here yet is remembered
+    for the queue's deferred_ack_expiration, and used up when the message comes: it is archived, and not delivered.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
@@ -315,14 +327,14 @@ def ack(
         if shell.json:
             shell.line(record, ())
 
-    with whoever_reads():
+    with despite_closed_stdout():
         return shell.each(_deferrable(named) if defer else named, acknowledge, "acknowledged")
 
 
 def _is_id(text: str) -> bool:
-    from dropq.names import split_claim
+    from dropq.format.message_file import MessageFile
 
-    claim, _ = split_claim(text)
+    claim = MessageFile(text).claim
     return claim is None or not claim.ours
 
 
@@ -332,12 +344,12 @@ def _settles_first(queue: Queue) -> bool:
 
 def _deferrable(named: Iterable[str]) -> list[str]:
     """Return what was named, once all of it is known to be receipts, or ids whose acks can be deferred."""
-    from dropq import deferred
+    from dropq.lifecycle import early_acks
 
     found = list(named)
     for id in filter(_is_id, found):
         try:
-            deferred.check(id)
+            early_acks.check(id)
         except ValueError as error:
             raise UsageError(str(error)) from None
     return found
@@ -349,12 +361,12 @@ def _acked(message: Message) -> Record:
 
 
 def _acked_by_id(queue: Queue, id: str, defer: bool) -> Record:
-    from dropq import deferred
+    from dropq.lifecycle import early_acks
 
     if queue.ack(id, defer):
         return {"id": id, "state": "processed" if queue.config.history else "removed", "receipt": None}
-    if not defer or id not in deferred.remembered(queue.layout):
-        return _acked(queue.claimed(id))  # which says why it is not to be had
+    if not defer or id not in early_acks.remembered(queue.layout):
+        return _acked(queue.claimed(id))  # it raises, and says why
     output.note(f"{output.escape(id)} was not acknowledged now: its ack is remembered")
     return {"id": id, "state": None, "receipt": None}
 
@@ -363,7 +375,7 @@ def nack(
     ctx: typer.Context,
     queue: QueueName,
     receipts: Receipts,
-    delay: Annotated[float | None, duration("--delay", help="Keep it from everybody for this long.")] = None,
+    delay: Annotated[float | None, duration("--delay", help="Keep it from all consumers for this long.")] = None,
     json: Json = False,
 ) -> int:
     """Give messages back, to be delivered again; a cancel is counted."""
@@ -415,5 +427,5 @@ def _settle(
         if columns or shell.json:
             shell.line({"id": message.id, "state": message.state, "receipt": message.receipt}, columns)
 
-    with whoever_reads():
+    with despite_closed_stdout():
         return shell.each(arguments(receipts, column=1), settle, "settled")

@@ -1,16 +1,26 @@
-"""What several commands take: their arguments and options, each spelt and explained in one place."""
+"""The arguments and options that several commands take, each declared in one place."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-#: The folders of a queue that messages lie in.
-State = Literal["target", "delayed", "processing", "processed", "expired", "error", "working"]
+from dropq.format.layout import STATES
+
+#: What --state takes: the states, with those of messages that are delayed, or not sent yet.
+STATE_CHOICES = (STATES[0], "delayed", *STATES[1:], "working")
+
+if TYPE_CHECKING:
+    State = str
+else:  # typer takes the choices from here
+    State = Literal[STATE_CHOICES]
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
 QueueNames = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Which queues; all when none is named.")]
+QueueOrRoot = Annotated[
+    str | None, typer.Argument(metavar="QUEUE", help="The queue; all of the root when none is named.")
+]
 Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="ID", help="Message ids or file names; - reads them from standard input, one a line."),
@@ -54,7 +64,7 @@ def lease_period(*names: str, help: str) -> Any:
 
 
 def _lease_seconds(text: str) -> float:
-    from dropq.message import LEAST_LEASE
+    from dropq.queue.message import LEAST_LEASE
 
     seconds = _seconds(text)
     if seconds < LEAST_LEASE:
@@ -64,4 +74,4 @@ def _lease_seconds(text: str) -> float:
 
 def state(help: str) -> Any:
     """Return the option that names a state."""
-    return typer.Option("--state", metavar="S", help=f"{help} One of {', '.join(get_args(State))}.")
+    return typer.Option("--state", metavar="S", help=f"{help} One of {', '.join(STATE_CHOICES)}.")

@@ -1,7 +1,7 @@
 """What users see: escaping, JSON, lines and tables, and the exit code of every error.
 
-stdout carries data, stderr talk. No name, id, property or reason reaches either with a control character in it, and
-what plain output escapes, `unescape` gives back byte for byte.
+stdout carries data, stderr everything else. No name, id, property or reason reaches either with a control character in
+it, and `unescape` returns what plain output escapes byte for byte.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import chain, islice
 from typing import Literal
 
 from dropq.errors import (
+    BacklogReached,
     ConfigError,
     InvalidFilter,
     InvalidName,
@@ -31,14 +32,14 @@ from dropq.errors import (
     Unavailable,
 )
 
-#: A record: what one line of output tells, by snake_case key.
+#: A record: the values of one line of output, by snake_case key.
 Record = Mapping[str, object]
 
 #: The exit codes, those of sysexits.h where it has one.
 OK, NEGATIVE, USAGE, BAD_DATA, NO_INPUT, UNAVAILABLE, BUG = 0, 1, 2, 65, 66, 69, 70
 CANNOT_CREATE, IO_ERROR, TRY_LATER, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 73, 74, 75, 77, 78, 130
 
-#: What the errors of the library exit with; the first kind that fits counts.
+#: The exit codes of the library's errors; the first kind that fits counts.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (LeaseLost, NEGATIVE),
     (InvalidName, USAGE),
@@ -48,11 +49,12 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (Unavailable, UNAVAILABLE),
     (QueueExists, CANNOT_CREATE),
     (QueueFull, TRY_LATER),
+    (BacklogReached, TRY_LATER),
     (ConfigError, CONFIGURATION),
     (UnicodeError, BAD_DATA),
     (ValueError, USAGE),
 )
-#: What a refusal of the file system exits with; any other is an I/O error.
+#: The exit codes of what the file system refuses; any other is an I/O error.
 _BY_ERRNO = {
     errno.EACCES: NO_PERMISSION,
     errno.EPERM: NO_PERMISSION,
@@ -61,16 +63,16 @@ _BY_ERRNO = {
     errno.ENOTEMPTY: NEGATIVE,  # a queue with messages to work on is not deleted
 }
 
-#: How columns of plain output say no and yes.
+#: How columns of plain output write no and yes.
 _WORDS = {"ok": ("failed", "ok"), "paused": ("", "paused"), "repaired": ("", "repaired")}
-#: Rows beyond which a table, which has to be measured whole, gives way to plain lines.
+#: The most rows of a table, which has to be measured as a whole; more are printed as plain lines.
 TABLE_LIMIT = 2000
 #: Characters of an id that a table never breaks.
 LONG = 40
 
 
 def exit_code(error: BaseException) -> int:
-    """Return what the command exits with after an error; BUG for one that no command should meet."""
+    """Return the exit code of an error; BUG for an error that no command should meet."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
@@ -80,7 +82,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def verdict(codes: Sequence[int]) -> int:
-    """Return what a command exits with that did several things: 1 when some failed; of a single thing its own code."""
+    """Return the exit code of a command that did several things: 1 when some failed; a single thing has its own."""
     return codes[0] if len(codes) == 1 else NEGATIVE if any(codes) else OK
 
 
@@ -88,7 +90,7 @@ def verdict(codes: Sequence[int]) -> int:
 
 
 def escape(text: str) -> str:
-    r"""Write what a terminal must not get as `\xNN`, byte by byte, and a backslash as two: `unescape` undoes it."""
+    r"""Write what a terminal must not get as `\xNN`, byte by byte, and a backslash as two; `unescape` undoes it."""
     if text.isprintable() and "\\" not in text:
         return text
     return "".join("\\\\" if char == "\\" else _visible(char) for char in text)
@@ -126,7 +128,7 @@ def _visible(char: str) -> str:
 
 
 def time_text(time: datetime) -> str:
-    """Write a time as RFC 3339 has it, in UTC, to the millisecond."""
+    """Write a time in the form of RFC 3339, in UTC, to the millisecond."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -148,7 +150,7 @@ def _jsonable(value: object) -> object:
 
 
 def reason_text(reason: object) -> str:
-    """Say in one line why a message lies in error/ or expired/."""
+    """Write in one line why a message lies in error/ or expired/."""
     if not isinstance(reason, Mapping):
         return ""
     last_words = str(reason.get("stderr") or "").strip().splitlines()[-1:]
@@ -156,7 +158,7 @@ def reason_text(reason: object) -> str:
 
 
 def cell(record: Record, key: str) -> str:
-    """Write one value of a record as plain output has it, escaped; what is not there is empty."""
+    """Write one value of a record for plain output, escaped; a missing value is empty."""
     value = record.get(key)
     if value is None:
         return ""
@@ -176,7 +178,7 @@ def cell(record: Record, key: str) -> str:
 
 
 def line(record: Record, columns: Sequence[str], *, as_json: bool) -> str:
-    """Return a record as one line: JSON with all of it, or the columns with tabs between."""
+    """Return a record as one line: all of it as JSON, or the columns with tabs between."""
     return json_line(record) if as_json else "\t".join(cell(record, key) for key in columns)
 
 
@@ -189,16 +191,16 @@ def put(text: str, *, flush: bool = False) -> None:
 
 
 def interrupted(error: BaseException | None = None) -> int:
-    """Say that Ctrl-C ended the command, and what was done until then; return the exit code."""
+    """Report that Ctrl-C ended the command, and what was done until then; return the exit code."""
     with suppress(OSError):
         flush()
-    told = "; ".join([*filter(None, [str(error or "")]), *_notes(error)])
-    note(("\n" if sys.stderr.isatty() else "") + (f"interrupted: {told}" if told else "interrupted"))
+    done = "; ".join([*filter(None, [str(error or "")]), *_notes(error)])
+    note(("\n" if sys.stderr.isatty() else "") + (f"interrupted: {done}" if done else "interrupted"))
     return INTERRUPTED
 
 
 def _notes(error: BaseException | None) -> list[str]:
-    """Return the notes of an error, and of what it came from."""
+    """Return the notes of an error and of its causes."""
     notes: list[str] = []
     while error is not None:
         notes += getattr(error, "__notes__", ())
@@ -215,12 +217,12 @@ def flush() -> None:
 
 
 def discard() -> None:
-    """Send stdout nowhere from now on, what is still in its buffer included."""
+    """Discard what goes to stdout from now on, what is still in its buffer included."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show(records: Iterable[Record], columns: Sequence[str], *, as_json: bool, table: Sequence[str]) -> None:
-    """Print records: a table on a terminal, else a line each, as they come."""
+    """Print records: as a table on a terminal, else a line each, as they come."""
     if not as_json and sys.stdout.isatty():
         first = list(islice(records, TABLE_LIMIT + 1))
         if len(first) <= TABLE_LIMIT:
@@ -238,40 +240,40 @@ def _table(records: Sequence[Record], columns: Sequence[str]) -> None:
     if not records:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    told = [key for key in columns if any(cell(record, key) for record in records)]
-    for key in told:
+    filled = [key for key in columns if any(cell(record, key) for record in records)]
+    for key in filled:
         kinds = {type(record.get(key)) for record in records} - {type(None)}
         justify: Literal["left", "right"] = "right" if kinds <= {int, float} else "left"
-        # Numbers, times and ids stay whole, to be read and copied; what is said at length gives way.
+        # Numbers, times and ids stay whole, to be read and copied; long texts are wrapped.
         short = max(len(_short(record, key)) for record in records) <= LONG
         whole = kinds <= {int, float, datetime} or (key == "id" and short)
         table.add_column(key.replace("_", "\n"), justify=justify, overflow="fold", no_wrap=whole)
     for record in records:
-        table.add_row(*(Text(_short(record, key)) for key in told))
+        table.add_row(*(Text(_short(record, key)) for key in filled))
     Console(highlight=False).print(table)
 
 
 def _short(record: Record, key: str) -> str:
-    """Write a value as a table has it: times to the second."""
+    """Write a value for a table: times to the second."""
     value = record.get(key)
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if isinstance(value, datetime) else cell(record, key)
 
 
 def note(text: str) -> None:
-    """Say something to whoever sits there; it is no data."""
-    with suppress(OSError):  # nobody hears it: that is no reason to stop
+    """Print a line to stderr: it is for people, and no data."""
+    with suppress(OSError):  # nobody can read it: that is no reason to stop
         print(visible(text), file=sys.stderr, flush=True)
 
 
 def complain(error: Exception) -> None:
-    """Say what went wrong, and what became of the messages where the error tells."""
+    """Report an error, with what it says about the messages."""
     try:
-        flush()  # what was done stands before what was not
+        flush()  # what was done comes before what was not
     except OSError:
         discard()  # what cannot be written now is not tried again when Python ends
-    from dropq.storage import told
+    from dropq.storage.failures import describe
 
-    text = told(error)
+    text = describe(error)
     for more in getattr(error, "__notes__", ()):
         text += f"; {more}"
     note(f"error: {text or type(error).__name__}")

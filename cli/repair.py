@@ -1,19 +1,77 @@
-"""Bringing queues back in order, and what administrators do to messages in bulk."""
+"""Commands that bring queues back in order, and those that act on many messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import output
-from .options import All, DryRun, Filter, Ids, Json, QueueName, QueueNames, State, Yes, duration, state
+from .options import All, DryRun, Filter, Ids, Json, QueueName, QueueNames, QueueOrRoot, State, Yes, duration, state
 from .output import NEGATIVE, OK, Record, unescape
-from .shell import Shell, UsageError, going_on, so_many
+from .shell import Shell, UsageError, going_on, how_many
 
 if TYPE_CHECKING:
-    from dropq import Outcome
+    from dropq import Outcome, Queue
+    from dropq.upkeep.sweep import SweepReport
+
+
+#: What the sum says that a bulk verb did.
+_DONE = {"requeue": "requeued", "replay": "replayed", "move": "moved", "remove": "removed"}
+
+
+@dataclass(frozen=True)
+class _Bulk:
+    """One run of a bulk verb: it asks before it takes all messages of a state, and reports each message.
+
+    Attributes:
+        shell: the run of the command.
+        queue, state: where the messages lie.
+        ids: those that were named; None takes all.
+        dry_run: only say what would be done.
+        yes: do not ask.
+    """
+
+    shell: Shell
+    queue: Queue
+    state: str
+    ids: list[str] | None
+    dry_run: bool
+    yes: bool
+
+    def total(self) -> int:
+        """Return how many messages were named, else how many the state has."""
+        return self.queue.counts()[self.state] if self.ids is None else len(self.ids)
+
+    def run(
+        self,
+        verb: str,
+        act: Callable[..., Iterator[Outcome]],
+        total: int | None,
+        *,
+        question: str,
+        always_asks: bool = False,
+    ) -> int:
+        """Ask, act, and report; return the exit code.
+
+        Args:
+            verb: a key of `_DONE`.
+            act: acts on the context of the queue, by `ids` and `dry_run`.
+            total: how many messages are expected; None when they were not counted.
+            question: what to ask.
+            always_asks: ask about messages that were named, too.
+        """
+        if not self.dry_run and (self.ids is None or always_asks):
+            self.shell.confirm(question, yes=self.yes)
+        outcomes = act(self.queue.context, ids=self.ids, dry_run=self.dry_run)
+        return self.shell.report(outcomes, _in_sum(verb, dry_run=self.dry_run), total, state=self.state)
+
+
+def _in_sum(verb: str, *, dry_run: bool) -> str:
+    return f"would_{verb}" if dry_run else _DONE[verb]
 
 
 def _many(count: int, which: str = "") -> str:
@@ -37,23 +95,19 @@ def requeue(
 
     Their counters start again, and their senders' expirations are dropped.
     """
-    from dropq import admin
+    from dropq.upkeep import bulk
 
     shell = Shell(ctx, json)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    found = shell.queue(queue)
-    goal = shell.queue(to) if to is not None else None
-    total = len(wanted) if wanted is not None else found.counts()[state]
-    if wanted is None and not dry_run:
-        shell.confirm(f"Requeue {_many(total, 'all ')} in {state}/ of {found.name}?", yes=yes)
-    outcomes = admin.requeue(
-        found, ids=wanted, state=state, filter=filter, to=goal, keep_expiration=keep_expiration, dry_run=dry_run
-    )
-    return shell.report(outcomes, "would_requeue" if dry_run else "requeued", total, state=state)
+    task = _Bulk(shell, shell.queue(queue), state, wanted, dry_run, yes)
+    goal = shell.queue(to).context if to is not None else None
+    act = partial(bulk.requeue, state=state, filter=filter, to=goal, keep_expiration=keep_expiration)
+    total = task.total()
+    return task.run("requeue", act, total, question=f"Requeue {_many(total, 'all ')} in {state}/ of {task.queue.name}?")
 
 
 def _point(text: str) -> str:
-    from dropq.replay import checked
+    from dropq.upkeep.replay import checked
 
     try:
         return checked(output.unescape(text))
@@ -84,20 +138,18 @@ def replay(
 ) -> int:
     """Send what lies in processed/ again, oldest first.
 
-    It stays there, too. Each message comes once, as one that was delivered before. Without ID all from a point on come.
+    The messages stay there. Each is sent once, and comes as redelivered. Without ID it sends all from POINT on.
     """
-    from dropq.replay import replay as replayed
+    from dropq.upkeep.replay import replay as replayed
 
     shell = Shell(ctx, json)
     wanted = shell.ids(ids, everything=not ids)
-    found = shell.queue(queue)
-    goal = shell.queue(to) if to is not None else found
+    task = _Bulk(shell, shell.queue(queue), "processed", wanted, dry_run, yes)
+    goal = shell.queue(to) if to is not None else task.queue
+    point = start or task.queue.config.recovery_point
+    question = f"Replay what lies in processed/ of {task.queue.name}, from {point} on, to {goal.name}?"
     total = len(wanted) if wanted is not None else None
-    if wanted is None and not dry_run:
-        point = start or found.config.recovery_point
-        shell.confirm(f"Replay what lies in processed/ of {found.name}, from {point} on, to {goal.name}?", yes=yes)
-    outcomes = replayed(found, start, ids=wanted, filter=filter, to=goal, dry_run=dry_run)
-    return shell.report(outcomes, "would_replay" if dry_run else "replayed", total, state="processed")
+    return task.run("replay", partial(replayed, start=start, filter=filter, to=goal.context), total, question=question)
 
 
 def move(
@@ -113,18 +165,17 @@ def move(
     json: Json = False,
 ) -> int:
     """Move messages to another queue, counters and all."""
-    from dropq import admin
+    from dropq.upkeep import bulk
 
     shell = Shell(ctx, json)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    found, goal = shell.queue(queue), shell.queue(to)
-    if found.name == goal.name:
+    task = _Bulk(shell, shell.queue(queue), state, wanted, dry_run, yes)
+    goal = shell.queue(to)
+    if task.queue.name == goal.name:
         raise UsageError(f"{goal.name} is where they are: name another queue to move them to")
-    total = len(wanted) if wanted is not None else found.counts()[state]
-    if wanted is None and not dry_run:
-        shell.confirm(f"Move {_many(total, 'all ')} in {state}/ of {found.name} to {goal.name}?", yes=yes)
-    outcomes = admin.move(found, goal, ids=wanted, state=state, filter=filter, dry_run=dry_run)
-    return shell.report(outcomes, "would_move" if dry_run else "moved", total, state=state)
+    total = task.total()
+    question = f"Move {_many(total, 'all ')} in {state}/ of {task.queue.name} to {goal.name}?"
+    return task.run("move", partial(bulk.move, to=goal.context, state=state, filter=filter), total, question=question)
 
 
 def purge(
@@ -134,7 +185,7 @@ def purge(
     ids: Ids = None,
     everything: All = False,
     older_than: Annotated[
-        float | None, duration("--older-than", help="All that came to the state so long ago.")
+        float | None, duration("--older-than", help="Take all that came to the state longer ago.")
     ] = None,
     filter: Filter = None,
     dry_run: DryRun = False,
@@ -142,25 +193,23 @@ def purge(
     json: Json = False,
 ) -> int:
     """Remove messages for good."""
-    from dropq import admin
+    from dropq.upkeep import bulk
 
     shell = Shell(ctx, json)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
-    found = shell.queue(queue)
-    total = len(wanted) if wanted is not None else found.counts()[state]
-    if not dry_run:
-        count = _many(total)
-        which = count if older_than is None else f"what is old enough of {count}"
-        shell.confirm(f"Remove {which} from {state}/ of {found.name} for good?", yes=yes)
-    outcomes = admin.purge(found, ids=wanted, state=state, filter=filter, older_than=older_than, dry_run=dry_run)
-    return shell.report(outcomes, "would_remove" if dry_run else "removed", total, state=state)
+    task = _Bulk(shell, shell.queue(queue), state, wanted, dry_run, yes)
+    total = task.total()
+    which = _many(total) if older_than is None else f"what is old enough of {_many(total)}"
+    question = f"Remove {which} from {state}/ of {task.queue.name} for good?"
+    act = partial(bulk.purge, state=state, filter=filter, older_than=older_than)
+    return task.run("remove", act, total, question=question, always_asks=True)
 
 
 def prune(
     ctx: typer.Context,
     queues: QueueNames = None,
     state: Annotated[State, state("Where to prune.")] = "processed",
-    keep_age: Annotated[float | None, duration("--keep-age", help="Remove what is there for longer.")] = None,
+    keep_age: Annotated[float | None, duration("--keep-age", help="Remove what is there longer than this.")] = None,
     keep_count: Annotated[
         int | None, typer.Option("--keep-count", metavar="N", min=0, help="Remove the oldest beyond N.")
     ] = None,
@@ -172,7 +221,7 @@ def prune(
 
     Without a limit processed/ is pruned by the queue's own, max_history and history_age.
     """
-    from dropq import admin
+    from dropq.upkeep import bulk
 
     if state != "processed" and keep_age is None and keep_count is None:
         raise UsageError(f"give --keep-age or --keep-count: queues have no limits of their own for {state}/")
@@ -185,11 +234,10 @@ def prune(
     def outcomes() -> Iterator[Outcome]:
         for name in names:
             with going_on(codes):
-                queue = shell.queue(name)
-                yield from admin.prune(queue, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
+                context = shell.queue(name).context
+                yield from bulk.prune(context, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
 
-    done = "would_remove" if dry_run else "removed"
-    return shell.report(outcomes(), done, state=state) or output.verdict(codes)
+    return shell.report(outcomes(), _in_sum("remove", dry_run=dry_run), state=state) or output.verdict(codes)
 
 
 Root = Annotated[bool, typer.Option("--all", help="The whole root, queues to come included.")]
@@ -226,28 +274,26 @@ def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused:
 
 def sweep(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="The queue; all of the root without.")] = None,
+    queue: QueueOrRoot = None,
     foreign_older_than: Annotated[
         float | None,
-        duration("--foreign-older-than", help="Also return claims of scripts and DropboxMQ clients that are so old."),
+        duration("--foreign-older-than", help="Also return older claims of scripts and DropboxMQ clients."),
     ] = None,
     unleased_older_than: Annotated[
         float | None,
-        duration("--unleased-older-than", help="Also return claims without lease and living owner that are so old."),
+        duration("--unleased-older-than", help="Also return older claims without lease and living owner."),
     ] = None,
     jobs_older_than: Annotated[
-        float | None, duration("--jobs-older-than", help="Also drop uncommitted jobs that are idle for so long.")
+        float | None, duration("--jobs-older-than", help="Also drop uncommitted jobs that are idle for longer.")
     ] = None,
     json: Json = False,
 ) -> int:
     """Return what the dead hold, deliver what is due, expire, prune.
 
-    Prints how many messages, or private files, each step moved. No daemon is needed: consumers sweep on their way, this
-    sweeps all. Exits with 1 when something could not be brought in order, which stderr tells of; the next sweep tries
-    again.
+    Prints how many messages, or private files, each step moved. No daemon is needed: consumers sweep a part as they
+    receive, this sweeps all. Exits with 1 when something could not be brought in order: stderr names it, and the next
+    sweep tries again.
     """
-    from dropq.sweep import SweepReport
-
     shell = Shell(ctx, json)
     ages = {
         "foreign_older_than": foreign_older_than,
@@ -261,16 +307,24 @@ def sweep(
         return code
     if queue is None and not code:
         reports.append(shell.root.tidy())
+    refused = _show_sweep(shell, queue, reports)
+    return code or (NEGATIVE if refused else OK)
+
+
+def _show_sweep(shell: Shell, queue: str | None, reports: list[SweepReport]) -> int:
+    """Print what the sweeps did, added up; return how many files they could not bring in order."""
+    from dropq.upkeep.sweep import SweepReport
+
     report = SweepReport()
-    for one in reports:
-        report.add(one)
+    for each in reports:
+        report.add(each)
     counts = report.counts()
     if shell.json:
         shell.line({"queue": queue and unescape(queue), **counts, "next_due": report.next_due}, ())
     else:
         shell.show([{"step": step, "count": count} for step, count in counts.items() if count], ("step", "count"))
     output.note(f"swept={report.total}" + (f" refused={report.refused}" if report.refused else ""))
-    return code or (NEGATIVE if report.refused else OK)
+    return report.refused
 
 
 def fsck(
@@ -286,7 +340,7 @@ def fsck(
     Exits with 1 when something wants attention: a warning or an error that was not repaired. --repair never deletes:
     what it sets aside lies in .dropq/set-aside/, under the path it had.
     """
-    from dropq import fsck as checks
+    from dropq.diagnosis import fsck as checks
 
     shell = Shell(ctx, json)
     repair = repair and not dry_run
@@ -298,14 +352,14 @@ def fsck(
 
     def records() -> Iterator[Record]:
         nonlocal open_ones
-        names = [unescape(name) for name in queues] if queues else [queue.name for queue in checks.queues(shell.root)]
-        found = [] if queues else checks.fsck_root(shell.root, repair=repair)
+        names = [unescape(name) for name in queues] if queues else checks.queues(shell.root.context)
+        found = [] if queues else checks.fsck_root(shell.root.context, repair=repair)
         try:
             for name in shell.progress(names, "checking", len(names)):
                 with going_on(codes):
                     found += shell.root.queue(name).fsck(repair)
-        except KeyboardInterrupt:  # what was found until then is shown
-            interrupted.append(so_many(len(codes), len(names), "queues checked"))
+        except KeyboardInterrupt:  # what was found so far is shown
+            interrupted.append(how_many(len(codes), len(names), "queues checked"))
         for finding in found:
             open_ones += finding.open
             yield {

@@ -1,4 +1,4 @@
-"""Making roots and queues, removing queues, and what their configuration says."""
+"""Commands that make roots and queues, remove queues, and read their configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .shell import Given, Shell, UsageError
 
 if TYPE_CHECKING:
-    from dropq.diagnoses import Diagnosis
+    from dropq.diagnosis.doctor_kinds import Diagnosis
 
 _DROPBOXMQ = "Lay it out as DropboxMQ 1.2 needs it, to share the root with one."
 
@@ -36,7 +36,7 @@ def init(
 ) -> None:
     """Make a directory a root of queues; safe to repeat.
 
-    Without DIR it is the one of --root or DROPQ_ROOT, else the working directory. Prints the root's path.
+    Without DIR it takes that of --root or DROPQ_ROOT, else the working directory. Prints the root's path.
     """
     from dropq import Root
 
@@ -61,18 +61,18 @@ def create(
     """
     shell = Shell(ctx, json)
     if shell.strange and not shell.root.queues():
-        shell.tell_no_queues()
+        shell.report_no_queues()
     made = shell.root.create_queue(queue, dropboxmq=dropboxmq, **_options(settings or ()))
     shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
 
 
 def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
-    """Tell whether a file system is fit for dropq; 1 when it is not.
+    """Report whether a file system is fit for dropq; 1 when it is not.
 
-    The folder of --root or DROPQ_ROOT need be no root yet. What dropq needs is tried, and told with what it
-    means and what to set, the worst last. It changes nothing in a queue, and clears away what it tried things with.
+    The folder of --root or DROPQ_ROOT need be no root yet. It tries what dropq needs, and reports what it found, what
+    that means and what to set, the worst last. It changes nothing in a queue, and removes its own files.
     """
-    from dropq import doctor as checks
+    from dropq.diagnosis.doctor import LEVELS
 
     for name in queues or ():
         if "/" in name or name in (os.curdir, os.pardir):
@@ -80,11 +80,11 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
     if (folder := cast(Given, ctx.obj).root) is not None:
         _look_into(folder)
     shell = Shell(ctx, json)
-    named = [shell.root.queue(unescape(name)) for name in queues] if queues else None
-    found = sorted(checks.doctor(shell.root, queues=named), key=lambda one: checks.LEVELS.index(one.level))
+    named = [shell.root.queue(unescape(name)).name for name in queues] if queues else None
+    found = sorted(shell.root.doctor(named), key=lambda one: LEVELS.index(one.level))
     if sys.stdout.isatty() and not shell.json:
         for one in found:
-            output.put(_told(one, "" if one.path == shell.root.layout.path else f"{one.path}: "))
+            output.put(_diagnosis_text(one, "" if one.path == shell.root.layout.path else f"{one.path}: "))
     else:
         keys = ("level", "check", "kind", "path", "found", "means", "advice")
         shell.show(({key: getattr(one, key) for key in keys} for one in found), keys)
@@ -94,11 +94,11 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
 
 
 def _look_into(path: str) -> None:
-    """See that a folder is there, and may be entered.
+    """Check that a folder is there, and may be entered.
 
     Raises:
-        NoSuchQueue: it is not there, or is none.
-        StorageError: this user may not enter it, or one above it.
+        NoSuchQueue: it is not there, or is no folder.
+        StorageError: this user may not enter it, or a folder above it.
     """
     path = os.path.abspath(path)
     for folder in (*map(str, reversed(Path(path).parents)), path):
@@ -108,8 +108,8 @@ def _look_into(path: str) -> None:
             raise StorageError(f"this user may not enter {folder}: run it as one who may", path=folder, errno=EACCES)
 
 
-def _told(one: Diagnosis, where: str) -> str:
-    """Write a diagnosis for a terminal: what was found, then what it means and what to set on lines of their own."""
+def _diagnosis_text(one: Diagnosis, where: str) -> str:
+    """Write a diagnosis for a terminal: what was found, then, on lines of their own, what it means and what to set."""
     indent = " " * 18
     lines = [(f"{one.level:8} {one.check:8} ", f"{where}{one.found}")]
     if one.level != "ok":
@@ -153,9 +153,9 @@ def delete(
 ) -> int:
     """Remove a queue with all its history.
 
-    One that has messages to work on is refused, unless it is forced.
+    A queue that has messages to work on is refused, unless --force is given.
     """
-    from dropq.root import UNSETTLED
+    from dropq.upkeep.queues import UNSETTLED
 
     shell = Shell(ctx, json)
     found = shell.queue(queue)
@@ -174,7 +174,7 @@ def delete(
 
 config = typer.Typer(
     name="config",
-    help="Tell what configuration says, and check it.",
+    help="Show what configuration says, and check it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -189,7 +189,7 @@ def config_show(
     json: Json = False,
 ) -> None:
     """Print what is in force for a queue, and which file says so."""
-    from dropq.config import explain_queue
+    from dropq.config.load import explain_queue
 
     shell = Shell(ctx, json)
     found, root = shell.queue(queue), shell.root
@@ -221,7 +221,7 @@ def config_check(
 
     Exits with 78 when there is one.
     """
-    from dropq.config import check_file
+    from dropq.config.load import check_file
 
     shell = Shell(ctx, json)
     checked = files or list(_config_files(shell))

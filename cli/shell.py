@@ -1,6 +1,6 @@
-"""One run of the command line: which root it is about, how it prints, and whom it may ask.
+"""One run of the command line: its root, how it prints, and how it asks.
 
-Every command makes one `Shell` out of what was given before and after its name.
+Every command makes one `Shell` from what was given before and after its name.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ BAR_FROM = 100
 
 
 class UsageError(typer.TyperException):
-    """Raised when a command was not called as it can be; it exits with 2."""
+    """Raised when a command line cannot be used; it exits with 2."""
 
     exit_code = output.USAGE
 
 
 @dataclass(frozen=True)
 class Given:
-    """What was given before the command's name."""
+    """The options that were given before the command's name."""
 
     root: str | None
     json: bool
 
 
 class Shell:
-    """What a command needs of its surroundings.
+    """What a command needs besides its own arguments.
 
     Args:
         context: typer's, which carries what was given before the command.
@@ -61,11 +61,11 @@ class Shell:
         self.json = given.json or json
         self._root = given.root
 
-    # -- what it is about ----------------------------------------------------------------------------------------
+    # -- the root and its queues --------------------------------------------------------------------------------------
 
     @cached_property
     def root(self) -> Root:
-        """The root: the one that was named, else the nearest around the working directory.
+        """The root: the directory that was named, else the nearest around the working directory.
 
         Raises:
             NoSuchQueue: there is none.
@@ -82,21 +82,21 @@ class Shell:
             NoSuchQueue, ConfigError, StorageError: it is not there, or cannot be opened.
         """
         queue = self.root.queue(unescape(name))
-        _ = queue.layout  # opened here, so that what is wrong with it is said once
+        _ = queue.layout  # opened here, so that its errors are reported once
         return queue
 
-    def tell_no_queues(self) -> None:
-        """Say that a root has no queues, or none that can be used, and whether it looks like a root at all."""
-        from dropq.health import queues
+    def report_no_queues(self) -> None:
+        """Report that a root has no queues, or none that can be used, and whether it looks like a root at all."""
+        from dropq.diagnosis.health import queues
 
-        if queues(self.root):
+        if queues(self.root.context):
             output.note(f"{self.root.path} has no queue that can be used: `dropq health` says why")
         else:
             output.note(f"{self.root.path} has no queues{self.strange}")
 
     @property
     def strange(self) -> str:
-        """What makes one doubt that this is a root; nothing where it has a dropq.toml."""
+        """The doubt whether this is a root, in words; nothing where it has a dropq.toml."""
         known = os.path.lexists(self.root.layout.config_file)
         return "" if known else ", and no dropq.toml: is it the right folder, is it mounted?"
 
@@ -107,15 +107,15 @@ class Shell:
     # -- what was asked for ----------------------------------------------------------------------------------------
 
     def ids(self, given: Sequence[str] | None, *, everything: bool, chosen: bool = False) -> list[str] | None:
-        """Return which messages were named, by arguments or, for `-`, on standard input; None for all of them.
+        """Return the messages that were named, by arguments or, for `-`, on standard input; None for all of them.
 
         Args:
             given: the arguments.
             everything: `--all` was given.
-            chosen: another option chooses among the messages; it may stand for itself.
+            chosen: another option chooses among the messages; that is enough.
 
         Raises:
-            UsageError: none, or both some and all.
+            UsageError: neither messages nor all were given, or both.
         """
         if given and everything:
             raise UsageError("name messages by their ids, or give --all, but not both")
@@ -127,7 +127,7 @@ class Shell:
         """Ask before something is destroyed or moved in bulk.
 
         Raises:
-            UsageError: there is nobody to ask, and `--yes` was not given.
+            UsageError: there is no terminal to ask on, and `--yes` was not given.
             typer.Exit: the answer was no.
         """
         if yes:
@@ -141,7 +141,7 @@ class Shell:
     # -- what it prints ------------------------------------------------------------------------------------------
 
     def show(self, records: Iterable[Record], columns: Sequence[str], *, table: Sequence[str] = ()) -> None:
-        """Print records: a table on a terminal, which may have other columns, a line each elsewhere."""
+        """Print records: as a table on a terminal, which may have other columns, else a line each."""
         output.show(records, columns, as_json=self.json, table=table or columns)
 
     def line(self, record: Record, columns: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ class Shell:
         output.put(output.line(record, columns, as_json=self.json), flush=True)
 
     def progress(self, items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-        """Yield the items; where stderr is a terminal, show there how far it has got."""
+        """Yield the items; where stderr is a terminal, show the progress there."""
         if not sys.stderr.isatty() or (total is not None and total < BAR_FROM):
             yield from items
             return
@@ -168,14 +168,14 @@ class Shell:
     # -- what it does to several ---------------------------------------------------------------------------------
 
     def each(self, items: Iterable[T], act: Callable[[T], object], done: str = "done") -> int:
-        """Do something to each item, whatever becomes of the others; return the exit code.
+        """Do something to each item, also after others failed; return the exit code.
 
-        That of a single item that failed is the error's own; of several, 1 says that it was partial.
+        A single item that fails has the exit code of its error; of several items, 1 says that some failed.
 
         Args:
             items: the items.
             act: what is done to each.
-            done: its participle, for who interrupts it.
+            done: the participle of what is done, for the report after Ctrl-C.
         """
         codes: list[int] = []
         try:
@@ -184,20 +184,20 @@ class Shell:
                     act(item)
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(
-                so_many(len(codes), len(items) if isinstance(items, Sized) else None, done)
+                how_many(len(codes), len(items) if isinstance(items, Sized) else None, done)
             ) from error
         return output.verdict(codes)
 
     def report(self, outcomes: Iterable[Outcome], done: str, total: int | None = None, *, state: str) -> int:
-        """Print what became of each message and, on stderr, the sum; return the exit code.
+        """Print what became of each message, and the sum on stderr; return the exit code.
 
-        Ctrl-C ends it after the message at hand, so that the sum is true.
+        Ctrl-C ends it after the current message, so that the sum is true.
 
         Args:
-            outcomes: of a bulk verb; it acts while they are taken.
+            outcomes: what a bulk verb yields; it acts as it yields.
             done: the verb's participle, for the sum: `moved=12 failed=0`.
             total: how many are expected.
-            state: where those are that it did not come to.
+            state: where the messages stay that it did not reach.
         """
         count = {True: 0, False: 0}
 
@@ -210,17 +210,17 @@ class Shell:
 
         with HeldOff() as interrupt:
             try:
-                with suppress(KeyboardInterrupt), whoever_reads():
+                with suppress(KeyboardInterrupt), despite_closed_stdout():
                     self.show(records(), ("id", "ok", "detail"))
-            finally:  # whatever ends it: so much is done
+            finally:  # whatever ends it, this is done
                 output.note(f"{done}={count[True]} failed={count[False]}")
         if interrupt.asked:
-            raise KeyboardInterrupt(f"{so_many(count[True], total, done)}, the rest stays in {state}/")
+            raise KeyboardInterrupt(f"{how_many(count[True], total, done)}, the rest stays in {state}/")
         return NEGATIVE if count[False] else OK
 
 
-def so_many(count: int, total: int | None, done: str) -> str:
-    """Say how many of how many were done, where that is known."""
+def how_many(count: int, total: int | None, done: str) -> str:
+    """Write how many were done, and of how many where that is known."""
     return f"{count} {done.replace('_', ' ')}" if total is None else f"{count} of {total} {done.replace('_', ' ')}"
 
 
@@ -229,7 +229,7 @@ def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
 
     Args:
         given: the arguments.
-        column: which of a line's columns counts, where it has that many: so other commands' output can be piped in.
+        column: which column of a line counts, else the last: so other commands' output can be piped in.
     """
     for text in given:
         if text != "-":
@@ -243,7 +243,7 @@ def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
 
 @contextmanager
 def going_on(codes: list[int]) -> Iterator[None]:
-    """Go on with the next thing when one fails: say so, and add its exit code."""
+    """Report an error and go on; add the exit code."""
     try:
         yield
     except (DropqError, OSError) as error:
@@ -254,9 +254,9 @@ def going_on(codes: list[int]) -> Iterator[None]:
 
 
 class HeldOff:
-    """Holds Ctrl-C off for as long as its block lasts: `asked` says that it came. A second one is not held off.
+    """Holds Ctrl-C off until its block ends: `asked` says that it came. A second Ctrl-C is not held off.
 
-    Where the command was started to ignore Ctrl-C, as a script does for what it runs by `&`, it stays ignored.
+    Where the parent had the command ignore Ctrl-C, as a script does with `&`, it stays ignored.
     """
 
     def __init__(self) -> None:
@@ -283,8 +283,8 @@ class HeldOff:
 
 
 @contextmanager
-def whoever_reads() -> Iterator[None]:
-    """Go on when nobody reads stdout any more: what changes messages does not stop half-way for that."""
+def despite_closed_stdout() -> Iterator[None]:
+    """Let the block finish when nobody reads stdout any more: what changes messages does not stop half-way for that."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         yield
@@ -311,7 +311,7 @@ def _nearest_root() -> str:
 
 
 def _log_to_stderr() -> None:
-    """Show the library's warnings as everything else that people read."""
+    """Print the library's warnings on stderr, as all notes."""
     import logging
 
     class Talk(logging.Handler):

@@ -1,4 +1,4 @@
-"""Working a queue off, and waiting for others to do so."""
+"""Commands that work a queue off, and that wait for others to do so."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dropq.errors import NoSuchMessage
+from dropq.format.layout import RESERVED
 
 from . import output
 from .messages import LEASE
-from .options import Json, QueueName, duration, lease_period
+from .options import STATE_CHOICES, Json, QueueName, duration, lease_period
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
-from .shell import Shell, UsageError, whoever_reads
+from .shell import Shell, UsageError, despite_closed_stdout
 
 if TYPE_CHECKING:
     from dropq import Queue
-    from dropq.worker import WorkReport
+    from dropq.worker.loop import WorkReport
 
 #: Seconds between two looks of `wait`: the first pause, and the longest, to which it doubles.
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
-#: States of messages that are yet to be worked on.
-UNSETTLED = ("target", "delayed", "processing")
+#: States of messages that are sent, and not done with: `wait` waits for them to be empty.
+AWAITED = tuple(state for state in STATE_CHOICES if state not in (*RESERVED, "working"))
 
 
 def work(
@@ -54,16 +55,16 @@ def work(
 
     With --until-empty each message is taken once at most, and it exits with 1 when one failed or was rejected.
     """
-    from dropq.command import Command
-    from dropq.worker import Stop, stop_on_signals
-    from dropq.worker import work as work_off
+    from dropq.worker.command import Command
+    from dropq.worker.loop import Stop, stop_on_signals
+    from dropq.worker.loop import work as work_off
 
     shell = Shell(ctx, json)
     found = shell.queue(queue)
     period = lease if lease is not None else found.config.lease_period or LEASE
     if found.paused:
         output.note(f"queue {found.name} is paused: nothing comes until `dropq resume {found.name}`")
-    with whoever_reads(), Command(command, timeout=timeout) as handler, stop_on_signals(Stop()) as stop:
+    with despite_closed_stdout(), Command(command, timeout=timeout) as handler, stop_on_signals(Stop()) as stop:
         report = work_off(found, handler, concurrency=jobs, until_empty=until_empty, lease=period, poll=poll, stop=stop)
     counts = {key: count for key, count in asdict(report).items() if key not in ("halted", "stopped", "left")}
     if shell.json:
@@ -78,7 +79,7 @@ def work(
 
 
 def _left(report: WorkReport) -> str:
-    """Say what came back in this run, and until when it waits."""
+    """Write how many messages were given back, and until when they wait."""
     due = [one.due for one in report.left if one.due is not None]
     if not due:
         return f"{len(report.left)} given back wait in target/"
@@ -111,7 +112,7 @@ def wait(
 
     def reached() -> bool:
         counts = found.counts()
-        return not any(counts[state] for state in UNSETTLED) if empty else counts["target"] >= least
+        return not any(counts[state] for state in AWAITED) if empty else counts["target"] >= least
 
     return OK if _until(reached, found, timeout) else _timed_out(found)
 
@@ -119,8 +120,8 @@ def wait(
 def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) -> int:
     state = _state(queue, id)
     if state is None and queue.config.history:
-        queue.find(id)  # it is nowhere, and this says so
-    if not _until(lambda: _state(queue, id) not in UNSETTLED, queue, timeout):
+        queue.find(id)  # it raises: the message is nowhere
+    if not _until(lambda: _state(queue, id) not in AWAITED, queue, timeout):
         return _timed_out(queue)
     ended = _state(queue, id) or "processed"
     shell.line({"id": id, "state": ended}, ("state",))
@@ -143,7 +144,7 @@ def _timed_out(queue: Queue) -> int:
 
 def _not_yet(queue: Queue, when: str) -> str:
     counts = queue.counts()
-    left = ", ".join(f"{counts[state]} in {state}" for state in UNSETTLED)
+    left = ", ".join(f"{counts[state]} in {state}" for state in AWAITED)
     return f"queue {queue.name}: what was waited for did not happen {when} ({left})"
 
 

@@ -9,8 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dropq.admin import Outcome
+    from dropq.api import Queue, Root
+    from dropq.diagnosis.doctor_kinds import Diagnosis
+    from dropq.diagnosis.explain import Explanation
+    from dropq.diagnosis.fsck_kinds import Finding
+    from dropq.diagnosis.health import Health, Reason
     from dropq.errors import (
+        BacklogReached,
         ConfigError,
         DropqError,
         InvalidFilter,
@@ -23,23 +28,30 @@ if TYPE_CHECKING:
         StorageError,
         Unavailable,
     )
-    from dropq.message import Message
-    from dropq.names import Typed
-    from dropq.producer import Sent
-    from dropq.queue import Queue, StateStats
-    from dropq.root import Root
-    from dropq.subscription import Subscription
-    from dropq.sweep import SweepReport
-    from dropq.worker import Reject, Retry, work
+    from dropq.format.typed import Typed
+    from dropq.queue.browsing import StateStats
+    from dropq.queue.message import Duration, Message
+    from dropq.queue.sender import Sent
+    from dropq.queue.subscription import Subscription
+    from dropq.upkeep.bulk import Outcome
+    from dropq.upkeep.sweep import SweepReport
+    from dropq.worker.loop import Left, Reject, Retry, Stop, WorkReport, work
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BacklogReached",
     "ConfigError",
+    "Diagnosis",
     "DropqError",
+    "Duration",
+    "Explanation",
+    "Finding",
+    "Health",
     "InvalidFilter",
     "InvalidName",
     "LeaseLost",
+    "Left",
     "Message",
     "NoSuchMessage",
     "NoSuchQueue",
@@ -47,33 +59,45 @@ __all__ = [
     "Queue",
     "QueueExists",
     "QueueFull",
+    "Reason",
     "Reject",
     "Retry",
     "Root",
     "Sent",
     "StateStats",
+    "Stop",
     "StorageError",
     "Subscription",
     "SweepReport",
     "Typed",
     "Unavailable",
+    "WorkReport",
     "work",
 ]
 
 #: The modules of the public names; those that are not listed live in `errors`.
 _HOMES = {
-    "Message": "message",
-    "Outcome": "admin",
-    "Queue": "queue",
-    "Reject": "worker",
-    "Retry": "worker",
-    "Root": "root",
-    "Sent": "producer",
-    "StateStats": "queue",
-    "Subscription": "subscription",
-    "SweepReport": "sweep",
-    "Typed": "names",
-    "work": "worker",
+    "Diagnosis": "diagnosis.doctor_kinds",
+    "Duration": "queue.message",
+    "Explanation": "diagnosis.explain",
+    "Finding": "diagnosis.fsck_kinds",
+    "Health": "diagnosis.health",
+    "Left": "worker.loop",
+    "Message": "queue.message",
+    "Outcome": "upkeep.bulk",
+    "Queue": "api",
+    "Reason": "diagnosis.health",
+    "Reject": "worker.loop",
+    "Retry": "worker.loop",
+    "Root": "api",
+    "Sent": "queue.sender",
+    "StateStats": "queue.browsing",
+    "Stop": "worker.loop",
+    "Subscription": "queue.subscription",
+    "SweepReport": "upkeep.sweep",
+    "Typed": "format.typed",
+    "WorkReport": "worker.loop",
+    "work": "worker.loop",
 }
 
 

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Protocol
 
-    from dropq.producer import Sent
+    class Sent(Protocol):
+        """What became of one message that was sent, as `dropq.Sent` says it."""
+
+        @property
+        def id(self) -> str: ...
+        @property
+        def accepted(self) -> bool: ...
+        @property
+        def delivered_to(self) -> str: ...
+
 
 __all__ = [
+    "BacklogReached",
     "ConfigError",
     "DropqError",
     "InvalidFilter",
@@ -54,6 +65,10 @@ class QueueFull(DropqError):
     sent: Sequence[Sent] = ()
 
 
+class BacklogReached(DropqError):
+    """Raised when a loop over a subscription would wait for messages that the loop itself has not settled."""
+
+
 class LeaseLost(DropqError):
     """Raised when a consumer settles a claim that is no longer its own; nothing was changed."""
 
@@ -80,11 +95,11 @@ class StorageError(DropqError):
     Attributes:
         path: the path that the failed call was about.
         errno: the system's error number, or None.
-        place: the state and the file name to which a message went, where it was settled and that is only not durable.
+        location: the state and the file name that a message has now, where it was settled and only that is not durable.
     """
 
     def __init__(self, message: str, *, path: str = "", errno: int | None = None) -> None:
         super().__init__(message)
         self.path = path
         self.errno = errno
-        self.place: tuple[str, str] | None = None
+        self.location: tuple[str, str] | None = None

@@ -13,11 +13,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from dropq import names
-from dropq.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
-from dropq.names import Claim, Name, Typed
-from dropq.reasons import Reasons
-from dropq.storage import Storage
+from dropq.format import names
+from dropq.format.claims import Claim
+from dropq.format.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
+from dropq.format.names import Name
+from dropq.format.typed import Typed
+from dropq.lifecycle.reasons import Reasons
+from dropq.storage.files import Storage
 
 TOP = Path(__file__).parent.parent
 #: Monday, 2 June 2025, 08:00 UTC, in ms since 1970: when the first message was sent.

@@ -1,4 +1,4 @@
-/* A job: many messages, all or none (docs/protocol.md, "Jobs"; dropq/staging.py).
+/* A job: many messages, all or none (docs/protocol.md, "Jobs"; dropq/staging/jobs.py).
 
    Two drivers run the same job of two messages, each with an attempt of its own, beside a sweep; with TWO_SWEEPS one
    driver runs it beside two. A sweep rolls forward what is committed and drops what is not, at any time. Anybody may

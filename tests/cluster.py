@@ -28,6 +28,7 @@ import dropq
 from dropq.errors import Unavailable
 from dropq.spark import find_java
 
+TESTS = Path(__file__).parent
 #: Where the master and the drivers are.
 MASTER_HOST = "127.0.0.1"
 #: Where the workers are, each with room for one executor of one core.
@@ -223,7 +224,7 @@ class Cluster:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
         return kept | {
             "JAVA_HOME": self._java_home,
-            "PYTHONPATH": f"{Path(dropq.__file__).parents[1]}:{Path(__file__).parent}",
+            "PYTHONPATH": f"{Path(dropq.__file__).parents[1]}:{TESTS}:{TESTS / 'spark'}",
             "SPARK_CONF_DIR": str(self.folder / "conf"),
             "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
             "SPARK_DAEMON_MEMORY": "256m",

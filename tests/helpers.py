@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
-from dropq import Message, Queue, Root, ready, storage
+from dropq import Message, Queue, Root
+from dropq.diagnosis import health as health_module
+from dropq.lifecycle import view
+from dropq.storage import clock, exclusive_rename, reading, system_calls
+from dropq.storage import files as storage_files
 
 #: Where the kernel says how many events it keeps for who does not read them.
 MOST_EVENTS = Path("/proc/sys/fs/inotify/max_queued_events")
@@ -46,6 +50,11 @@ def make_queue(path: Path, *, clock: Clock | None = None, dropboxmq: bool = Fals
     """Make a queue `q` in a new root at `path`; without syncs and redelivery delays where the test does not say."""
     root = Root.create(path, clock=clock, dropboxmq=dropboxmq)
     return root.create_queue("q", dropboxmq=dropboxmq, **{"durability": "none", "redelivery_delay": 0, **options})
+
+
+def health(queue: Queue, **limits: Any) -> health_module.Health:
+    """How a queue is."""
+    return health_module.health(queue.root.context, queue.name, **limits)
 
 
 def base(queue: Queue) -> Path:
@@ -129,9 +138,19 @@ def open_files() -> int:
 
 def always_fresh(monkeypatch: Any) -> None:
     """Let consumers list target/ for every message, and sweep on the way each time."""
-    monkeypatch.setattr(ready, "MAX_AGE", 0.0)
-    monkeypatch.setattr(ready, "LISTING_SHARE", 0)
-    monkeypatch.setattr("dropq.sweep.QuickSweep.due", True)
+    monkeypatch.setattr(view, "MAX_AGE", 0.0)
+    monkeypatch.setattr(view, "LISTING_SHARE", 0)
+    monkeypatch.setattr("dropq.upkeep.sweep.QuickSweep.due", True)
+
+
+#: The modules that make system calls of a root.
+STORAGE = (clock, storage_files, exclusive_rename, reading, system_calls)
+
+
+def stand_in_for_os(monkeypatch: Any, stand_in: object) -> None:
+    """Let dropq.storage call something else than the module `os`."""
+    for module in STORAGE:
+        monkeypatch.setattr(module, "os", stand_in)
 
 
 class RecordingOs:
@@ -160,21 +179,21 @@ class RecordingOs:
 
     def record(self, monkeypatch: Any) -> RecordingOs:
         """Watch dropq.storage from now on, renameat2 included."""
-        real = storage.rename_noreplace
+        real = system_calls.rename_noreplace
 
         def rename_noreplace(source: str, destination: str) -> None:
             real(source, destination)
             self.calls.append(("rename", source, destination))
 
-        whole = storage.sync_whole
+        whole = system_calls.sync_whole
 
         def sync_whole(fd: int, path: str) -> None:
             whole(fd, path)
             self.calls.append(("syncfs", path))
 
-        monkeypatch.setattr(storage, "sync_whole", sync_whole)
-        monkeypatch.setattr(storage, "os", self)
-        monkeypatch.setattr(storage, "rename_noreplace", rename_noreplace)
+        monkeypatch.setattr(system_calls, "sync_whole", sync_whole)
+        stand_in_for_os(monkeypatch, self)
+        monkeypatch.setattr(system_calls, "rename_noreplace", rename_noreplace)
         return self
 
     def briefly(self, names: tuple[str, ...], folder: Path) -> list[str]:

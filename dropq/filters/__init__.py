@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
-from dropq.filters.bodies import LIMIT
+from dropq.filters.body import LIMIT
 from dropq.filters.grammar import Parser, Source
 from dropq.filters.headers import for_name
 from dropq.filters.jms import Selector

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dropq.filters.bodies import Body
+from dropq.filters.body import Body
 from dropq.filters.tree import Found, Lookup, Path
-from dropq.names import Name
+from dropq.format.names import Name
 
 
 def for_name(

@@ -10,7 +10,7 @@ from dropq.spark.session import Java, find_java, require_pyspark, session
 __all__ = ["Java", "claim", "find_java", "register", "session"]
 
 #: Names that need pyspark already to be defined, and the modules that define them.
-_LAZY = {"register": "dropq.spark.datasource", "claim": "dropq.spark.claims"}
+_LAZY = {"register": "dropq.spark.datasource", "claim": "dropq.spark.claim_batch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,12 +14,12 @@ import pyarrow.compute as compute  # type: ignore[import-untyped]
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from dropq import names
 from dropq.errors import ConfigError
-from dropq.lifecycle import LARGEST
-from dropq.message import LAST_MS
-from dropq.names import Name
-from dropq.sidecars import Sidecars
+from dropq.format import names
+from dropq.format.names import Name
+from dropq.format.typed import LARGEST
+from dropq.lifecycle.sidecars import Sidecars
+from dropq.queue.message import LAST_MS
 
 #: The columns of a message, in the order that a read without a schema has them.
 COLUMNS: dict[str, t.DataType] = {
@@ -41,7 +41,6 @@ COLUMNS: dict[str, t.DataType] = {
 #: The columns that need the file itself; where it moved on since the listing they are null.
 OF_THE_FILE = frozenset({"length", "value"})
 
-_PLAIN_PARTS = r"^(?P<priority>[^.]+)\.(?P<id>[^.]+)\.(?P<class>.)$"
 
 SCHEMA = t.StructType([t.StructField(name, kind) for name, kind in COLUMNS.items()])
 
@@ -118,8 +117,8 @@ class Columns:
 
     def row(self, file: str, arrival: int) -> dict[str, Any]:
         """Return what a file's name tells, by column; times in microseconds."""
-        claim, bare = names.split_claim(file)
-        name = self._sidecars.read(bare)
+        named = self._sidecars.file(file)
+        name = self._sidecars.read(named)
         return {
             "id": _readable(name.id),
             "priority": name.priority,
@@ -130,7 +129,7 @@ class Columns:
             "reply_to": name.reply_to,
             "type": name.type,
             "properties": _properties(name),
-            "delivery_count": min(max(name.delivery_count, claim.number if claim else 0), LARGEST),
+            "delivery_count": min(named.delivery_count, LARGEST),
         }
 
 
@@ -142,7 +141,7 @@ class _Repeated(NamedTuple):
 
 def _plain_columns(files: Sequence[str]) -> dict[str, Callable[[], Any]]:
     """Take apart names that have nothing but a priority, a generated id and a class, in Arrow's own loops."""
-    parts = compute.extract_regex(pa.array(files, pa.string()), _PLAIN_PARTS)
+    parts = compute.extract_regex(pa.array(files, pa.string()), names.PLAIN_PARTS)
     priority, ids, classes = (parts.field(number) for number in range(3))
     sent = compute.utf8_slice_codeunits(ids, 0, 13)
     return {

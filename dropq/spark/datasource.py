@@ -92,7 +92,7 @@ class DropqDataSource(DataSource):
             raise ConfigError("outputMode complete is refused: what waits in a queue is not the writer's; use append")
         options = WriteOptions.parse(self.options, stream=True)
         options.check_columns(schema)
-        options.open().life  # noqa: B018 - opens the queue, or says why it cannot be
+        options.open().context  # noqa: B018 - opens the queue, or says why it cannot be
         return QueueStreamWriter(options)
 
 

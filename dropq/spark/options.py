@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from pyspark.sql import types as t
 
-from dropq import layout
+from dropq.api import Queue, Root
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError
 from dropq.filters import check_chooses, compile_filter
-from dropq.queue import Queue
-from dropq.root import Root
+from dropq.format import layout
 
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
 WRITE_OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")

@@ -17,13 +17,18 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from dropq import names, storage
+from dropq.api import Queue
 from dropq.errors import DropqError, LeaseLost, StorageError
-from dropq.lifecycle import Lifecycle, Waiting
-from dropq.queue import Queue
+from dropq.format import names
+from dropq.format.claims import claim_order
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.claims import claims_in, claims_of
+from dropq.lifecycle.context import QueueContext
+from dropq.queue import browsing
 from dropq.spark.columns import Columns, arrow_schema
+from dropq.spark.decoders import PARSERS, BadBody
 from dropq.spark.options import ReadOptions
-from dropq.spark.parsing import PARSERS, BadBody
+from dropq.storage import reading
 
 log = logging.getLogger("dropq")
 
@@ -50,12 +55,12 @@ class Part(InputPartition):
     held: bool = False
 
 
-def parts(state: str, waiting: Sequence[Waiting], size: int, *, held: bool = False) -> Iterator[Part]:
+def parts(state: str, files: Sequence[MessageFile], size: int, *, held: bool = False) -> Iterator[Part]:
     """Split what was listed into parts of a size."""
-    for start in range(0, len(waiting), size):
-        chosen = waiting[start : start + size]
-        arrivals = {one.file: one.arrival for one in chosen if one.arrival}
-        yield Part(state, [one.file for one in chosen], arrivals, held)
+    for start in range(0, len(files), size):
+        chosen = files[start : start + size]
+        arrivals = {file.filename: file.arrival for file in chosen if file.arrival}
+        yield Part(state, [file.filename for file in chosen], arrivals, held)
 
 
 def part_size(messages: int, options: ReadOptions) -> int:
@@ -79,7 +84,7 @@ class Rows:
         """Yield the rows of a part."""
         if not isinstance(partition, Part):
             return  # Spark's own, where there is nothing to read
-        files = _Files(self.options.open().life, partition)
+        files = _Files(self.options.open().context, partition)
         if self.options.body_format is None:
             yield from self._messages(files)
         else:
@@ -87,7 +92,7 @@ class Rows:
         files.report()
 
     def _messages(self, files: _Files) -> Iterator[pa.RecordBatch]:
-        columns = Columns(self.schema, files.life.sidecars)
+        columns = Columns(self.schema, files.context.sidecars)
         part, wants_bodies, wants_lengths = files.part, *(name in self.schema.names for name in ("value", "length"))
         for start in range(0, len(part.files), BATCH_MESSAGES):
             chosen = part.files[start : start + BATCH_MESSAGES]
@@ -101,7 +106,7 @@ class Rows:
     def _expanded(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
         parse = PARSERS[body_format]
         for file in files.part.files:
-            body = files.reading(file, storage.open_body)
+            body = files.reading(file, reading.open_body)
             if body is None:
                 continue
             with body:
@@ -118,10 +123,10 @@ class Rows:
 class _Files:
     """Finds the files of a part, wherever a renewed lease has put them meanwhile, and counts those that moved on."""
 
-    def __init__(self, life: Lifecycle, part: Part) -> None:
-        self.life = life
+    def __init__(self, context: QueueContext, part: Part) -> None:
+        self.context = context
         self.part = part
-        self.folder = life.layout.folder(part.state)
+        self.folder = context.layout.folder(part.state)
         self._renewed: dict[str, str] = {}
         self._moved: list[str] = []
 
@@ -167,18 +172,18 @@ class _Files:
 
     def _reading_renewed(self, file: str, read: Callable[[str], T]) -> T:
         """RACE: a renewed lease renames a file between any listing and its opening; its claim's owner finds it."""
-        claim, bare = names.split_claim(file)
-        owner = claim.owner if claim else ""
+        claimed = self.context.sidecars.file(file)
+        owner = claimed.claim.owner if claimed.claim is not None else ""
         for _ in range(LOOKS):
             if owner in self._renewed:
                 try:
                     return read(f"{self.folder}/{self._renewed[owner]}")
                 except FileNotFoundError:
                     pass
-            self._renewed = {claim.owner: found for claim, found in claims(self.life)}
+            self._renewed = {claim.owner: claim.filename for claim in claims_in(self.context)}
         raise LeaseLost(
-            f"message {self.life.sidecars.parse(bare).id}: its claim {owner} is gone (its lease ran out, it expired, "
-            "or somebody settled or requeued it), and was not read"
+            f"message {claimed.name.id}: its claim {owner} is gone (its lease ran out, "
+            "it expired, or somebody settled or requeued it), and was not read"
         )
 
     def report(self) -> None:
@@ -190,7 +195,7 @@ class _Files:
 
 def _value(path: str) -> bytes:
     try:
-        return storage.read_body(path, LONGEST_VALUE)
+        return reading.read_body(path, LONGEST_VALUE)
     except OSError as error:
         if error.errno == errno.EFBIG:
             what = f"{path} is longer than the {LONGEST_VALUE} bytes of a value of Spark"
@@ -201,14 +206,6 @@ def _value(path: str) -> bytes:
 
 def _size(path: str) -> int:
     return os.lstat(path).st_size
-
-
-def claims(life: Lifecycle) -> Iterator[tuple[names.Claim, str]]:
-    """Yield the claims of dropq in processing/, each with its file."""
-    for entry in storage.entries(life.layout.processing):
-        claim, _ = names.split_claim(entry.name)
-        if claim is not None and claim.ours:
-            yield claim, entry.name
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -245,26 +242,27 @@ class QueueReader(Rows, DataSourceReader):
         if self.options.claimed is not None:
             listed = {"processing": held(queue, self.options.claimed)}
         else:
-            states = self.options.states
-            listed = _each_once(queue.life, {state: list(queue.listed(state, self.options.filter)) for state in states})
+            states, filter = self.options.states, self.options.filter
+            found = {state: list(browsing.listed(queue.context, state, filter)) for state in states}
+            listed = _each_once(queue.context, found)
         size = part_size(sum(map(len, listed.values())), self.options)
         is_held = self.options.claimed is not None
-        return [part for state, waiting in listed.items() for part in parts(state, waiting, size, held=is_held)]
+        return [part for state, files in listed.items() for part in parts(state, files, size, held=is_held)]
 
 
-def _each_once(life: Lifecycle, listed: dict[str, list[Waiting]]) -> dict[str, list[Waiting]]:
+def _each_once(context: QueueContext, listed: dict[str, list[MessageFile]]) -> dict[str, list[MessageFile]]:
     """Drop from what was listed first what had moved on to a later state when that was listed."""
     seen = set[str]()
-    for state, waiting in reversed(listed.items()):
-        bare = [names.split_claim(one.file)[1] for one in waiting]
-        folder = life.layout.folder(state)
-        pairs = zip(waiting, bare, strict=True)
-        listed[state] = [one for one, name in pairs if name not in seen or storage.exists(f"{folder}/{one.file}")]
-        seen.update(bare)
+    for state, files in reversed(listed.items()):
+        folder = context.layout.folder(state)
+        listed[state] = [
+            file for file in files if file.own_name not in seen or reading.exists(f"{folder}/{file.filename}")
+        ]
+        seen.update(file.own_name for file in files)
     return listed
 
 
-def held(queue: Queue, claimed: str) -> list[Waiting]:
+def held(queue: Queue, claimed: str) -> list[MessageFile]:
     """Return what a claiming batch holds, in the order that it was claimed in.
 
     Args:
@@ -277,26 +275,28 @@ def held(queue: Queue, claimed: str) -> list[Waiting]:
     subscription, _, count = claimed.rpartition(":")
     found: dict[str, str] = {}
     for _ in range(LOOKS):  # RACE: a listing may miss files whose leases are being renewed, but not the same each time
-        found |= {claim.owner: file for claim, file in claims(queue.life) if claim.subscription == subscription}
+        found |= {claim.owner: claim.filename for claim in claims_of(queue.context, subscription)}
         if len(found) == int(count):
-            return listed(queue.life, (found[owner] for owner in sorted(found, key=names.claim_order)))
+            return listed(queue.context, (found[owner] for owner in sorted(found, key=claim_order)))
     raise LeaseLost(
         f"{len(found)} of the {count} messages that were claimed from queue {queue.name} are still held (leases ran "
         "out, or somebody settled or requeued them): what was read before and what could be read now differ"
     )
 
 
-def listed(life: Lifecycle, files: Iterable[str]) -> list[Waiting]:
+def listed(context: QueueContext, files: Iterable[str]) -> list[MessageFile]:
     """Return claimed files as they are read; where a name tells no time, its body does, which no rename changes."""
-    return [Waiting(file, _written(life, file)) for file in files]
+    found = [context.sidecars.file(filename, context.layout.processing) for filename in files]
+    for file in found:
+        file.arrival = _written(file)
+    return found
 
 
-def _written(life: Lifecycle, file: str) -> int:
-    _, bare = names.split_claim(file)
-    if names.is_plain(bare):
+def _written(file: MessageFile) -> int:
+    if names.is_plain(file.own_name):
         return 0
-    name = life.sidecars.parse(bare)
     try:
-        return 0 if name.timestamp or name.since else storage.written_ms(f"{life.layout.processing}/{file}")
+        known = file.name.timestamp or file.name.since
+        return 0 if known else reading.written_ms(f"{file.folder}/{file.filename}")
     except FileNotFoundError:
         return 0  # RACE: its lease was renewed this moment, or is gone, which the reader will find

@@ -7,22 +7,18 @@ was killed when.
 
 from __future__ import annotations
 
-import logging
 import secrets
-import threading
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from dropq.errors import DropqError
-from dropq.journal import LEASE, Journal, check_semantics
+from dropq.queue.lease_renewer import LeaseRenewer
+from dropq.queue.subscription import Subscription
 from dropq.spark.options import ReadOptions
 from dropq.spark.reader import Rows, listed, part_size, parts
-from dropq.subscription import Subscription
-
-log = logging.getLogger("dropq")
+from dropq.staging.stream_journal import LEASE, Journal, check_semantics
 
 Offset = dict[str, Any]
 
@@ -35,10 +31,10 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        check_semantics(options.open())
+        check_semantics(options.open().context)
         self._subscription: Subscription | None = None
         self._journal: Journal | None = None
-        self._renewer: _Renewer | None = None
+        self._renewer: LeaseRenewer | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Begin a stream, which gets its name here."""
@@ -65,7 +61,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         first = start["batch"] + 1 if start["stream"] == end["stream"] else 1
         journal = self._opened(end)
         messages = [message for batch in range(first, end["batch"] + 1) for message in journal.messages(batch)]
-        waiting = listed(self.options.open().life, (message.file for message in messages))
+        waiting = listed(self.options.open().context, (message.file for message in messages))
         return list(parts("processing", waiting, part_size(len(waiting), self.options), held=True))
 
     def commit(self, end: Offset) -> None:
@@ -94,28 +90,6 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _opened(self, offset: Offset) -> Journal:
         if self._journal is None:
-            self._journal = Journal(self.options.open(), offset["stream"], self._subscribed())
-            self._renewer = _Renewer(self._journal)
+            self._journal = Journal(self.options.open().context, offset["stream"], self._subscribed())
+            self._renewer = LeaseRenewer(self._journal.lease, self._journal.renew)
         return self._journal
-
-
-class _Renewer:
-    """Renews a journal's leases while the query runs, in a thread of its own."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dropq leases", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._journal.lease / 3):
-            try:
-                self._journal.renew()
-            except (OSError, DropqError) as error:
-                log.warning("leases were not renewed: %s", error)
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._ended.set()
-        self._thread.join()

@@ -20,12 +20,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from dropq.api import Queue
 from dropq.errors import ConfigError
-from dropq.queue import Queue
-from dropq.spark.bodies import BODIES, in_utc
+from dropq.spark.encoders import BODIES, in_utc
 from dropq.spark.options import WriteOptions
-from dropq.staging import Attempt, Epoch, Job, Staged
-from dropq.storage import storage_error
+from dropq.staging.jobs import Attempt, Epoch, Job, Staged
+from dropq.storage.failures import storage_error
 
 log = logging.getLogger("dropq")
 
@@ -73,12 +73,12 @@ class QueueWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; nothing is made for an empty one, or for a job that was sent before."""
         queue = self.options.open()
-        return StagedFiles(stage(queue, Job(queue.life, self.job_id), self.options, iterator))
+        return StagedFiles(stage(queue, Job(queue.context, self.job_id), self.options, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send all that was staged, once, in the driver."""
         queue = self.options.open()
-        sent = _commit(queue, Job(queue.life, self.job_id), _staged(messages))
+        sent = _commit(queue, Job(queue.context, self.job_id), _staged(messages))
         log.info("job %s sent %d messages to queue %s", self.job_id, sent, self.options.queue)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -87,7 +87,7 @@ class QueueWriter(DataSourceArrowWriter):
             log.warning("job %s was committed before it failed: all of it is sent, do not send it again", self.job_id)
 
     def _job(self) -> Job:
-        return Job(self.options.open().life, self.job_id)
+        return Job(self.options.open().context, self.job_id)
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
@@ -112,14 +112,14 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigError("only micro-batches can be written to a queue: of them Spark tells query and epoch")
         queue = self.options.open()
         return StagedFiles(
-            stage(queue, Epoch(queue.life, query, int(epoch)), self.options, iterator, begins=True), query
+            stage(queue, Epoch(queue.context, query, int(epoch)), self.options, iterator, begins=True), query
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send all that an epoch staged, once, in the driver."""
         queue = self.options.open()
         for query in _queries(messages):
-            epoch = Epoch(queue.life, query, batchId)
+            epoch = Epoch(queue.context, query, batchId)
             if epoch.sent:
                 log.warning(
                     "%s was sent to queue %s before: this run of it sends nothing", epoch.id, self.options.queue
@@ -129,9 +129,9 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop an epoch, unless it was committed: the query runs it again, under the same name."""
-        life = self.options.open().life
+        context = self.options.open().context
         for query in _queries(messages):
-            epoch = Epoch(life, query, batchId)
+            epoch = Epoch(context, query, batchId)
             if epoch.abort():
                 log.warning("%s was committed before it failed: all of it is sent", epoch.id)
 

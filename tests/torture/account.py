@@ -7,6 +7,7 @@ does one that lies in two places.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections import defaultdict
@@ -29,7 +30,12 @@ def body(name: str, size: int = 0) -> bytes:
 
 
 def name_of(content: bytes) -> str | None:
-    """Return the name that a body tells; None when it is not whole."""
+    """Return the name that a body, or the string that is its JSON, tells; None when it is not whole."""
+    if content.startswith(b'"'):
+        try:
+            content = json.loads(content).encode()
+        except ValueError:
+            return None
     head, end, filler = content.decode("latin-1").partition("\n")
     try:
         name, length, total = head.rsplit(" ", 2)

@@ -19,7 +19,8 @@ from typing import Any
 
 import filelock
 
-from dropq import storage
+from dropq.storage import files as storage_files
+from dropq.storage import system_calls
 
 #: Calls that change what lies on disk, or make it durable; `rename` stands for renameat2 too.
 CHANGING = frozenset(
@@ -121,14 +122,14 @@ def come_between(between: Between, *, noreplace: bool = True) -> None:
             module.os = stand_in  # type: ignore[attr-defined]
             module.open = partial(_open, between)  # type: ignore[attr-defined]
     shutil.os = stand_in  # type: ignore[attr-defined]
-    real = storage.rename_noreplace
+    real = system_calls.rename_noreplace
 
     def rename_noreplace(source: str, destination: str) -> None:
         if not noreplace:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
         between(Call("rename", (source, destination), lambda: real(source, destination)))
 
-    storage.rename_noreplace = rename_noreplace
-    whole = storage.sync_whole
-    storage.sync_whole = lambda fd, path: between(Call("fsync", (path,), lambda: whole(fd, path)))
-    storage.SYNCED_TOGETHER = 2
+    system_calls.rename_noreplace = rename_noreplace
+    whole = system_calls.sync_whole
+    system_calls.sync_whole = lambda fd, path: between(Call("fsync", (path,), lambda: whole(fd, path)))
+    storage_files.SYNCED_TOGETHER = 2

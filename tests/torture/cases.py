@@ -25,9 +25,10 @@ from typing import NamedTuple
 
 from helpers import Clock
 
-from dropq import DropqError, Root, ready
-from dropq.fsck import fsck, fsck_root, queues
-from dropq.sweep import QuickSweep
+from dropq import DropqError, Root
+from dropq.diagnosis.fsck import fsck_root, queues
+from dropq.lifecycle import view
+from dropq.upkeep.sweep import QuickSweep
 from torture.account import Account, Found, body, judge, look
 from torture.calls import Between, Call, come_between
 from torture.table import Options, Row
@@ -123,7 +124,7 @@ class Cases:
     ) -> int:
         try:
             logging.disable()
-            ready.MAX_AGE, ready.LISTING_SHARE = 0.0, 0
+            view.MAX_AGE, view.LISTING_SHARE = 0.0, 0
             QuickSweep.due = True  # type: ignore[assignment,method-assign]
             scene = build(self._root, self._setting, self._clock)
             first()
@@ -236,9 +237,9 @@ class Cases:
         self._clock.ms += DAYS
         for root in self._roots():
             root.sweep(foreign_older_than="1d", unleased_older_than="1d", jobs_older_than="1d")
-            fsck_root(root, repair=True)
-            for queue in queues(root):
-                fsck(queue, repair=True)
+            fsck_root(root.context, repair=True)
+            for name in queues(root.context):
+                root.queue(name).fsck(repair=True)
             self.row.wrong += [f"{where}: fsck leaves {finding}" for finding in _open(root)]
         self.row.count(judge(look(self._root), must=there & after.keys(), may=there), f"{where}, repaired")
 
@@ -255,7 +256,10 @@ def in_settings(part: Callable[[Options, Setting], Row], options: Options) -> It
 
 
 def _open(root: Root) -> Iterator[str]:
-    findings = [*fsck_root(root), *(finding for queue in queues(root) for finding in fsck(queue))]
+    findings = [
+        *fsck_root(root.context),
+        *(finding for name in queues(root.context) for finding in root.queue(name).fsck()),
+    ]
     yield from (f"{finding.kind} {finding.path}" for finding in findings if finding.open)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import dropq
 from dropq import LeaseLost, Message, Queue, Root, Subscription
-from dropq.journal import Journal
+from dropq.staging.stream_journal import Journal
 from torture import account
 from torture.notes import Notes
 
@@ -290,7 +290,7 @@ def stream(actor: Actor) -> None:
     batch = int(checkpoint.read_text()) if checkpoint.exists() else 0
     lease = LEASE * actor.chance.choice((1, 4))
     subscription = actor.queue.subscribe(detached=True, lease_period=lease, max_backlog=None)
-    journal = Journal(actor.queue, "storm", subscription)
+    journal = Journal(actor.queue.context, "storm", subscription)
     while True:
         actor.notes("do", "settle")
         journal.settle(batch)  # what was committed; the run that did so may not have come to it

@@ -21,7 +21,8 @@ from typing import Any
 
 from helpers import drop, until
 
-from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription, storage
+from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
+from dropq.storage import clock
 from torture.account import Found, body, judge, look, name_of
 from torture.table import NotRun, Options, Row
 
@@ -177,7 +178,7 @@ def _kept(verb: Callable[[], None]) -> bool:
 def serve(root: str, interval: str = "") -> None:
     """Do what is told line by line, and answer."""
     if interval:
-        storage.CLOCK_INTERVAL = float(interval)
+        clock.CLOCK_INTERVAL = float(interval)
     verbs = Verbs(Root(root))
     for line in sys.stdin:
         verb, args, options = json.loads(line)

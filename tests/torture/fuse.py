@@ -16,12 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import actors
-from helpers import until
+from helpers import health, until
 
-from dropq import ConfigError, DropqError, LeaseLost, Queue, QueueExists, Root, StorageError, Subscription, admin, work
-from dropq.health import health
-from dropq.journal import Journal
-from dropq.staging import Epoch, Job
+from dropq import (
+    ConfigError,
+    DropqError,
+    LeaseLost,
+    Queue,
+    QueueExists,
+    Root,
+    StorageError,
+    Subscription,
+    work,
+)
+from dropq.staging.jobs import Epoch, Job
+from dropq.staging.stream_journal import Journal
+from dropq.upkeep import bulk
 from torture import mounts
 from torture.account import Account, Found, body, judge, look
 from torture.mounts import Mounted, mounted, passthrough, probed
@@ -251,23 +261,23 @@ def comes_back(case: Case) -> None:
         message = subscription.receive()
         assert message is not None
         settle(message)
-        all_ok(admin.requeue(queue, state=state))
+        all_ok(bulk.requeue(queue.context, state=state))
         with queue.subscribe() as again:  # out of the way of those that follow
             message = again.receive()
             assert message is not None
-            all_ok(admin.requeue(queue, state="processing"))
+            all_ok(bulk.requeue(queue.context, state="processing"))
     queue.send(case.body("moved", "other/target"), message_id="moved-by-id")
-    all_ok(admin.move(queue, other, ids=["moved-by-id"]))
+    all_ok(bulk.move(queue.context, other.context, ids=["moved-by-id"]))
     case.removed |= {"purged", *(f"pruned{number}" for number in range(5))}
     queue.send(body("purged"), message_id="purged-by-id")
-    all_ok(admin.purge(queue, ids=["purged-by-id"]))
+    all_ok(bulk.purge(queue.context, ids=["purged-by-id"]))
     kept = case.queue("kept")
     for number in range(5):
         kept.send(body(f"pruned{number}"))
         with_one(kept, lambda message: message.ack())
     kept.send(case.body("kept", "kept/processed"))
     with_one(kept, lambda message: message.ack())
-    all_ok(admin.prune(kept, keep_count=1))
+    all_ok(bulk.prune(kept.context, keep_count=1))
 
 
 def names_are_foreign(case: Case) -> None:
@@ -371,7 +381,7 @@ def long_names(case: Case) -> None:
     with_one(queue, lambda message: message.nack())
     with_one(queue, lambda message: message.fail("no"))
     with_one(queue, lambda message: message.reject("no"))
-    all_ok(admin.requeue(queue))
+    all_ok(bulk.requeue(queue.context))
     case.root.sweep()
 
     def last(message: Any) -> None:
@@ -437,9 +447,9 @@ def copies(case: Case) -> None:
 def jobs(case: Case) -> None:
     """Many messages or none, in the way of a Spark job: staged by tasks, committed by one rename, dropped."""
     queue = case.queue()
-    life = queue.life
+    context = queue.context
     for name, given_up in (("committed", False), ("aborted", True)):
-        job = Job(life, name)
+        job = Job(context, name)
         job.begin()
         parts = []
         for task in range(3):
@@ -455,12 +465,12 @@ def jobs(case: Case) -> None:
         job.abort() if given_up else check(job.commit(parts) == 12)
         check(job.sent is not given_up)
     for number in range(3):
-        epoch = Epoch(life, "row", number)
+        epoch = Epoch(context, "row", number)
         epoch.begin()
         attempt = epoch.attempt("task")
         attempt.write_all(queue.plain_addresses(1, "B"), [case.body(f"epoch{number}", "target")])
         check(epoch.commit([attempt.finish()]) == 1)
-    check(Epoch(life, "row", 2).sent and os.listdir(f"{case.path}/q/working") == [])
+    check(Epoch(context, "row", 2).sent and os.listdir(f"{case.path}/q/working") == [])
 
 
 def streams(case: Case) -> None:
@@ -478,7 +488,7 @@ def streams(case: Case) -> None:
 
 def _stream(queue: Queue) -> Journal:
     subscription = queue.subscribe(detached=True, lease_period=LONG, max_backlog=None)
-    return Journal(queue, "stream", subscription)
+    return Journal(queue.context, "stream", subscription)
 
 
 def deletes(case: Case) -> None:
@@ -555,7 +565,7 @@ def with_one(queue: Queue, act: Callable[[Any], object]) -> None:
         act(message)
 
 
-def all_ok(outcomes: Iterable[admin.Outcome]) -> None:
+def all_ok(outcomes: Iterable[bulk.Outcome]) -> None:
     """See that there was something to do, and that all of it was done."""
     done = list(outcomes)
     assert done and all(outcome.ok for outcome in done), f"{[outcome.detail for outcome in done]}"
@@ -679,7 +689,7 @@ def killed_daemon(fs: Mounted, row: Row, options: Options) -> None:
         writer = queue.writer()
         writing = writer.__enter__()
         writing.write(b"half of it")
-        job = Job(queue.life, "job")
+        job = Job(queue.context, "job")
         job.begin()
         attempt = job.attempt("0")
         attempt.write_all(queue.plain_addresses(2, "B"), [body("staged0"), body("staged1")])
@@ -744,16 +754,16 @@ def _verbs_of_a_dead_mount(
         "sweep": lambda: queue.sweep(),
         "root.sweep": lambda: queue.root.sweep(),
         "requeue": lambda: queue.requeue(),
-        "move": lambda: list(admin.move(queue, queue)),
-        "purge": lambda: list(admin.purge(queue)),
-        "prune": lambda: list(admin.prune(queue, keep_count=0)),
+        "move": lambda: list(bulk.move(queue.context, queue.context)),
+        "purge": lambda: list(bulk.purge(queue.context)),
+        "prune": lambda: list(bulk.prune(queue.context, keep_count=0)),
         "pause": lambda: queue.pause(),
         "resume": lambda: queue.resume(),
         "fsck": lambda: queue.fsck(),
         "work": lambda: work(queue, lambda message: None, until_empty=True),
         "queues": lambda: queue.root.queues(),
         "open root": lambda: Root(queue.root.path),
-        "open queue": lambda: queue.root.queue("q").life,
+        "open queue": lambda: queue.root.queue("q").context,
         "create_queue": lambda: queue.root.create_queue("new"),
         "delete_queue": lambda: queue.root.delete_queue("q", force=True),
         "job commit": lambda: job.commit(parts),

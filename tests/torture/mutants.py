@@ -38,7 +38,17 @@ from torture.table import NotRun, Options, Row
 
 TOP = Path(__file__).parents[2]
 #: The modules that are changed.
-MODULES = ("dropq/lifecycle.py", "dropq/consumers.py", "dropq/locks.py", "dropq/staging.py", "dropq/admission/*.py")
+MODULES = (
+    "dropq/lifecycle/claims.py",
+    "dropq/lifecycle/expiry.py",
+    "dropq/lifecycle/transitions.py",
+    "dropq/lifecycle/claims.py",
+    "dropq/lifecycle/expiry.py",
+    "dropq/storage/liveness.py",
+    "dropq/storage/locks.py",
+    "dropq/staging/jobs.py",
+    "dropq/policies/*.py",
+)
 SURVIVORS = Path(__file__).with_name("survivors.toml")
 #: What was measured of each test file, kept from run to run.
 KEPT = TOP / ".torture" / "mutants.json"
@@ -330,12 +340,13 @@ class Tree:
 def measure(tree: Tree, modules: Sequence[str], kept: Path | None = None) -> Measured:
     """Run each test file once, and find which tests run which statement; what was found before is kept in a file."""
     known = json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
-    shared = [*sorted(tree.path.glob("dropq/**/*.py")), *sorted(tree.path.glob("tests/[!t]*.py"))]
+    shared = sorted(path for part in ("dropq", "tests") for path in tree.path.glob(f"{part}/**/*.py"))
+    shared = [path for path in shared if not path.name.startswith("test_")]
     base = hashlib.sha256(b"".join(path.read_bytes() for path in shared)).hexdigest()
     for module in modules:
         tree.write(module, _keeping_account(module, (tree.top / module).read_bytes()))
     measured, new = Measured(), {}
-    for file in sorted(tree.path.glob("tests/test_*.py")):
+    for file in sorted(tree.path.glob("tests/**/test_*.py")):
         name = str(file.relative_to(tree.path))
         digest = hashlib.sha256(base.encode() + file.read_bytes()).hexdigest()
         found = known.get(name)

@@ -22,9 +22,9 @@ from typing import Any
 from actors import note_holding
 from helpers import drop, until
 
-from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription, storage
-from dropq.fsck import fsck
-from dropq.staging import Job
+from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
+from dropq.staging.jobs import Job
+from dropq.storage import reading
 from torture import nfs_locks
 from torture.account import body, judge, look, name_of
 from torture.guest import CLIENTS, mount
@@ -480,7 +480,7 @@ def what_is_kept_for_an_open_file_is_no_message(clients: Clients) -> None:
         assert other.receive() is None and subscription.receive() is None
         assert other.counts()["target"] == one.counts()["target"] == 0
         assert other.sweep().total == 0 == one.sweep().total
-        fsck(other)
+        other.fsck()
         assert name_of(also.read()) == "n"
         taken.ack()
         other.close()
@@ -493,7 +493,7 @@ def _kept(folder: Path) -> list[str]:
 
 
 class Between:
-    """Stands for the module `os` in dropq.storage: something happens after each file is opened."""
+    """Stands for the module `os` in dropq.storage.files: something happens after each file is opened."""
 
     def __init__(self, happening: Callable[[], object]) -> None:
         self._happening = happening
@@ -514,16 +514,16 @@ def a_body_that_the_other_client_removed_is_told_as_gone(clients: Clients) -> No
     with one.subscribe(max_backlog=None, lease_period="1h") as subscription:
         for name, after in (("m", False), ("n", True)):
             message = subscription.receive(timeout=PATIENCE)
-            assert message is not None
+            assert message is not None and message.receipt is not None
+            claimed = clients.b / folder.name / "processing" / message.receipt
 
-            def remove(name: str = name) -> None:
-                (claimed,) = (folder / "processing").iterdir()
-                os.unlink(clients.b / folder.name / "processing" / claimed.name)
+            def remove(claimed: Path = claimed) -> None:
+                os.unlink(claimed)
 
             if not after:
                 remove()
             else:
-                vars(storage)["os"] = Between(remove)
+                vars(reading)["os"] = Between(remove)
             try:
                 read = message.body
             except LeaseLost:
@@ -531,7 +531,7 @@ def a_body_that_the_other_client_removed_is_told_as_gone(clients: Clients) -> No
             else:
                 assert after and name_of(read) == name, f"{len(read)} bytes were read of a body that was removed"
             finally:
-                vars(storage)["os"] = os
+                vars(reading)["os"] = os
             _refused(message.ack, LeaseLost)
     _expect(folder)
 
@@ -598,14 +598,14 @@ def a_write_lock_is_seen_by_the_other_client(clients: Clients) -> None:
 def a_job_that_one_client_sent_is_not_sent_by_the_other(clients: Clients) -> None:
     one, other, folder = clients.make(durability="full")
     assert _run_job(one, "before", ["x"]) == 1  # the ledger has been written before
-    assert not Job(other.life, "job").sent
+    assert not Job(other.context, "job").sent
     assert _run_job(one, "job", ["m", "n"]) == 2
-    assert Job(other.life, "job").sent and _run_job(other, "job", ["m", "n"]) == 0
+    assert Job(other.context, "job").sent and _run_job(other, "job", ["m", "n"]) == 0
     _expect(folder, target=["m", "n", "x"])
 
 
 def _run_job(queue: Queue, job_id: str, names: list[str]) -> int:
-    job = Job(queue.life, job_id)
+    job = Job(queue.context, job_id)
     job.begin()
     attempt = job.attempt("0")
     attempt.write_all(queue.plain_addresses(len(names), "B"), [body(name) for name in names])
@@ -761,7 +761,7 @@ def _lost_delivery(queue: Queue, folder: Path, lose: Lose) -> None:
 
 
 def _lost_job(queue: Queue, folder: Path, lose: Lose) -> None:
-    job = Job(queue.life, "job")
+    job = Job(queue.context, "job")
     job.begin()
     attempt = job.attempt("0")
     attempt.write_all(queue.plain_addresses(3, "B"), [body(name) for name in "mno"])
@@ -845,9 +845,9 @@ def _lost_removal(queue: Queue, folder: Path, lose: Lose) -> None:
     queue.send(body("m"))
     _take(queue, "m").ack()
     lose()
-    from dropq import admin
+    from dropq.upkeep import bulk
 
-    removed = [outcome for outcome in admin.purge(queue, state="processed") if outcome.ok]
+    removed = [outcome for outcome in bulk.purge(queue.context, state="processed") if outcome.ok]
     assert len(removed) == 1
     _expect(folder)
 

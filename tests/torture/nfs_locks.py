@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from helpers import until
 
-from dropq import Queue, Root, consumers
-from dropq.admission.lock import PolicyLock
+from dropq import Queue, Root
+from dropq.policies.lock import PolicyLock
+from dropq.storage import liveness
 from torture.account import body, name_of
 from torture.guest import mount
 
@@ -110,7 +111,7 @@ def _told(clients: Clients, holder: Path, other: Path, *, by_locks: bool) -> Non
     sweeper = Root(other).queue(name)
     folder = sweeper.layout.consumers
     until(
-        lambda: os.listdir(sweeper.layout.processing) and consumers.known(folder), "the other to see", timeout=PATIENCE
+        lambda: os.listdir(sweeper.layout.processing) and liveness.known(folder), "the other to see", timeout=PATIENCE
     )
     way = f"{holder} holds, {other} sweeps"
     swept = sweeper.sweep()
@@ -152,7 +153,7 @@ def _take_one_by_one(root: Path, folder: Path, alone: bool) -> None:
 @contextmanager
 def _locked(queue: Queue) -> Iterator[bool]:
     """Take a queue's policy lock, as a process of its own would: nothing is shared with who has it."""
-    with PolicyLock(queue.layout, queue.life.storage).held(lambda: None) as taken:
+    with PolicyLock(queue.layout, queue.context.storage).held(lambda: None) as taken:
         yield taken
 
 

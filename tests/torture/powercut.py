@@ -18,9 +18,10 @@ from typing import Any, NoReturn
 
 from helpers import until
 
-from dropq import Message, Queue, Root, storage
-from dropq.message import ack_all
-from dropq.staging import Job
+from dropq import Message, Queue, Root
+from dropq.queue.message import ack_all
+from dropq.staging.jobs import Job
+from dropq.storage import files as storage_files
 from torture.account import Found, Place, body, judge, look, name_of
 from torture.account import told as in_short
 from torture.guest import never_write_back, say
@@ -163,7 +164,7 @@ def work(disk: Path, durability: str, what: str, last: str, seed: int) -> None:
 def send(root: Root, rng: random.Random, *, last: str = "") -> None:
     """Send by every way there is; for ever, or until a few times by the last one."""
     queue, forgetting = root.queue(KEEPING), root.queue(FORGETTING)
-    storage.SYNCED_TOGETHER = 5  # of what is sent at once, some is synced one by one
+    storage_files.SYNCED_TOGETHER = 5  # of what is sent at once, some is synced one by one
     calls: dict[str, Callable[[list[str]], object]] = {
         "plain": lambda names: [queue.send(_body(name)) for name in names],
         "many": lambda names: queue.send_many([_body(name) for name in names]),
@@ -217,7 +218,7 @@ def _write(queue: Queue, names: list[str]) -> None:
 
 
 def _commit(queue: Queue, names: list[str]) -> None:
-    job = Job(queue.life, f"job-{names[0]}")
+    job = Job(queue.context, f"job-{names[0]}")
     job.begin()
     attempt = job.attempt("0")
     attempt.write_all(queue.plain_addresses(len(names), "B"), [_body(name) for name in names])

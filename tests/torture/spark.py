@@ -19,9 +19,8 @@ def run(options: Options) -> Iterable[Row]:
     """Kill until each phase had so many kills; a row for each direction."""
     if find_spec("pyspark") is None:
         raise NotRun("no PySpark: pip install 'dropq[spark,jre]'")
-    from spark_kills import Torture
-
     from dropq.spark import find_java
+    from torture.spark_kills import Torture
 
     try:
         find_java()

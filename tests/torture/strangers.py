@@ -26,17 +26,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from helpers import Clock
+from helpers import Clock, health
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from dropq import DropqError, Message, Queue, Root, admin, storage
+from dropq import DropqError, Message, Queue, Root
 from dropq.cli import main as cli
 from dropq.cli import output
-from dropq.fsck import fsck_root
-from dropq.health import health, health_root
-from dropq.journal import Journal
-from dropq.staging import Epoch, Job
+from dropq.diagnosis.fsck import fsck_root
+from dropq.diagnosis.health import health_root
+from dropq.staging.jobs import Epoch, Job
+from dropq.staging.stream_journal import Journal
+from dropq.storage import system_calls
+from dropq.upkeep import bulk
 from torture.account import body, judge, look
 from torture.table import Options, Row
 
@@ -78,19 +80,19 @@ class Watch:
         """Yield what uses a path in `outside`, or changes one that is not in `inside`, while the block runs."""
         self.inside, self.outside = os.path.realpath(inside), os.path.realpath(outside)
         self.wrong = []
-        real = storage.rename_noreplace
+        real = system_calls.rename_noreplace
 
         def told(source: str, destination: str, *folders: int) -> None:
             sys.audit("os.rename", source, destination, *(folders or (-1, -1)))  # ctypes tells of no call
             real(source, destination, *folders)
 
-        storage.rename_noreplace = told
+        system_calls.rename_noreplace = told
         self.on = True
         try:
             yield self.wrong
         finally:
             self.on = False
-            storage.rename_noreplace = real
+            system_calls.rename_noreplace = real
 
     def _event(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.on:
@@ -450,7 +452,7 @@ def _send(queue: Queue) -> None:
 
 
 def _job(queue: Queue) -> None:
-    for name, job in (("job", Job(queue.life, "x")), ("epoch", Epoch(queue.life, "row", 2))):
+    for name, job in (("job", Job(queue.context, "x")), ("epoch", Epoch(queue.context, "row", 2))):
         with suppress(DropqError, FileNotFoundError):  # as docs/design.md has it: the attempt of a job that is gone
             job.begin()
             attempt = job.attempt("part")
@@ -462,7 +464,7 @@ def _job(queue: Queue) -> None:
 
 def _stream(queue: Queue) -> None:
     with queue.subscribe(max_backlog=None, lease_period="1h", detached=True) as subscription:
-        journal = Journal(queue, "s", subscription)
+        journal = Journal(queue.context, "s", subscription)
         for number in (1, 2):
             with suppress(DropqError):
                 journal.next_batch(number, 3)
@@ -507,12 +509,12 @@ VERBS: dict[str, Callable[[Queue], object]] = {
     "sweep the root": lambda queue: queue.root.sweep(jobs_older_than=0),
     "fsck": lambda queue: queue.fsck(),
     "fsck --repair": lambda queue: queue.fsck(repair=True),
-    "fsck of the root": lambda queue: fsck_root(queue.root),
-    "fsck --repair of the root": lambda queue: fsck_root(queue.root, repair=True),
+    "fsck of the root": lambda queue: fsck_root(queue.root.context),
+    "fsck --repair of the root": lambda queue: fsck_root(queue.root.context, repair=True),
     "health": lambda queue: health(queue, max_age=1, max_count=1, max_error=1),
-    "health of the root": lambda queue: list(health_root(queue.root)),
-    "requeue": lambda queue: [queue.requeue(state=state) for state in admin.REQUEUED],
-    "move": lambda queue: list(admin.move(queue, queue.root.queue("other"))),
+    "health of the root": lambda queue: list(health_root(queue.root.context)),
+    "requeue": lambda queue: [queue.requeue(state=state) for state in bulk.REQUEUED],
+    "move": lambda queue: list(bulk.move(queue.context, queue.root.queue("other").context)),
     "send": _send,
     "job": _job,
     "stream": _stream,
@@ -525,8 +527,10 @@ VERBS: dict[str, Callable[[Queue], object]] = {
 }
 #: What removes messages for good; it comes last.
 REMOVERS: dict[str, Callable[[Queue], object]] = {
-    "purge": lambda queue: [list(admin.purge(queue, state=state)) for state in ("target", "error", "processing")],
-    "prune": lambda queue: list(admin.prune(queue, state="processed", keep_count=0)),
+    "purge": lambda queue: [
+        list(bulk.purge(queue.context, state=state)) for state in ("target", "error", "processing")
+    ],
+    "prune": lambda queue: list(bulk.prune(queue.context, state="processed", keep_count=0)),
     "delete by force": lambda queue: queue.root.delete_queue("q", force=True),
 }
 #: What is done on the command line; `ID` stands for a message that is there, where there is one.
@@ -733,7 +737,7 @@ def big_bodies(folder: Path, size: int, ways: Iterable[str] = tuple(WAYS)) -> Ro
         print(f"{way}: {peaks[1] - peaks[0]:,} bytes of memory for a body of {length:,}", file=sys.stderr)
         if peaks[1] - peaks[0] > BODY_LIMIT:
             row.wrong.append(f"{way} of {length:,} bytes took {peaks[1] - peaks[0]:,} bytes of memory")
-    moved = list(admin.move(queue, away))
+    moved = list(bulk.move(queue.context, away.context))
     if not moved or not all(outcome.ok for outcome in moved):
         row.wrong.append(f"move to another root: {moved}")
     return row

@@ -98,7 +98,7 @@ def _attached(pid: int, inject: str) -> Iterator[list[str]]:
 
 def main(folder: str) -> None:
     """Do a little of everything, and say what came of it."""
-    import_module("dropq.admin")  # now: who imports lists folders, too, and those calls are not of a verb
+    import_module("dropq.upkeep.bulk")  # now: who imports lists folders, too, and those calls are not of a verb
     queue = Root(folder).queue("q")
     subscription = queue.subscribe(max_backlog=None, lease_period="1h")
     messages = subscription.receive_many(6)

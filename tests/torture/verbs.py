@@ -22,21 +22,26 @@ from unittest import mock
 from helpers import Clock
 
 import dropq
-from dropq import Message, Queue, Root, Subscription, admin, fsck, journal, staging
-from dropq.journal import Journal
-from dropq.staging import Attempt, Epoch, Job, Staged
+from dropq import Message, Queue, Root, Subscription
+from dropq.diagnosis import fsck
+from dropq.lifecycle.context import QueueContext
+from dropq.staging import jobs, stream_journal
+from dropq.staging.jobs import Attempt, Epoch, Job, Staged
+from dropq.staging.stream_journal import Journal
+from dropq.upkeep import bulk
 from torture.account import body
 
 #: Where public verbs are found, besides what `dropq` itself exports.
-MODULES: tuple[ModuleType, ...] = (admin, staging, journal, fsck)
+MODULES: tuple[ModuleType, ...] = (bulk, jobs, stream_journal, fsck)
 #: Public by name, but no verbs: what dropq's own modules use among themselves.
 INNER = {
-    "Typed", "SweepReport",  # they hold what was found, or is to be said
+    "Typed", "SweepReport", "Stop", "Health", "Diagnosis", "Finding",  # they hold what was found, or is to be said
     "Message.link",  # of a worker, for its own private folder
-    "Subscription.adopt", "Subscription.forget", "Subscription.holding",  # of journals and messages
+    "Subscription.adopt",  # of journals
     "Queue.address", "Queue.plain_addresses", "Queue.admit_job",  # of sends: they make names, and only look
-    "Queue.replay",  # what it sends is in the archive, too: tests/test_replay.py lets it die
-    "finish", "roll_forward", "held_by",
+    "Queue.replay",  # what it sends is in the archive, too: tests/promises/test_replay.py lets it die
+    "Root.doctor", "Queue.doctor",  # they try the file system in a folder of their own: tests/promises/test_doctor.py
+    "finish", "roll_forward", "idle_ms", "job_folders", "is_job_name",
     "lapsed_claim", "runs", "check_semantics", "is_committed", "has_manifest", "select", "each",
     "sweep",  # of staging: a part of Queue.sweep
 }  # fmt: skip
@@ -98,8 +103,8 @@ SETTINGS = (
     Setting("plain"),
     Setting("foreign names, no rename that replaces nothing", noreplace=False, foreign=True),
     Setting("no history, retries", {"history": False, "redelivery_attempts": 3, "redelivery_delay": "1h"}),
-    Setting("at most once", {"semantics": "at-most-once"}, foreign=True),
-    Setting("at most once, no history", {"semantics": "at-most-once", "history": False}),
+    Setting("at most once", {"semantics": "at-most-once", "redelivery_delay": 0}, foreign=True),
+    Setting("at most once, no history", {"semantics": "at-most-once", "history": False, "redelivery_delay": 0}),
     Setting(
         "limits, modes",
         {"max_deliveries": 1, "max_cancels": 1, "exhausted": "expired", "max_unprocessed": 100, "file_mode": "0640"},
@@ -132,7 +137,7 @@ def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
     queue.send(body("delayed"), delay="1d")
     queue.send(body("expires"), expires_in=SHORT)
     clock.advance(AFTER)  # nobody receives any more, or would sweep what is to be found
-    job, epoch = Job(queue.life, "new"), Epoch(queue.life, "row", 1)
+    job, epoch = Job(queue.context, "new"), Epoch(queue.context, "row", 1)
     staged = {type(one): _staged(one) for one in (job, epoch)}
     attempt = job.attempt("open")
     return Scene(folder, root, queue, other, far, subscription, message, job, epoch, attempt, reader, staged, late)
@@ -168,9 +173,9 @@ def _drop(queue: Queue, file: str, name: str) -> None:
 def _leave_behind(queue: Queue) -> None:
     """Let a process die that held a message, and had committed a job of which nothing was sent yet."""
     if (child := os.fork()) == 0:
-        with mock.patch.object(staging, "finish", side_effect=lambda *_, **__: os._exit(0)):
+        with mock.patch.object(jobs, "finish", side_effect=lambda *_, **__: os._exit(0)):
             _hold(queue, "held by the dead")
-            committed = Job(queue.life, "committed")
+            committed = Job(queue.context, "committed")
             committed.commit(_staged(committed))
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
@@ -191,7 +196,7 @@ def _journal(queue: Queue) -> Journal:
     """Let a stream hold a batch, and offer it more."""
     for number in range(2):
         queue.send(body(f"of the stream {number}"), priority=9)
-    reader = Journal(queue, "stream", queue.subscribe(detached=True, max_backlog=None, lease_period="1h"))
+    reader = Journal(queue.context, "stream", queue.subscribe(detached=True, max_backlog=None, lease_period="1h"))
     reader.next_batch(1, 2)
     return reader
 
@@ -215,13 +220,14 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "folder": lambda scene: [f"{scene.queue.layout.working}/.job-committed"],
     "force": lambda scene: [True],
     "foreign_older_than": lambda scene: ["1ms"],
+    "goal": lambda scene: [scene.other, scene.far],
     "handler": lambda scene: [lambda message: None],
     "id": lambda scene: [scene.message.id, next(scene.queue.browse()).id],
     "jobs_older_than": lambda scene: ["1ms"],
     "keep_age": lambda scene: [0],
     "keep_count": lambda scene: [0],
     "label": lambda scene: ["more"],
-    "life": lambda scene: [scene.queue.life],
+    "context": lambda scene: [scene.queue.context],
     "limit": lambda scene: [2],
     "message": lambda scene: [scene.message],
     "messages": lambda scene: [[body("new 1"), {"body": body("new 2"), "properties": LONG}]],
@@ -229,6 +235,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "n": lambda scene: [2],
     "name": lambda scene: ["made"],
     "Root.delete_queue.name": lambda scene: ["spare"],
+    "fsck.name": lambda scene: ["q"],
     "older_than": lambda scene: [0],
     "owners": lambda scene: [()],
     "path": lambda scene: [scene.folder / "source"],
@@ -239,19 +246,21 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "reason": lambda scene: ["r"],
     "receipt": lambda scene: [scene.message.receipt or scene.message.id],
     "repair": lambda scene: [True],
-    "root": lambda scene: [scene.root],
+    "root": lambda scene: [scene.root.context],
     "sent": lambda scene: [[]],
     "stalled_for": lambda scene: [0],
     "state": lambda scene: ["error", "expired", "processed", "processing", "target", "delayed"],
-    "to": lambda scene: [scene.other, scene.far],
+    "to": lambda scene: [scene.other.context, scene.far.context],
     "unleased_older_than": lambda scene: ["1ms"],
     "until_empty": lambda scene: [True],
+    "value": lambda scene: [body("new", 3000).decode()],
     "upto": lambda scene: [1],
 }
 #: Arguments that choose, name or describe: with them, a verb does what it does without.
 NO_MATTER = {
     "client_id", "clock", "concurrency", "correlation_id", "count", "detached", "dry_run", "expires_in", "filter",
-    "ids", "keep_expiration", "lease_period", "max_backlog", "message_class", "message_id", "priority",
+    "ids", "keep_expiration", "lease_period", "max_age", "max_backlog", "max_count",
+    "max_error", "message_class", "message_id", "priority",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
 }  # fmt: skip
 #: What would not end without it.
@@ -339,8 +348,8 @@ def verbs(scene: Scene) -> list[Verb]:
 
 
 def _in_words(value: object) -> str:
-    if isinstance(value, Queue):
-        return f"{value.root.path.name}/{value.name}" if value.name == "away" else value.name
+    if isinstance(value, QueueContext | Queue):
+        return f"far/{value.name}" if value.name == "away" else value.name
     return str(value)[:20] if isinstance(value, str | int) else type(value).__name__
 
 

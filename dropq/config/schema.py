@@ -1,0 +1,293 @@
+"""The keys of queue.toml and dropq.toml, what values each takes, and the frozen objects that hold the values.
+
+Each key has one kind, which reads a value, says what is allowed, and writes the value again. This module knows values
+alone; where they come from, and which of them fit together, is load.py's matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import date, datetime
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+
+from dropq import durations
+from dropq.durations import format_duration, parse_duration
+from dropq.errors import InvalidFilter, Unavailable
+from dropq.format.names import CLASSES, Name
+from dropq.format.typed import LARGEST
+
+__all__ = ["FORMAT", "POINTS", "UNSET", "Kind", "QueueConfig", "RootConfig", "kinds", "recovery_point"]
+
+#: The format of a root that this version reads and writes.
+FORMAT = 1
+
+#: What a point that a replay begins at may be.
+POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 time"
+
+#: A value that means: as if the key were not there.
+UNSET = "unset"
+
+#: A count as AMPS's configurations write it.
+_WRITTEN_COUNT = re.compile("([0-9]{1,10})([km]?)")
+_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+# The kinds of values. A reader raises ValueError: with what is allowed, or bare where its kind says that.
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class Kind(NamedTuple):
+    """What values a key takes: how to read one, what an error says is allowed, and how to write one."""
+
+    read: Callable[[Any], object]
+    allowed: str
+    write: Callable[[Any], object] = _plain
+
+
+def _period(value: object) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError:
+        raise ValueError from None
+
+
+def _lifetime(value: object) -> float:
+    seconds = _period(value)
+    if seconds < 0.001:
+        raise ValueError(f'at least 1ms is allowed; leave it out, or write "{UNSET}", for no limit')
+    return seconds
+
+
+def _octal(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch("(0o)?[0-7]{3,5}", value):
+        return int(value.removeprefix("0o"), 8)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError('octal digits as a string are allowed, such as "0664", or a TOML integer such as 0o664')
+
+
+def _modes(*, needed: int, possible: int) -> Kind:
+    def read(value: object) -> int:
+        mode = _octal(value)
+        if mode & needed != needed or mode & ~possible:
+            hint = f" (the number {value} is {mode:04o} in octal: write it as a string)" if value == mode else ""
+            raise ValueError(f"a mode with at least {needed:04o} and within {possible & ~0o002:04o} is allowed{hint}")
+        if mode & 0o002:
+            raise ValueError("a mode that not everybody can write to is allowed")
+        return mode
+
+    return Kind(read, "a mode", "{:04o}".format)
+
+
+def _group(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,10}", value):
+        value = int(value)
+    known = isinstance(value, str) and re.fullmatch(r"[^\s:,/\x00-\x1f]{1,255}", value)
+    if not known and not (type(value) is int and 0 <= value < 2**32 - 1):
+        raise ValueError
+    return value
+
+
+def _patterns(value: object) -> tuple[str, ...]:
+    patterns = value.split() if isinstance(value, str) else value
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError
+    for pattern in patterns:
+        if "/" in pattern or _hides_messages(pattern):
+            raise ValueError(f"{pattern!r} cannot be ignored: a pattern has no slash, and matches no coded name")
+    return tuple(patterns)
+
+
+#: How coded names begin: with each of JMS's priorities, with an id that has no time and with an id of our days.
+_CODED_STARTS = [f"{n}.{id}" for n in range(10) for id in ("0" * 16 + "-" + "0" * 10, "1789012345678901-2345678901")]
+
+
+def _hides_messages(pattern: str) -> bool:
+    return any(fnmatchcase(f"{start}.{kind}", pattern) for start in _CODED_STARTS for kind in CLASSES)
+
+
+def _filter(value: object) -> str:
+    from dropq.filters import compile_filter  # few queues have a filter
+
+    return _compiled(value, compile_filter)
+
+
+def _order(value: object) -> str:
+    from dropq.filters import compile_expression
+
+    return _compiled(value, compile_expression)
+
+
+def _compiled(value: object, compiler: Callable[[str], object]) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    try:
+        compiler(value)
+    except Unavailable:
+        pass  # a sender needs no extra; who uses the filter gets this error then
+    except InvalidFilter as error:
+        raise ValueError(str(error).partition("\n")[0]) from None
+    return value
+
+
+def recovery_point(value: object) -> str:
+    """Return a point that a replay may begin at, as text; a date is such a point, too.
+
+    Raises:
+        ValueError: it is no such point; `POINTS` says what is allowed.
+    """
+    if isinstance(value, date):
+        return value.isoformat()
+    if not isinstance(value, str):
+        raise ValueError
+    if value not in ("epoch", "now", "creation") and not Name(value).generated:
+        try:
+            datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError from None
+    return value
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _factor(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= 1000:
+        raise ValueError
+    return float(value)
+
+
+def _metadata(value: object) -> str:
+    if value is not True and value != "enabled":
+        raise ValueError
+    return "enabled"
+
+
+def _table(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return value
+
+
+def _counts(least: int) -> Kind:
+    def read(value: object) -> int:
+        if isinstance(value, str) and (written := _WRITTEN_COUNT.fullmatch(value.strip().lower())):
+            value = int(written[1]) * _THOUSANDS[written[2]]
+        if type(value) is not int or not least <= value <= LARGEST:
+            raise ValueError
+        return value
+
+    return Kind(read, f"a whole number from {least} to {LARGEST}")
+
+
+def _format(value: object) -> int:
+    if type(value) is not int or value != FORMAT:
+        raise ValueError
+    return value
+
+
+def _one_of(choices: tuple[str, ...]) -> Kind:
+    def read(value: object) -> object:
+        if value not in choices:
+            raise ValueError
+        return value
+
+    return Kind(read, "one of " + ", ".join(f'"{choice}"' for choice in choices))
+
+
+_PERIOD = Kind(_period, durations.ALLOWED, format_duration)
+_LIFETIME = Kind(_lifetime, durations.ALLOWED, format_duration)
+_COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
+_FILTER, _ORDER = Kind(_filter, "an expression as a string"), Kind(_order, "an expression as a string")
+
+
+def _key(kind: Kind, default: Any = None) -> Any:
+    """Return a field of a configuration, which takes values of a kind."""
+    return field(default=default, metadata={"kind": kind})
+
+
+def _not_built(default: object = None) -> Any:
+    """Return a field for a key that is known, but not built yet: it takes its default and no other value."""
+
+    def read(value: object) -> object:
+        if value not in (default, _plain(default)):
+            raise ValueError("this key is not built in this version of dropq; leave it out")
+        return default
+
+    return _key(Kind(read, ""), default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """What is in force for one queue; durations are in seconds. None means that a key is unset: no limit, no filter."""
+
+    lease_period: float | None = _key(_LIFETIME)
+    semantics: Literal["at-least-once", "at-most-once"] = "at-least-once"
+    leasing: Literal["sublet", "strict"] = "sublet"
+    max_backlog: int | None = _key(_LIMIT)
+    max_per_subscription_backlog: int | None = _key(_LIMIT)
+    expiration: float | None = _key(_LIFETIME)
+    expiration_model: Literal["default", "queue", "earliest", "latest"] = "default"
+    filter: str | None = _key(_FILTER)
+    fairness_model: Literal["fast", "round-robin", "proportional"] = "fast"
+    max_deliveries: int = _key(_COUNT, 0)
+    max_cancels: int = _key(_COUNT, 0)
+    exhausted: Literal["error", "expired"] = "error"
+    redelivery_attempts: int = _key(_COUNT, 0)
+    redelivery_delay: float = _key(_PERIOD, 1.0)
+    redelivery_backoff: float = _key(Kind(_factor, "a number from 1 to 1000"), 2.0)
+    redelivery_delay_limit: float = _key(_PERIOD, 60.0)
+    priority: str | None = _key(_ORDER)
+    barrier_expression: str | None = _key(_FILTER)
+    target_queue_depth: int | None = _key(_DEPTH)
+    deferred_ack_expiration: float = _key(_PERIOD, 86400.0)
+    recovery_point: str = _key(Kind(recovery_point, POINTS), "epoch")
+    max_unprocessed: int | None = _key(_LIMIT)
+    overflow: Literal["reject", "discard", "block"] = "reject"
+    history: bool = _key(Kind(_switch, "true or false"), True)
+    max_history: int | None = _key(_COUNT)
+    history_age: float | None = _key(_PERIOD)
+    message_type: Literal["json", "text", "binary"] = "json"
+    underlying_topic: None = _not_built()
+    default_publish_target: None = _not_built()
+    file_backed_metadata: Literal["enabled"] = _key(Kind(_metadata, '"enabled"'), "enabled")
+    dead_letter_queue: None = _not_built()
+    self_destruct: Literal[False] = _not_built(False)
+    selector: tuple[()] = _not_built(())
+    durability: Literal["none", "file", "full"] = "full"
+    ignore: tuple[str, ...] = _key(
+        Kind(_patterns, "patterns of file names, as a list of strings or one string with spaces between"),
+        ("_SUCCESS", "_temporary", "*.tmp", "*.part", "*.crc"),
+    )
+    file_mode: int | None = _key(_modes(needed=0o600, possible=0o777))
+    dir_mode: int | None = _key(_modes(needed=0o700, possible=0o2777))
+    group: int | str | None = _key(Kind(_group, "the name of a group, or its number,"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootConfig:
+    """What is in force for a root; `defaults` holds the raw values of `[defaults]` by snake_case key."""
+
+    format: int = _key(Kind(_format, f"the number {FORMAT}"), FORMAT)
+    reply_to_style: Literal["bare", "typed"] = "bare"
+    dead_letter_queue: None = _not_built()
+    defaults: Mapping[str, object] = field(
+        default_factory=dict, metadata={"kind": Kind(_table, "a table of keys of queue.toml")}
+    )
+
+
+@cache
+def kinds(config: type) -> Mapping[str, Kind]:
+    """Return the keys of a configuration with their kinds; a key that has none takes the choices of its type."""
+    types = get_type_hints(config)
+    return {key.name: key.metadata.get("kind") or _one_of(get_args(types[key.name])) for key in fields(config)}

@@ -1,0 +1,218 @@
+"""Find what does not belong into a root or a queue, and set it aside where asked; nothing is ever deleted.
+
+Checks only read; `_repaired` is the one function that changes something, and it does no more than make a missing
+folder, as its queue's own is, or rename what is no message into `.dropq/set-aside/`, where it keeps its path. It works
+on queues that are too damaged to be opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from dropq.config.load import load_queue
+from dropq.config.schema import QueueConfig
+from dropq.diagnosis import fsck_checks
+from dropq.diagnosis.fsck_checks import Case, Seen, look
+from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
+from dropq.errors import ConfigError, DropqError
+from dropq.format import names
+from dropq.format.layout import FOLDERS, PRIVATE, QueueLayout
+from dropq.format.names import DELETED
+from dropq.lifecycle.context import RootContext
+from dropq.lifecycle.sidecars import absences
+from dropq.lifecycle.sidecars import look as look_below
+from dropq.queue.open_queue import open_queue
+from dropq.storage import reading
+from dropq.storage.failures import error_context
+from dropq.storage.files import Storage
+
+__all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
+
+#: What is told where something cannot be looked at.
+UNFINISHED = "what else there is was not looked at, and nothing was changed"
+#: Folders of a root that are no queues and belong there.
+_KNOWN = ("dropboxmq", "topic-root")
+_HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
+_HALF_DELETED = re.compile(r"\..+\.delet(?:ed|ing)-[0-9]+(-[0-9a-f]+)?", re.DOTALL)
+
+
+def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]:
+    """Find what does not belong into a queue, however damaged it is.
+
+    Args:
+        root: the root.
+        name: the queue's name; it need not be a queue that can be opened.
+        repair: make missing folders, and set aside what is certainly no message.
+
+    Raises:
+        NoSuchQueue: there is nothing that looks like a queue.
+    """
+    layout = _layout(root, name) or open_queue(root, name).layout
+    config, found = _config(root, name, layout)
+    store = Storage()
+    if config is not None:
+        store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
+    with error_context(UNFINISHED):
+        found += fsck_checks.examine(Case(layout, config, root.layout.meta, root.clock.now_ms()))
+    if not repair:
+        return [_repairable(finding, "dropq fsck QUEUE --repair") for finding in found]
+    return [_repaired(finding, layout.base, store) for finding in found]
+
+
+def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
+    """Find what does not belong into a root, beside its queues; `queues` tells which of these there are.
+
+    Args:
+        root: the root.
+        repair: set aside what making a queue or writing a small file left.
+    """
+    layout, now = root.layout, root.clock.now_ms()
+    with error_context(UNFINISHED):
+        found = list(fsck_checks.temporaries_in((layout.path, layout.private, layout.meta), now))
+        found += [*_halves(root, now), *_no_queues(root, now), *_sidecars(root, now)]
+    if not repair:
+        return [_repairable(finding, "dropq fsck --repair") for finding in found]
+    return [_repaired(finding, layout.path, Storage()) for finding in found]
+
+
+def queues(root: RootContext) -> list[str]:
+    """Return the names of what looks like a queue, in order: also of those too damaged to be opened."""
+    with error_context(UNFINISHED):
+        there = [entry.name for entry in reading.entries(root.layout.path)]
+    return sorted(name for name in there if names.can_name_queue(name) and _layout(root, name) is not None)
+
+
+# -- opening what cannot be opened -----------------------------------------------------------------------------
+
+
+def _layout(root: RootContext, name: str) -> QueueLayout | None:
+    """Return where a queue's folders are, or should be; None where nothing looks like a queue."""
+    home = f"{root.layout.path}/{name}"
+    layouts = QueueLayout.flat(home), QueueLayout.incoming(home)
+    whole = [layout for layout in layouts if os.path.isdir(layout.target)]
+    damaged = [layout for layout in layouts if _folder_count(layout) > 1 or os.path.lexists(layout.config_file)]
+    return next(iter(whole + damaged), None)
+
+
+def _folder_count(layout: QueueLayout) -> int:
+    return sum(os.path.isdir(layout.folder(folder)) for folder in FOLDERS)
+
+
+def _config(root: RootContext, name: str, layout: QueueLayout) -> tuple[QueueConfig | None, list[Finding]]:
+    try:
+        config = load_queue(name, root.config, root.layout.config_file, layout.config_file)
+    except ConfigError as error:
+        return None, [_broken(layout.config_file, error)]
+    try:
+        open_queue(root, name)
+    except ConfigError as error:
+        return config, [_broken(layout.config_file, error)]  # what only this host cannot do, such as an unknown group
+    except DropqError:
+        pass  # what is wrong with its folders is found one by one
+    return config, []
+
+
+def _broken(path: str, error: ConfigError) -> Finding:
+    return Finding("configuration", path, "; ".join(str(error).splitlines()))
+
+
+# -- the root ----------------------------------------------------------------------------------------------------
+
+
+def _halves(root: RootContext, now: int) -> Iterator[Finding]:
+    """Find queues that were half made or half deleted."""
+    for seen in look(root.layout.path, now):
+        if _HALF_MADE.fullmatch(seen.name):
+            yield seen.settled("half-made-queue")
+        elif _HALF_DELETED.fullmatch(seen.name):
+            yield seen.settled("half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; it {_content(seen)}")
+
+
+def _content(seen: Seen) -> str:
+    if stat.S_ISDIR(seen.status.st_mode):
+        return f"holds {sum(len(files) for _, _, files in os.walk(seen.path))} files"
+    return "is a symbolic link" if stat.S_ISLNK(seen.status.st_mode) else "is no folder"
+
+
+def _no_queues(root: RootContext, now: int) -> Iterator[Finding]:
+    """Find folders that are no queues."""
+    known = {*queues(root), *_KNOWN}
+    for seen in look(root.layout.path, now):
+        if not seen.name.startswith(".") and seen.name not in known and os.path.isdir(seen.path):
+            yield seen.found("deleted-queue" if DELETED.search(seen.name) else "not-a-queue")
+
+
+def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
+    """Find metadata that cannot be read, metadata over a day old that no name refers to, and queues that are away."""
+    there = [seen for seen in look(root.layout.meta, now) if not seen.name.startswith(".")]
+    every = {seen.name.removesuffix(".json") for seen in there}
+    used: Collection[str] = every  # by a queue that is away, or by what cannot be listed
+    try:
+        below = look_below(root.layout.path)
+    except OSError:
+        pass
+    else:
+        away = [Finding("absent-queue", path, says) for path, says in absences(root.layout.queues, below)]
+        yield from away
+        used = every if away else below.references
+    for seen in there:
+        if fsck_checks.read_table(seen.path) is None:
+            yield seen.found(fsck_checks.unread_sidecar(seen.path))
+        elif seen.name.removesuffix(".json") not in used and seen.age > fsck_checks.ABANDONED:
+            yield seen.found("unreferenced-sidecar")
+
+
+# -- repair ------------------------------------------------------------------------------------------------------
+
+
+def _repairable(finding: Finding, command: str) -> Finding:
+    """Return a finding with the command that repairs it, where one does."""
+    does = {"make": "makes it", "set aside": "sets it aside"}.get(KINDS[finding.kind].repair)
+    return finding if does is None else replace(finding, detail=f"{finding.detail}; `{command}` {does}")
+
+
+def _repaired(finding: Finding, base: str, store: Storage) -> Finding:
+    """Repair what can be; return the finding with what became of it."""
+    try:
+        match KINDS[finding.kind].repair:
+            case "make":
+                store.make_folder_like(finding.path, base)
+                done = "made"
+            case "set aside":
+                done = f"set aside: {_set_aside(finding, base, store)}"
+            case _:
+                return finding
+    except OSError as error:
+        return replace(finding, detail=f"{finding.detail}; not repaired: {error.strerror or error}")
+    return replace(finding, detail=f"{finding.detail}; {done}", repaired=True)
+
+
+def _set_aside(finding: Finding, base: str, store: Storage) -> str:
+    """Rename what was found into set-aside/, under the path that it has below `base`; return where it is."""
+    aside = f"{base}/{PRIVATE}/set-aside/{os.path.relpath(finding.path, base)}"
+    folder, name = os.path.split(aside)
+    if os.path.realpath(folder) != folder.replace(base, os.path.realpath(base), 1):
+        raise OSError(errno.ELOOP, "a symbolic link leads elsewhere", folder)
+    try:
+        _move(finding.path, aside, store)
+    except FileExistsError:
+        aside = f"{folder}/{secrets.token_hex(6)}/{name}"
+        _move(finding.path, aside, store)
+    if reading.inode(aside) != finding.inode:
+        # RACE: somebody put another file in its place since it was looked at. That one goes back where it was.
+        _move(aside, finding.path, store)
+        raise OSError("another file lies there now")
+    store.sync(os.path.dirname(aside), os.path.dirname(finding.path))
+    return aside
+
+
+def _move(source: str, destination: str, store: Storage) -> None:
+    store.make_folder(os.path.dirname(destination))
+    is_folder = os.path.isdir(source) and not os.path.islink(source)
+    (store.move_folder if is_folder else store.move)(source, destination)

@@ -1,0 +1,238 @@
+"""Which folders a root and a queue have, and where: paths only, nothing is read or made here.
+
+What belongs to a queue lies beside its `target/`: in the queue's own folder, or one level down in `incoming/`
+where a queue has DropboxMQ's layout.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import translate
+
+from dropq.format.claims import split_claim
+from dropq.format.escapes import is_coded
+
+#: The folders that hold messages, one state each, in the order of a message's life.
+STATES = ("target", "processing", "processed", "expired", "error")
+#: Those in which a name may be reserved before the file is renamed over it.
+RESERVED = ("processed", "expired", "error")
+#: The folders of a queue; routing/ belongs to administrators and may be missing.
+FOLDERS = ("working", *STATES)
+#: DropboxMQ 1.2's folders for the transactions of a root.
+DROPBOXMQ_TRANSACTIONS = (
+    "associated",
+    "unassociated",
+    "prepared",
+    "committing",
+    "committed",
+    "rolling-back",
+    "rolled-back",
+)
+#: The folder that holds a queue's folders in DropboxMQ's own layout.
+INCOMING = "incoming"
+#: The private folder of a root or a queue.
+PRIVATE = ".dropq"
+#: The file that keeps a folder in git, which knows no empty ones; it may lie in any folder of a queue.
+KEEPER = ".keep"
+#: A job that writes many messages stages them in working/ under this prefix.
+JOB_PREFIX = ".job-"
+#: A job's folder has this prefix, and a random end, once the job is finished or given up.
+DROP_PREFIX = ".drop-"
+#: What is being removed has this prefix: the rename to that name was the removal.
+GONE_PREFIX = ".gone-"
+#: The folder that `dropq doctor` works in, in the private one; else beside that, with its name and a dash in front.
+DOCTOR_PREFIX = "doctor-"
+
+
+#: What lies in a queue's private folder under its own name.
+_PRIVATE = (
+    "consumers",
+    "held",
+    "reasons",
+    "delayed",
+    "staged",
+    "ledger",
+    "streams",
+    "acks",
+    "turns",
+    "barriers",
+    "lock",
+    "created",
+    "swept",
+    "deleting",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLayout:
+    """The paths of one queue; `base` is where `target/` lies, `home` is the queue's own folder."""
+
+    home: str
+    base: str
+    working: str = field(init=False)
+    target: str = field(init=False)
+    processing: str = field(init=False)
+    processed: str = field(init=False)
+    routing: str = field(init=False)
+    expired: str = field(init=False)
+    error: str = field(init=False)
+    private: str = field(init=False)
+    consumers: str = field(init=False)
+    held: str = field(init=False)
+    reasons: str = field(init=False)
+    delayed: str = field(init=False)
+    staged: str = field(init=False)
+    ledger: str = field(init=False)
+    streams: str = field(init=False)
+    acks: str = field(init=False)
+    created: str = field(init=False)
+    swept: str = field(init=False)
+    deleting: str = field(init=False)
+    set_aside: str = field(init=False)
+    turns: str = field(init=False)
+    barriers: str = field(init=False)
+    lock: str = field(init=False)
+    read_lock: str = field(init=False)
+    write_lock: str = field(init=False)
+    config_file: str = field(init=False)
+    folders: dict[str, str] = field(init=False, repr=False, hash=False, compare=False)
+
+    def __post_init__(self) -> None:
+        private = f"{self.base}/{PRIVATE}"
+        for name in (*FOLDERS, "routing"):
+            object.__setattr__(self, name, f"{self.base}/{name}")
+        for name in _PRIVATE:
+            object.__setattr__(self, name, f"{private}/{name}")
+        object.__setattr__(self, "private", private)
+        object.__setattr__(self, "set_aside", f"{private}/set-aside")
+        object.__setattr__(self, "read_lock", f"{self.base}/read-lock")
+        object.__setattr__(self, "write_lock", f"{self.base}/write-lock.properties")
+        object.__setattr__(self, "config_file", f"{self.base}/queue.toml")
+        object.__setattr__(self, "folders", {state: getattr(self, state) for state in (*FOLDERS, "delayed")})
+
+    @classmethod
+    def flat(cls, home: str) -> QueueLayout:
+        """Return the layout of a queue whose folders lie in its own folder."""
+        return cls(home, home)
+
+    @classmethod
+    def incoming(cls, home: str) -> QueueLayout:
+        """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
+        return cls(home, f"{home}/{INCOMING}")
+
+    def holding_in(self, folder: str) -> QueueLayout:
+        """Return the same layout with another folder for what is held."""
+        other = copy.copy(self)
+        object.__setattr__(other, "processing", folder)
+        object.__setattr__(other, "folders", {**self.folders, "processing": folder})
+        return other
+
+    @property
+    def first_folders(self) -> tuple[str, ...]:
+        """The folders that a queue is made with, parents first.
+
+        Those of private files are among them so that no host of NFS ever remembers them as missing. An older queue may
+        lack some, and a delete that was undone: then whoever needs one makes it.
+        """
+        reasons = (f"{self.reasons}/error", f"{self.reasons}/expired")
+        own = (self.consumers, self.held, self.reasons, *reasons, self.delayed, self.ledger, self.streams, self.acks)
+        states = (getattr(self, name) for name in (*FOLDERS, "routing"))
+        above = dict.fromkeys((self.home, self.base))
+        return (*above, *states, self.private, *own, self.turns, self.barriers)
+
+    @property
+    def private_folders(self) -> tuple[str, ...]:
+        """The folders that hold private files, parents first; they are never links."""
+        first = (path for path in self.first_folders if f"{path}/".startswith(f"{self.private}/"))
+        return (*first, self.staged, self.set_aside)
+
+    def folder(self, state: str) -> str:
+        """Return the folder of a state, `delayed` included.
+
+        Raises:
+            ValueError: there is no such state.
+        """
+        try:
+            return self.folders[state]
+        except KeyError:
+            raise ValueError(f"no state {state!r}: a message is in one of {', '.join(self.folders)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RootLayout:
+    """The paths of a root."""
+
+    path: str
+
+    @property
+    def config_file(self) -> str:
+        """The root's configuration, `dropq.toml`."""
+        return f"{self.path}/dropq.toml"
+
+    @property
+    def read_lock(self) -> str:
+        """The file that, while it exists, keeps every consumer of every queue waiting."""
+        return f"{self.path}/global-read-lock"
+
+    @property
+    def private(self) -> str:
+        """The root's private folder."""
+        return f"{self.path}/{PRIVATE}"
+
+    @property
+    def meta(self) -> str:
+        """The folder of metadata that does not fit a name."""
+        return f"{self.private}/meta"
+
+    @property
+    def queues(self) -> str:
+        """The folder of notes about the queues that the root knows, so that one that is away is missed."""
+        return f"{self.private}/queues"
+
+    @property
+    def clock(self) -> str:
+        """The probe file whose modification time tells the file server's clock."""
+        return f"{self.private}/clock"
+
+    @property
+    def dropboxmq(self) -> tuple[str, ...]:
+        """The folders that a running DropboxMQ 1.2 needs in a root, parents first."""
+        top = f"{self.path}/dropboxmq"
+        transactions = tuple(f"{top}/transaction/{name}" for name in DROPBOXMQ_TRANSACTIONS)
+        return (top, f"{top}/clients", f"{top}/transaction", *transactions)
+
+
+_WILD = re.compile(r"[*?\[]")
+
+
+def ignoring(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    """Return a test, true for names that are never messages: dot files, and foreign names that match a pattern.
+
+    A coded name is a message whatever it ends in. A claim's prefix does not count. Plain names and `*.suffix` patterns,
+    which is what people write, are compared without a regular expression.
+    """
+    plain = frozenset(pattern for pattern in patterns if not _WILD.search(pattern))
+    suffixes = tuple(pattern[1:] for pattern in patterns if pattern[0] == "*" and not _WILD.search(pattern[1:]))
+    others = [p for p in patterns if p not in plain and (p[0] != "*" or p[1:] not in suffixes)]
+    odd = re.compile("|".join(map(translate, others))).match if others else None
+
+    def ignored(name: str) -> bool:
+        if name[0] == ".":
+            return True
+        bare = split_claim(name)[1] if "~" in name else name
+        found = bare.endswith(suffixes) or bare in plain or (odd is not None and odd(bare) is not None)
+        return found and not is_coded(bare)
+
+    return ignored
+
+
+def ignored_ends(patterns: tuple[str, ...]) -> frozenset[str] | None:
+    """Return the last characters of the names that patterns match; None where one ends in a wildcard.
+
+    Most names end in another: who counts a million need not ask more of them.
+    """
+    ends = frozenset(pattern[-1:] for pattern in patterns)
+    return None if ends & {"*", "?", "]"} else ends

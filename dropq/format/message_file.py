@@ -1,0 +1,71 @@
+"""A message file: what is read from its name, each part once, when somebody first asks."""
+
+from __future__ import annotations
+
+from dropq.format.claims import Claim, split_claim
+from dropq.format.names import Name, parse
+
+
+class MessageFile:
+    """A file that is a message, in whichever state.
+
+    Args:
+        filename: its name in its folder.
+        arrival: when it came there, in ms, where its name does not tell the time; else 0.
+        plain: its name has nothing but a priority, a generated id and a class, and no claim's prefix.
+        folder: where it lies, for the path of its claim; "" where nobody asks for that.
+        typed_replies: whether reply-to is written as DropboxMQ 1.2 writes it.
+    """
+
+    __slots__ = ("_claim", "_name", "_own_name", "_problems", "arrival", "filename", "folder", "plain", "typed_replies")
+
+    def __init__(
+        self, filename: str, arrival: int = 0, plain: bool = False, *, folder: str = "", typed_replies: bool = False
+    ) -> None:
+        self.filename = filename
+        self.arrival = arrival
+        self.plain = plain
+        self.folder = folder
+        self.typed_replies = typed_replies
+        self._own_name: str | None = None
+        self._name: Name | None = None
+
+    def __repr__(self) -> str:
+        return f"<MessageFile {self.filename!r}>"
+
+    @property
+    def own_name(self) -> str:
+        """Its file name without a claim's prefix."""
+        if self._own_name is None:
+            self._claim, self._own_name = split_claim(self.filename, self.folder)
+        return self._own_name
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim that its file name begins with."""
+        if self._own_name is None:
+            self._claim, self._own_name = split_claim(self.filename, self.folder)
+        return self._claim
+
+    @property
+    def name(self) -> Name:
+        """What its name says, without its sidecar."""
+        return self._name or self._parse()
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence about each part of its name that cannot be read, and is left out."""
+        if self._name is None:
+            self._parse()
+        return self._problems.copy()
+
+    @property
+    def delivery_count(self) -> int:
+        """How often its message was delivered, as far as its name tells, the delivery of its claim included."""
+        return max(self.name.delivery_count, self.claim.number if self.claim is not None else 0)
+
+    def _parse(self) -> Name:
+        problems: list[str] = []
+        name = parse(self.own_name, typed_replies=self.typed_replies, problems=problems)
+        self._problems, self._name = problems, name
+        return name

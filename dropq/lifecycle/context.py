@@ -1,0 +1,101 @@
+"""What the modules below the public interface need to know of a root and of an open queue; it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dropq.config.schema import QueueConfig, RootConfig
+from dropq.errors import DropqError, NoSuchQueue
+from dropq.format.ids import IdSource
+from dropq.format.layout import QueueLayout, RootLayout
+from dropq.lifecycle.reasons import Reasons
+from dropq.lifecycle.sidecars import Sidecars
+from dropq.storage import reading
+from dropq.storage.clock import Clock
+from dropq.storage.failures import storage_error
+from dropq.storage.files import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class RootContext:
+    """An open root.
+
+    Attributes:
+        layout: its folders.
+        config: its configuration, as it was when the root was opened.
+        clock: the file server's.
+        ids: makes the ids of messages.
+    """
+
+    layout: RootLayout
+    config: RootConfig
+    clock: Clock
+    ids: IdSource
+
+
+@dataclass(frozen=True, slots=True)
+class QueueContext:
+    """An open queue.
+
+    Attributes:
+        root: the root that it lies in.
+        name: its name, for people.
+        public: the object that users know it as: the modules here only pass it on, to the messages that they make.
+        layout: its folders.
+        config: its configuration, as it was when the queue was opened.
+        storage: what changes its files.
+        sidecars: the metadata that does not fit into file names.
+        reasons: why messages lie in error/ and expired/.
+    """
+
+    root: RootContext
+    name: str
+    public: object
+    layout: QueueLayout
+    config: QueueConfig
+    storage: Storage
+    sidecars: Sidecars
+    reasons: Reasons
+
+    @property
+    def clock(self) -> Clock:
+        """The file server's clock."""
+        return self.root.clock
+
+    @property
+    def read_locks(self) -> tuple[str, str]:
+        """The files that make the queue look empty to consumers while either exists: the root's, and its own."""
+        return self.root.layout.read_lock, self.layout.read_lock
+
+    @property
+    def paused(self) -> bool:
+        """Whether consumers see an empty queue."""
+        return any(reading.is_there(path, self.clock) for path in self.read_locks)
+
+    def refused(self, error: OSError, outcome: str) -> DropqError:
+        """Return the error for a call that was refused: the queue is gone, or the file system would not.
+
+        Args:
+            error: of the call.
+            outcome: what became of the message.
+        """
+        if isinstance(error, FileNotFoundError) and not reading.exists(self.layout.target):
+            return NoSuchQueue(f"queue {self.layout.home} is not there any more; {outcome}")
+        return storage_error(error, outcome)
+
+    @contextmanager
+    def error_context(self, outcome: str) -> Iterator[None]:
+        """Raise dropq's own error for a call that is refused in the block; it says what became of the messages."""
+        try:
+            yield
+        except OSError as error:
+            raise self.refused(error, outcome) from error
+
+    def age_ms(self, path: str) -> int:
+        """Return how long ago a file was renamed or changed, in ms; 0 when it is gone."""
+        try:
+            return self.clock.now_ms() - reading.changed_ms(path)
+        except FileNotFoundError:
+            return 0

@@ -1,0 +1,99 @@
+"""Acks that come before their messages: each is an empty file in `.dropq/acks/`, named by the message's id.
+
+Whoever unlinks the file uses the ack up, so it settles one message, once. Who dies between that and the archive leaves
+a claim, which any sweep returns: then the message is delivered all the same, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from dropq.errors import LeaseLost, StorageError
+from dropq.format.layout import QueueLayout
+from dropq.format.message_file import MessageFile
+from dropq.format.names import Name
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.storage import reading
+
+#: What becomes of a message when the ack that came before it cannot be looked at.
+STAYS = "the message is not acknowledged, and stays in target/"
+
+
+def check(message_id: str) -> None:
+    """Refuse an id whose ack cannot be remembered, with ValueError."""
+    if not Name(message_id).generated:
+        raise ValueError(
+            f"the ack of {message_id!r} cannot be deferred: only of an id that dropq made it is certain that no other "
+            "message will come under it; acknowledge the message once it is there"
+        )
+
+
+def remember(context: QueueContext, message_id: str) -> None:
+    """Remember an ack, for deferred_ack_expiration from now on; it is as durable as a message that is sent."""
+    context.storage.make_folder(context.layout.acks)
+    context.storage.write_small(_path(context, message_id), b"")
+
+
+def forget(context: QueueContext, message_id: str) -> None:
+    """Forget an ack: its message was settled."""
+    context.storage.unlink(_path(context, message_id))
+
+
+def remembered(layout: QueueLayout) -> frozenset[str]:
+    """Return the ids whose acks are remembered, by one listing; some may be too old."""
+    return reading.names_in(layout.acks)
+
+
+def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) -> bool:
+    """Archive a waiting message by the ack that came before it, undelivered; False where it is to be delivered.
+
+    Args:
+        context: the queue.
+        file: the message.
+        owner, deadline: of the claim, as for `Transitions.claim`.
+
+    Raises:
+        StorageError: it could not be claimed, or not be archived, and is given back; or that is not durable.
+    """
+    message_id = file.name.id
+    with context.error_context(STAYS):
+        if not _in_force(context, message_id):
+            return False
+    claim = Transitions(context).claim(file, owner, deadline)
+    if claim is None:
+        return True  # RACE: another consumer was first, and settles or delivers it
+    try:
+        with context.error_context(STAYS):
+            ours = context.storage.unlink(_path(context, message_id))
+        if ours:
+            Transitions(context).archive(claim)
+        else:  # RACE: it was used up meanwhile, for another message of this id: this one is to be delivered
+            Transitions(context).give_back(claim, counted=False, delay=0)
+    except LeaseLost:
+        pass  # RACE: a sweep returned it; it was not delivered
+    except StorageError:
+        with suppress(LeaseLost):  # it has left all the same, and the error says what is the matter
+            Transitions(context).give_back(claim, counted=False, delay=0)
+        raise
+    return True
+
+
+def expired(context: QueueContext) -> Iterator[str]:
+    """Yield the paths of acks that were remembered for long enough."""
+    for name in remembered(context.layout):
+        if Name(name).generated and not _in_force(context, name):
+            yield _path(context, name)
+
+
+def _in_force(context: QueueContext, message_id: str) -> bool:
+    try:
+        age = context.clock.now_ms() - reading.written_ms(_path(context, message_id))
+    except FileNotFoundError:
+        return False
+    return age < context.config.deferred_ack_expiration * 1000
+
+
+def _path(context: QueueContext, message_id: str) -> str:
+    return f"{context.layout.acks}/{message_id}"

@@ -1,0 +1,387 @@
+"""`barrier_expression`: a message that waits for all before it, goes to everybody, and holds what is behind it.
+
+A barrier is handed out as topics and jobs are: staged out of sight, committed by one rename, rolled forward by anyone.
+
+    .dropq/barriers/TOKEN/SHARE            a link to the message for each subscription that lives: its share
+    processing/TOKEN,0,N~NAME              the message itself; its claim is the commit
+    .dropq/barriers/TOKEN/acked|left|aside/SHARE      shares that are settled; when no other is left, the message is
+
+A share is named as a claim, `SUBSCRIPTION-SEQ,DEADLINE,N~NAME`; its SEQ is 0 until the subscription takes it. It is
+settled as any message is, by one rename. The message itself is archived when one of its shares was acknowledged and
+none set aside, goes to error/ or expired/ when one was, and returns to target/ when all who had one are gone.
+
+What a crash leaves: a folder without a claim was not committed, or is done with, and is removed; a claim without a
+folder is returned. Both are seen to by whoever looks next, and by any sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from dropq.errors import LeaseLost, StorageError
+from dropq.format import names
+from dropq.format.claims import BARRIER, Claim, Location, claim_owner
+from dropq.format.layout import GONE_PREFIX
+from dropq.format.message_file import MessageFile
+from dropq.format.names import Name
+from dropq.lifecycle.claims import claims_in, find_claim
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Rest, T, Transitions
+from dropq.policies.wanted import wanting
+from dropq.storage import liveness, reading
+
+log = logging.getLogger("dropq")
+
+#: Milliseconds after which a folder without a claim is removed by a sweep, which does not take the policy lock.
+STAGING_AGE = 60_000
+
+_ACKED, _LEFT, _ASIDE = "acked", "left", "aside"
+_WHY = ".why.json"
+
+
+class Barrier:
+    """What the barriers of a queue are to one subscription; all of it is to be called under the policy lock.
+
+    Args:
+        context: the queue.
+        subscription: its id.
+    """
+
+    def __init__(self, context: QueueContext, subscription: str) -> None:
+        assert context.config.barrier_expression is not None
+        self._context = context
+        self._subscription = subscription
+        self._matches = wanting(context, context.config.barrier_expression)
+        self._out: Shares | None = None
+        self._delayed: list[tuple[str, str]] = []
+
+    def look(self, claimed: Collection[MessageFile]) -> None:
+        """See whether a barrier is out, by what lies in processing/, and finish what a crash left half-done."""
+        self._out = None
+        for shares in all_shares(self._context):
+            # RACE: where there are no locks, or the lock file was removed, it may have been claimed since the listing.
+            is_claimed = any(file.claim is not None and file.claim.owner == shares.token for file in claimed)
+            if not is_claimed and find_claim(self._context, shares.token) is None:
+                shares.clear()  # nobody stages a barrier while we have the lock
+            elif not shares.complete():
+                self._out = shares
+
+    @property
+    def is_out(self) -> bool:
+        """Whether a barrier is handed out: nothing else is, until it is settled."""
+        return self._out is not None
+
+    def is_one(self, file: MessageFile) -> bool:
+        """Tell whether a waiting message is a barrier."""
+        return self._matches(file)
+
+    def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Claim, Transitions] | None:
+        """Take the subscription's share of the barrier that is out, and what settles it; None where it has none.
+
+        Args:
+            owner: what identifies the claim.
+            deadline: when its lease runs out, in ms since 1970; 0 for never.
+            wanted: returns whether a share is to be taken, by its file name.
+        """
+        if self._out is None:
+            return None
+        claim = self._out.take(self._subscription, owner, deadline, wanted)
+        return None if claim is None else (claim, self._out)
+
+    def look_at_delayed(self) -> None:
+        """See what was given back and is delayed: that is not settled.
+
+        It is to be called before target/ is listed: what a sweep lets in meanwhile is seen here or there.
+        """
+        delayed = map(self._context.sidecars.file, reading.names_in(self._context.layout.delayed))
+        self._delayed = [_place(file) for file in delayed if file.name.delivery_count > 0]
+
+    def hand_out(self, file: MessageFile, *, alone: Callable[[], bool]) -> None:
+        """Hand out a barrier that is the first of what waits, while nothing is held, unless it has to wait.
+
+        Args:
+            file: the barrier.
+            alone: tells whether the policy lock is still ours.
+        """
+        context = self._context
+        if any(place < _place(file) for place in self._delayed):
+            return
+        token = claim_owner(f"{BARRIER}-{secrets.token_hex(5)}", 0)
+        shares = Shares(context, token)
+        staged = shares.prepare(file, {self._subscription, *_alive(context)})
+        # The commit. Who dies before it leaves a folder that belongs to no claim.
+        # RACE: a script that takes the message by `mv`; whose rename succeeds has it.
+        if not staged or not alone() or Transitions(context).claim(file, token, 0) is None:
+            shares.clear()
+        else:
+            self._out = shares
+
+    def leave(self) -> None:
+        """Give up what the subscription has of barriers: it ends."""
+        give_up(self._context, self._subscription)
+
+
+class Shares(Transitions):
+    """The shares of one barrier: a life of their own, in a folder of their own, at whose end the barrier is settled.
+
+    Args:
+        context: the queue, which settle the barrier itself.
+        token: what claims the barrier.
+    """
+
+    def __init__(self, context: QueueContext, token: str) -> None:
+        self._queue = context
+        #: What claims the barrier.
+        self.token = token
+        self._folder = f"{context.layout.barriers}/{token}"
+        super().__init__(replace(context, layout=context.layout.holding_in(self._folder)))
+
+    # -- handing out -------------------------------------------------------------------------------------------
+
+    def prepare(self, file: MessageFile, subscriptions: Iterable[str]) -> bool:
+        """Link a waiting message for each subscription; False when it is gone.
+
+        The folder is hidden until it is whole: a listing that a network file system keeps shows all shares or none.
+        """
+        _, own_name = self.next_delivery(file)
+        hidden = f"{self._queue.layout.barriers}/.{self.token}"
+        try:
+            for folder in (hidden, f"{hidden}/{_ACKED}", f"{hidden}/{_LEFT}", f"{hidden}/{_ASIDE}"):
+                self.context.storage.make_folder(folder)
+            for subscription in subscriptions:
+                share = self._share(subscription, own_name).filename
+                self.context.storage.link_or_copy(f"{self._queue.layout.target}/{file.filename}", f"{hidden}/{share}")
+            self.context.storage.rename_folder(hidden, self._folder)
+        except BaseException as error:
+            self.context.storage.remove_tree(hidden)
+            if isinstance(error, FileNotFoundError):
+                return False
+            raise
+        return True
+
+    def _share(self, subscription: str, own_name: str) -> Claim:
+        """Return a share that its subscription has not taken yet, or is to take again."""
+        return Claim(claim_owner(subscription, 0), 0, 0, own_name, self._folder)
+
+    def take(self, subscription: str, owner: str, deadline: int, wanted: Callable[[str], bool]) -> Claim | None:
+        """Take the share of a subscription; None when it has none that is free and wanted."""
+        for share in self.claims():
+            if share.subscription != subscription or not _is_free(share) or not wanted(share.own_name):
+                continue
+            name = self.context.sidecars.parse(share.own_name)
+            if name.not_before > self.context.clock.now_ms():
+                return None
+            taken = Claim(owner, deadline, name.delivery_count + 1, share.own_name, self._folder)
+            with suppress(FileNotFoundError):  # RACE: a sweep took the subscription for dead
+                self.context.storage.rename(share.path, taken.path)
+                return taken
+        return None
+
+    def claims(self) -> list[Claim]:
+        """Return the shares that are not settled."""
+        return list(claims_in(self.context))
+
+    # -- settling a share --------------------------------------------------------------------------------------
+
+    def archive(self, claim: Claim, *, synced: bool = True) -> Location:
+        """Acknowledge a share; the last one archives the barrier."""
+        self._settle(claim, _ACKED)
+        return Location("processed", claim.own_name)
+
+    def archived(self, location: Location | None = None, fate: str = "") -> None:
+        """Do nothing: a share is no message, and the barrier is made durable when it is settled."""
+
+    def _put_back(self, claim: Claim, name: Name) -> Location:
+        """Return a share to its subscription, which is to take it again."""
+        again = self._share(claim.subscription, self.context.sidecars.fit(self.unique(name)))
+        self._leave(claim, self.context.storage.rename, again.path)
+        return Location("delayed" if name.not_before else "target", again.own_name)
+
+    def set_aside(
+        self,
+        claim: Claim,
+        state: str,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        *,
+        cancel: bool = False,
+    ) -> Location:
+        """Refuse a share: the barrier goes to error/ or expired/ when all are settled, with this reason."""
+        why = {"state": state, "reason": reason, "details": {"holder": claim.owner, **(details or {})}}
+        try:
+            self.context.storage.write_small(f"{self._folder}/{_WHY}", json.dumps(why).encode())
+        except FileNotFoundError as error:
+            raise LeaseLost(self._lost(claim)) from error
+        self._settle(claim, _ASIDE)
+        return Location(state, claim.own_name)
+
+    def _settle(self, claim: Claim, how: str) -> None:
+        self._leave(claim, lambda path: self.context.storage.rename(path, f"{self._folder}/{how}/{claim.filename}"))
+        self.complete()
+
+    def _leave(self, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
+        if find_claim(self._queue, self.token) is None:
+            raise LeaseLost(self._lost(claim))  # somebody settled, or requeued, the barrier itself
+        try:
+            return super()._leave(claim, move, *args)
+        except StorageError as error:
+            if reading.is_there(self._folder, self.context.clock):
+                raise
+            raise LeaseLost(self._lost(claim)) from error
+
+    # -- settling the barrier ----------------------------------------------------------------------------------
+
+    def complete(self) -> bool:
+        """Settle the barrier when no share is left; tell whether none is.
+
+        RACE: whoever settled the last share, whoever looks next, and sweeps; whose rename succeeds settles it.
+        """
+        if self.claims() or self.claims():  # RACE: a listing may miss a file that is being renamed; two in a row do not
+            return False
+        barrier = find_claim(self._queue, self.token)
+        if barrier is not None:
+            with suppress(LeaseLost):
+                self._settle_barrier(barrier)
+        self.clear()
+        return True
+
+    def _settle_barrier(self, barrier: Claim) -> None:
+        if reading.names_in(f"{self._folder}/{_ASIDE}"):
+            Transitions(self._queue).set_aside(barrier, *self._why())
+        elif reading.names_in(f"{self._folder}/{_ACKED}"):
+            Transitions(self._queue).archive(barrier)
+        else:
+            left = map(self.context.sidecars.file, reading.names_in(f"{self._folder}/{_LEFT}"))
+            delivered = any(share.delivery_count >= barrier.number for share in left)
+            # Not delayed: what is behind it would pass it.
+            Transitions(self._queue).give_back(barrier, counted=delivered, delay=0)
+
+    def _why(self) -> tuple[str, str, Mapping[str, object]]:
+        """Return where the barrier goes, with the reason and its details, as the last to set a share aside wrote it."""
+        try:
+            said = reading.parse_json(reading.read_small(f"{self._folder}/{_WHY}") or b"null")
+            state, reason, details = said["state"], said["reason"], dict(said["details"])  # type: ignore[index]
+            if state in ("error", "expired"):
+                return state, str(reason), details
+        except (ValueError, TypeError, KeyError) as error:  # it was cut off by a power cut, or by hand
+            log.warning("%s/%s is damaged: %s", self._folder, _WHY, error)
+        return "error", "rejected", {}
+
+    def clear(self) -> None:
+        """Remove the folder, whole: its claim, if it is made in this moment, finds all of it or nothing."""
+        gone = f"{self._queue.layout.barriers}/{GONE_PREFIX}{secrets.token_hex(8)}"
+        with suppress(FileNotFoundError):
+            self.context.storage.rename_folder(self._folder, gone)
+            self.context.storage.remove_tree(gone)
+
+    def sweep(self) -> int:
+        """Give back what outlived its lease, and give up what nobody can take any more; return how many there were."""
+        seen_to = 0
+        now, known = self.context.clock.now_ms(), liveness.known(self._queue.layout.consumers)
+        for share in self.claims():
+            share.exact = True  # RACE: whoever renewed it since the listing keeps it
+            with suppress(LeaseLost):
+                if _is_free(share) and share.subscription not in known:
+                    self._settle(share, _LEFT)
+                    seen_to += 1
+                elif 0 < share.deadline <= now:
+                    self.give_back(share)
+                    seen_to += 1
+        self.complete()
+        return seen_to
+
+    def leave(self, subscription: str) -> int:
+        """Give up the shares of one subscription; return how many it had."""
+        left = 0
+        for share in self.claims():
+            if share.subscription == subscription:
+                with suppress(LeaseLost):
+                    self._settle(share, _LEFT)
+                    left += 1
+        return left
+
+
+def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:
+    """Give back shares whose leases ran out, and finish what crashes left; return how many there were.
+
+    The shares of the dead are given up before their deaths are forgotten, by `give_up`. It takes no lock: each step is
+    one rename, which somebody else may have made.
+
+    Args:
+        context: the queue.
+        claims: what lies in processing/.
+    """
+    seen_to = 0
+    for name in reading.names_in(context.layout.barriers):
+        path = f"{context.layout.barriers}/{name}"
+        if name[0] == "." and context.age_ms(path) > STAGING_AGE:
+            context.storage.remove_tree(path)  # who was making it, or removing it, is dead
+    for shares in all_shares(context):
+        if find_claim(context, shares.token) is not None:
+            seen_to += shares.sweep()
+        elif context.age_ms(shares.context.layout.processing) > STAGING_AGE:
+            shares.clear()
+    for claim in claims:
+        if claim.of_barrier and not reading.is_there(f"{context.layout.barriers}/{claim.owner}", context.clock):
+            with suppress(LeaseLost):
+                Transitions(context).give_back(claim, counted=False, delay=0)
+                seen_to += 1
+    return seen_to
+
+
+def give_up(context: QueueContext, subscription: str) -> int:
+    """Give up the shares of a subscription that ends, or is dead; return how many it had."""
+    return sum(shares.leave(subscription) for shares in all_shares(context))
+
+
+def sharers(context: QueueContext) -> set[str]:
+    """Return the subscriptions that have a share of a barrier, taken or not."""
+    return {share.subscription for shares in all_shares(context) for share in shares.claims()}
+
+
+def find_share(context: QueueContext, owner: str) -> tuple[Claim, Transitions] | None:
+    """Return the share of a barrier that a claim took, and what settles it."""
+    for shares in all_shares(context):
+        if (share := find_claim(shares.context, owner)) is not None:
+            return share, shares
+    return None
+
+
+def all_shares(context: QueueContext) -> Iterator[Shares]:
+    """Yield the shares of each barrier that is out, or staged; a hidden folder is not whole, or not any more."""
+    for entry in reading.entries(context.layout.barriers):
+        if entry.name[0] != "." and entry.is_dir(follow_symlinks=False):
+            yield Shares(context, entry.name)
+
+
+def give_up_old(context: QueueContext, known: Collection[str], seconds: float) -> int:
+    """Give up shares without a lease whose holders have no sign of life, and that were taken so long ago."""
+    given_up = 0
+    for shares in all_shares(context):
+        for share in shares.claims():
+            unknown = not share.deadline and share.subscription not in known
+            if unknown and context.age_ms(share.path) >= seconds * 1000:
+                given_up += shares.leave(share.subscription)
+    return given_up
+
+
+def _is_free(share: Claim) -> bool:
+    return share.owner == claim_owner(share.subscription, 0)
+
+
+def _place(file: MessageFile) -> tuple[str, str]:
+    """Return what sorts a message by time alone."""
+    _, time, name = names.order(file.name, file.arrival)
+    return time, name
+
+
+def _alive(context: QueueContext) -> Iterator[str]:
+    """Yield the subscriptions that live, and those of which nobody here can tell."""
+    for subscription in liveness.known(context.layout.consumers):
+        if not liveness.is_dead(context.layout.consumers, subscription):
+            yield subscription

@@ -1,0 +1,53 @@
+"""Policies of a queue: who may send and who may receive, when, and in which order; a file each.
+
+None of them is built for a queue that does not ask for it: the plain path stays short.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dropq.format.layout import ignoring
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.view import Ready
+
+if TYPE_CHECKING:
+    from dropq.policies.receive_policies import Gate
+
+
+def view_of(context: QueueContext, state: str = "target", *, depth: int | None = None) -> Ready:
+    """Make a view of a state's messages, in the order of delivery that the queue asks for.
+
+    Args:
+        context: the queue.
+        state: the state.
+        depth: how many messages the view holds at the most; None for all.
+    """
+    folder, sidecars, config = context.layout.folder(state), context.sidecars, context.config
+    ignored = ignoring(config.ignore)
+    if state != "target" or (config.priority is None and config.barrier_expression is None):
+        return Ready(folder, sidecars, ignored, depth=depth)
+    from dropq.policies.order import Ranked, by_expression, by_time
+
+    rank = by_time if config.priority is None else by_expression(config.priority, context)
+    return Ranked(folder, sidecars, ignored, rank=rank, depth=depth)
+
+
+def gate_for(
+    context: QueueContext, subscription: str, *, allowed: int | None, filter: str | None, lasting: bool
+) -> Gate | None:
+    """Make what stands between a queue's messages and one subscription; None where the queue has no such policy.
+
+    Args:
+        context: the queue.
+        subscription: its id.
+        allowed: how many messages it may hold; None for any number.
+        filter: which messages it takes; None for all.
+        lasting: it lives on between its looks.
+    """
+    config = context.config
+    if config.max_backlog is None and config.barrier_expression is None and config.fairness_model == "fast":
+        return None
+    from dropq.policies.receive_policies import Gate
+
+    return Gate(context, subscription, allowed=allowed, filter=filter, lasting=lasting)

@@ -1,0 +1,197 @@
+"""`fairness_model`: whose turn the next message is, among consumers that know each other only through the queue.
+
+Each subscription has a file in `.dropq/turns/`, empty but for its filter, whose name is its standing: how many it may
+hold, when it last took a message, and whether it waits for one. One listing, under the policy lock, tells a consumer
+whether another is to have the message that it would take. It leaves it to that one, for `PATIENCE` at the most: who
+does not come for its turn is passed over, and counts again when it next asks. So a consumer that is stopped, or looks
+seldom, costs the others a moment, and keeps nothing from them.
+
+    SUBSCRIPTION,ALLOWED,TURN,waits|busy        ALLOWED 0: no limit; TURN: the number of its last turn, 0 for none
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from dropq.errors import DropqError
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.context import QueueContext
+from dropq.policies.wanted import wanting
+from dropq.storage import liveness, reading
+from dropq.storage.failures import describe
+
+log = logging.getLogger("dropq")
+
+#: Seconds for which a message is left to the consumer whose turn it is.
+PATIENCE = 0.1
+
+_STANDING = re.compile(r"([\w*%+-]+),(\d+),(\d+),(waits|busy)", re.ASCII)
+
+
+class Standing(NamedTuple):
+    """Where a subscription stands: how many it may hold (0: any number), its last turn, and whether it waits."""
+
+    subscription: str
+    allowed: int
+    turn: int = 0
+    waits: bool = False
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.subscription},{self.allowed},{self.turn},{'waits' if self.waits else 'busy'}"
+
+
+class Turns:
+    """The turns of one subscription.
+
+    Args:
+        context: the queue.
+        subscription: its id.
+        allowed: how many messages it may hold; None for any number.
+        filter: which messages it takes; None for all.
+        lasting: it lives on between its looks; else others need not wait for it.
+    """
+
+    def __init__(
+        self, context: QueueContext, subscription: str, *, allowed: int | None, filter: str | None, lasting: bool
+    ) -> None:
+        self._context = context
+        self._folder = context.layout.turns
+        self._filter = filter or ""
+        self._lasting = lasting
+        self._proportional = context.config.fairness_model == "proportional"
+        self._own = Standing(subscription, allowed or 0)
+        self._others: list[Standing] = []
+        self._last = 0
+        self._held: Counter[str] = Counter()
+        self._wants: dict[str, Callable[[MessageFile], bool] | None] = {}
+        self._left_to: Standing | None = None
+        self._since = 0.0
+
+    def look(self, claimed: Iterable[MessageFile]) -> None:
+        """See how all stand, by what lies in processing/; to be called under the policy lock, before the others."""
+        standings = _standings(self._folder)
+        self._own = standings.pop(self._own.subscription, self._own._replace(waits=False))
+        self._others = [one for one in standings.values() if one.waits]
+        self._last = max((one.turn for one in standings.values()), default=0)
+        if self._proportional and self._others:
+            self._held = Counter(file.claim.subscription for file in claimed if file.claim is not None)
+
+    def is_anothers(self, file: MessageFile) -> bool:
+        """Tell whether a message is to be left to another subscription, which waits for one like it."""
+        while rivals := [one for one in self._others if self._is_before(one) and self._takes(one, file)]:
+            first = min(rivals, key=self._place)
+            if not self._has_gone(first):
+                return True
+            self._others.remove(first)
+        self._left_to = None
+        return False
+
+    def took(self) -> None:
+        """Count a turn: it comes behind all the others now."""
+        self._become(self._own._replace(turn=max(self._last, self._own.turn) + 1, waits=False))
+
+    def ask(self) -> None:
+        """Say that it waits; may be called without the lock."""
+        if self._lasting and not self._own.waits:
+            self._become(self._own._replace(waits=True))
+
+    def leave(self) -> None:
+        """Take no more turns."""
+        for file in reading.names_in(self._folder):
+            if file.startswith(f"{self._own.subscription},"):
+                with suppress(OSError):  # what stays is of a dead one: whoever meets it, or a sweep, removes it
+                    self._context.storage.unlink(f"{self._folder}/{file}")
+
+    def _is_before(self, other: Standing) -> bool:
+        return not self._lasting or self._place(other) < self._place(self._own)
+
+    def _place(self, one: Standing) -> tuple[float, int, str]:
+        """Return what sorts subscriptions: the least part of what they may hold, then the longest without a turn."""
+        share = self._held[one.subscription] / one.allowed if self._proportional and one.allowed else 0.0
+        return share, one.turn, one.subscription
+
+    def _takes(self, other: Standing, file: MessageFile) -> bool:
+        """Tell whether a message passes the filter of another subscription, which is read once."""
+        if other.subscription not in self._wants:
+            self._wants[other.subscription] = self._filter_of(other)
+        wants = self._wants[other.subscription]
+        return wants is None or wants(file)
+
+    def _filter_of(self, other: Standing) -> Callable[[MessageFile], bool] | None:
+        try:
+            text = (reading.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="surrogatepass")
+            return wanting(self._context, text) if text else None
+        except (DropqError, ValueError) as error:  # as where it needs an extra: it is taken to want all
+            log.warning("%s takes turns by a filter that cannot be read here: %s", other.subscription, error)
+            return None
+
+    def _has_gone(self, first: Standing) -> bool:
+        """Tell whether who is next does not count any more: it is dead, or did not come for its turn."""
+        now = time.monotonic()
+        if self._left_to != first:
+            if liveness.is_dead(self._context.layout.consumers, first.subscription):
+                self._context.storage.unlink(f"{self._folder}/{first.file}")
+                return True
+            self._left_to, self._since = first, now
+        if now - self._since < PATIENCE:
+            return False
+        self._rename(first, first._replace(waits=False))
+        return True
+
+    def _become(self, standing: Standing) -> None:
+        if not self._lasting:
+            return
+        try:
+            self._write(standing)
+        except OSError as error:  # a turn that is not written down is no reason to lose the message that was taken
+            log.warning("the turn of %s is not kept: %s", standing.subscription, describe(error))
+        self._own = standing
+
+    def _write(self, standing: Standing) -> None:
+        if not self._rename(self._own, standing):
+            # RACE: another passed it over since; or a sweep took it for a dead one's, or it is the first time.
+            known = _standings(self._folder).get(standing.subscription)
+            if known is None or not self._rename(known, standing):
+                self._context.storage.make_folder(self._folder)
+                draft = f"{self._folder}/.{standing.subscription}"
+                content = self._filter.encode(errors="surrogatepass")
+                self._context.storage.write_small(f"{self._folder}/{standing.file}", content, by=draft)
+
+    def _rename(self, before: Standing, after: Standing) -> bool:
+        try:
+            self._context.storage.rename(f"{self._folder}/{before.file}", f"{self._folder}/{after.file}")
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _standings(folder: str) -> dict[str, Standing]:
+    """Return the standings by subscription."""
+    found = {}
+    for file in reading.names_in(folder):
+        if match := _STANDING.fullmatch(file):
+            found[match[1]] = Standing(match[1], int(match[2]), int(match[3]), match[4] == "waits")
+    return found
+
+
+def waiting_by_turn(context: QueueContext) -> tuple[str, ...]:
+    """Return the subscriptions that wait, the one that has gone without a turn the longest first."""
+    waiting = sorted((one.turn, one.subscription) for one in _standings(context.layout.turns).values() if one.waits)
+    return tuple(subscription for _, subscription in waiting)
+
+
+def clear(context: QueueContext, known: Collection[str]) -> int:
+    """Remove the standings of subscriptions that are not known any more; return how many there were."""
+    folder = context.layout.turns
+    gone = [file for file in reading.names_in(folder) if file.lstrip(".").partition(",")[0] not in known]
+    for file in gone:
+        context.storage.unlink(f"{folder}/{file}")
+    return len(gone)

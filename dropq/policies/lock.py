@@ -1,0 +1,104 @@
+"""The lock of a queue's policies: its holder may look, and then act by what it saw.
+
+It guards policy alone. Without it, as on a file system that has no locks, nothing is lost or handed out twice, because
+the rename decides; two that look at once can only exceed a limit, or take a turn twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dropq.format.layout import QueueLayout
+from dropq.storage import locks
+from dropq.storage.failures import error_context
+from dropq.storage.files import Storage
+from dropq.storage.locks import LockFile
+from dropq.storage.reading import inode
+
+log = logging.getLogger("dropq")
+
+#: Seconds that a look waits for the lock: its holder needs a millisecond, unless it was stopped in the middle.
+PATIENCE = 1.0
+#: Seconds between two tries: the kernel would wait for a lock without end.
+POLL = 0.001
+
+
+class PolicyLock:
+    """The lock of one queue, on a file that is opened for each look."""
+
+    def __init__(self, layout: QueueLayout, storage: Storage) -> None:
+        self._path = layout.lock
+        self._folder = layout.private
+        self._storage = storage
+        self._inode = 0
+        self._warned = False
+
+    @contextmanager
+    def held(self, before_waiting: Callable[[], None]) -> Iterator[bool]:
+        """Hold the lock for a block; yield False where another process kept it for too long.
+
+        Args:
+            before_waiting: called when another process has it.
+
+        Raises:
+            StorageError: the lock file cannot be made or opened.
+        """
+        file, locked = None, False
+        try:
+            with error_context("no message was touched"):
+                for _ in self._tries(before_waiting):
+                    file = self._open() if file is None else file
+                    locked = file is not None and self._lock(file)
+                    if locked:
+                        break
+            yield locked
+        finally:
+            if file is not None:
+                file.close()
+
+    def _open(self) -> LockFile | None:
+        """Open the lock file; make it with the queue's modes, as others of its group have to open it.
+
+        Return None where the NFS server has just asked a client to give the file back.
+        """
+        while True:
+            try:
+                return LockFile(self._path, self._folder)
+            except FileNotFoundError:
+                self._storage.make_folder(self._folder)
+                self._storage.touch(self._path)  # RACE: if somebody removes it again and again, so do we
+            except BlockingIOError:
+                return None
+
+    def _lock(self, file: LockFile) -> bool:
+        self._inode = file.inode
+        try:
+            return file.lock()
+        except OSError as error:
+            if not locks.are_missing(error):
+                raise
+            if not self._warned:
+                log.warning("%s: no locks on this file system: limits and turns may be missed by a few", self._path)
+            self._warned = True
+        return True
+
+    def _tries(self, before_waiting: Callable[[], None]) -> Iterator[None]:
+        """Yield for each try to take the lock, until it has taken too long."""
+        yield
+        before_waiting()
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() <= until:
+            time.sleep(POLL)
+            yield
+        log.warning("%s: held by another process for %s s: nothing is taken meanwhile", self._path, PATIENCE)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the file was taken away since it was opened: another process may hold the lock of a new one."""
+        try:
+            return inode(self._path) != self._inode
+        except FileNotFoundError:
+            return True

@@ -1,0 +1,142 @@
+"""Looking at a queue: what lies in each state, in order of delivery, by names; nothing is touched, no body is opened.
+
+What a listing shows was so when it was made. A message may move on meanwhile; whoever acts on it is told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from dropq.errors import NoSuchMessage
+from dropq.format import names
+from dropq.format.layout import FOLDERS, RESERVED, ignoring
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.policies.build import view_of
+from dropq.policies.wanted import wanting
+from dropq.queue.message import Message, utc
+from dropq.storage import reading
+
+#: States in which `find` looks for a message, in this order.
+SEARCHED = ("target", "processing", "delayed", "error", "expired", "processed")
+
+
+@dataclass(frozen=True, slots=True)
+class StateStats:
+    """What lies in a state: messages, bytes, and since when the oldest message exists."""
+
+    count: int
+    bytes: int
+    oldest: datetime | None
+
+
+def browse(context: QueueContext, state: str = "target", filter: str | None = None) -> Iterator[Message]:
+    """Yield the messages of a state in order of delivery, without touching any.
+
+    Args:
+        context: the queue.
+        state: the state.
+        filter: only what it matches.
+
+    Raises:
+        InvalidFilter: the filter cannot be read; the error points at the column.
+    """
+    transitions = Transitions(context)
+    for file in listed(context, state, filter):
+        yield Message(transitions, state, file)
+
+
+def listed(context: QueueContext, state: str = "target", filter: str | None = None) -> Iterator[MessageFile]:
+    """Yield the files of a state's messages in order of delivery, by one listing."""
+    matches = None if filter is None else wanting(context, filter, state)
+    with context.error_context("nothing was changed"):
+        for file in _in_order(context, state):
+            if not _is_reserved(context, state, file.filename) and (matches is None or matches(file)):
+                yield file
+
+
+def find_all(context: QueueContext, message_id: str, states: Iterable[str] = SEARCHED) -> list[Message]:
+    """Return the messages of an id in the first state that has any, in order of delivery.
+
+    Args:
+        context: the queue.
+        message_id: an id, which a sender may have given to several, a file name or a receipt.
+        states: where to look, in this order.
+
+    Raises:
+        NoSuchMessage: there is none in any of the states.
+    """
+    searched = tuple(states)
+    transitions = Transitions(context)
+    for state in searched:
+        if found := bearing(context, state, message_id):
+            return [Message(transitions, state, file) for file in found]
+    raise NoSuchMessage(f"no message {message_id!r} in queue {context.name} ({', '.join(searched)})")
+
+
+def bearing(context: QueueContext, state: str, message_id: str) -> list[MessageFile]:
+    """Return the files of a state that have an id, or that name, in order of delivery; no sidecar is read."""
+    bears, sidecars = names.bears(message_id), context.sidecars
+    folder = context.layout.folder(state)
+    found = {
+        entry.name: sidecars.file(entry.name, folder)
+        for entry in reading.entries(folder)
+        if bears(entry.name)
+        and not sidecars.ignored(entry.name)
+        and reading.is_message_file(entry)
+        and not _is_reserved(context, state, entry.name)
+    }
+    if len(found) > 1:
+        in_order = [file for file in _in_order(context, state) if file.filename in found]
+        return in_order or list(found.values())  # RACE: all of them moved on since; who acts on them is told
+    return list(found.values())
+
+
+def _in_order(context: QueueContext, state: str) -> Iterator[MessageFile]:
+    try:
+        return view_of(context, state).files()
+    except FileNotFoundError:
+        if state != "delayed":
+            raise
+        return iter(())  # an older queue may lack that folder, until a message is delayed
+
+
+def _is_reserved(context: QueueContext, state: str, file: str) -> bool:
+    """Tell whether a file only keeps a name for a move that is under way."""
+    try:
+        return state in RESERVED and reading.is_reservation(os.lstat(f"{context.layout.folder(state)}/{file}"))
+    except FileNotFoundError:
+        return False  # RACE: it moved on since the listing; who acts on it is told
+
+
+def counts(context: QueueContext) -> dict[str, int]:
+    """Return how many messages lie in each state, by one listing of each folder."""
+    count, ignore = reading.message_counts, context.config.ignore
+    return {state: sum(count(context.layout.folder(state), ignore)) for state in (*FOLDERS, "delayed")}
+
+
+def stats(context: QueueContext) -> dict[str, StateStats]:
+    """Return count, bytes and oldest message of each state; it looks at every file."""
+    return {state: _state_stats(context, state) for state in (*FOLDERS, "delayed")}
+
+
+def _state_stats(context: QueueContext, state: str) -> StateStats:
+    ignored = ignoring(context.config.ignore)
+    count = size = 0
+    oldest: int | None = None
+    for entry in reading.entries(context.layout.folder(state)):
+        if ignored(entry.name) or not reading.is_message_file(entry):
+            continue
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # RACE: it moved on since the listing
+        name = context.sidecars.file(entry.name).name
+        since = name.timestamp or name.since or found.st_ctime_ns // 1_000_000
+        count, size = count + 1, size + found.st_size
+        oldest = since if oldest is None else min(oldest, since)
+    return StateStats(count, size, None if oldest is None else utc(oldest))

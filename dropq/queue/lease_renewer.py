@@ -1,0 +1,53 @@
+"""The renewal of leases, in a thread of its own, while their messages are worked on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from dropq.queue.message import Message, extend_all
+
+log = logging.getLogger("dropq")
+
+#: The leases are renewed when this part of one has gone by: two renewals may fail before it runs out.
+RENEWAL = 1 / 3
+
+
+class LeaseRenewer:
+    """Renews leases from its beginning until it is stopped.
+
+    A round that fails is logged, and the next round tries again: until then, no lease has run out.
+
+    Args:
+        lease: seconds that a lease lasts.
+        renew: renews all leases; it is called in the renewer's thread.
+    """
+
+    def __init__(self, lease: float, renew: Callable[[], object]) -> None:
+        self._period = lease * RENEWAL
+        self._renew = renew
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dropq-lease-renewer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, after the round that it is in."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period):
+            try:
+                self._renew()
+            except Exception as error:
+                log.warning("leases were not renewed: %s", error)
+
+
+def renew_held(messages: Iterable[Message], lease: float) -> None:
+    """Renew the leases of those messages that are held; log those that were not renewed.
+
+    A message whose lease is lost is not held any more: its next reader gets the error.
+    """
+    for _, error in extend_all([message for message in messages if message.held], lease):
+        log.warning("%s", error)

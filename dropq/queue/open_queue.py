@@ -1,0 +1,162 @@
+"""Opening a root, and a queue of it: where its folders are, whether they can be used, and what is in force for it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+
+from dropq.config.load import load_queue, load_root
+from dropq.errors import ConfigError, NoSuchQueue, StorageError
+from dropq.format import names
+from dropq.format.ids import IdSource
+from dropq.format.layout import FOLDERS, QueueLayout, RootLayout, ignoring
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.reasons import Reasons
+from dropq.lifecycle.sidecars import Sidecars
+from dropq.storage import reading
+from dropq.storage.clock import Clock, ServerClock
+from dropq.storage.failures import error_context, storage_error
+from dropq.storage.files import Storage, refuse_links
+
+
+def open_root(path: str, clock: Clock | None) -> RootContext:
+    """Open a root, as `Root` says.
+
+    Args:
+        path: its absolute path.
+        clock: what tells the time; None asks the file server's clock.
+    """
+    layout = RootLayout(path)
+    with error_context("the root cannot be opened"):
+        if not reading.is_folder(layout.path):
+            raise NoSuchQueue(f"no root at {layout.path}: `dropq init {layout.path}` makes one")
+    refuse_links((layout.private, layout.meta, layout.queues))
+    clock = clock or ServerClock(layout.clock)
+    with error_context("the root cannot be opened"):
+        reading.ask_server(layout.path)  # on NFS another host may have written its dropq.toml just now
+    return RootContext(layout, load_root(layout.config_file), clock, IdSource(clock.now_ms))
+
+
+def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
+    """Return how a queue is laid out, flat or in `incoming/`, by one of its folders; None where there is none."""
+    home = f"{root}/{name}"
+    layouts = QueueLayout.flat(home), QueueLayout.incoming(home)
+    for _ in range(2):
+        for layout in layouts:
+            if os.path.isdir(layout.folder(by)):
+                return layout
+        with error_context(f"whether queue {name} is there cannot be told"):
+            reading.ask_server(root)  # on NFS another host may have made it just now
+    return None
+
+
+def refuse_closed(root: str, name: str) -> None:
+    """Tell what this user may not look into, where one sees no queue, from what is none.
+
+    Raises:
+        StorageError: there may be a queue, and he may not look.
+    """
+    for layout in (QueueLayout.flat(f"{root}/{name}"), QueueLayout.incoming(f"{root}/{name}")):
+        try:
+            reading.exists(f"{layout.base}/.")
+        except OSError as error:
+            error.filename = layout.base
+            raise storage_error(error, f"queue {name} cannot be opened") from error
+
+
+def queue_names(root: RootContext) -> list[str]:
+    """Return the names of the queues that are there, in order."""
+    with error_context("nothing was changed"):
+        there = [entry.name for entry in reading.entries(root.layout.path)]
+    return sorted(name for name in there if names.can_name_queue(name) and find_layout(root.layout.path, name))
+
+
+def open_queue(root: RootContext, name: str, public: object = None) -> QueueContext:
+    """Open a queue of a root.
+
+    Args:
+        root: the root.
+        name: the queue's name.
+        public: the object that users know the queue as; None where nobody is handed a message of it.
+
+    Raises:
+        NoSuchQueue: there is no such queue.
+        ConfigError: its configuration cannot be used.
+        StorageError: a folder is missing, or lies on another file system.
+    """
+    # That target/ alone is missing is told below.
+    layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
+    if layout is None:
+        refuse_closed(root.layout.path, name)
+        near = difflib.get_close_matches(name, queue_names(root), n=1)
+        hint = f"is it {near[0]!r}? " if near else ""
+        raise NoSuchQueue(
+            f"no queue {name!r} in {root.layout.path}: {hint}`dropq ls` shows which there are, "
+            f"`dropq create {name}` makes one"
+        )
+    _check_folders(layout, name)
+    with error_context(f"queue {name} cannot be opened"):
+        reading.ask_server(layout.base)  # on NFS another host may have written its queue.toml just now
+    config = load_queue(name, root.config, root.layout.config_file, layout.config_file)
+    store = Storage(
+        config.durability,
+        file_mode=config.file_mode,
+        dir_mode=config.dir_mode,
+        group=group_number(config.group),
+        base=layout.base,
+    )
+    sidecars = Sidecars(
+        root.layout.meta,
+        store,
+        typed_replies=root.config.reply_to_style == "typed",
+        ignored=ignoring(config.ignore),
+        queue=layout.private,
+    )
+    reasons = Reasons(layout.reasons, store)
+    return QueueContext(
+        root=root,
+        name=name,
+        public=public,
+        layout=layout,
+        config=config,
+        storage=store,
+        sidecars=sidecars,
+        reasons=reasons,
+    )
+
+
+def _check_folders(layout: QueueLayout, name: str) -> None:
+    devices: dict[int, str] = {}
+    made_when_needed = layout.private, layout.delayed
+    for path in (*(layout.folder(folder) for folder in FOLDERS), *made_when_needed):
+        try:
+            devices.setdefault(reading.device(path), path)
+        except FileNotFoundError as error:
+            if path in made_when_needed:
+                continue
+            if not reading.exists(layout.home):  # RACE: it was deleted since it was found
+                raise NoSuchQueue(f"queue {name} is not there any more: {layout.home}") from error
+            way_out = f"`dropq fsck {name} --repair` makes it"
+            raise storage_error(error, f"queue {name} lacks its folder {os.path.basename(path)}/: {way_out}") from error
+        except OSError as error:
+            raise storage_error(error, f"queue {name} cannot be opened") from error
+    if len(devices) > 1:
+        first, second = list(devices.values())[:2]
+        raise StorageError(
+            f"queue {name} spans two file systems, {first} and {second}: a rename between them is not atomic; "
+            "put all of its folders on one",
+            path=second,
+        )
+    refuse_links(layout.private_folders)
+
+
+def group_number(group: int | str | None) -> int | None:
+    """Return a group's number on this host."""
+    if group is None or isinstance(group, int):
+        return group
+    import grp
+
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise ConfigError(f"group = {group!r}: there is no such group on this host") from error

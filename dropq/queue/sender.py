@@ -1,0 +1,482 @@
+"""The sending half of a queue: a body goes to working/, and one rename into target/ sends it.
+
+Whatever fails before that rename leaves nothing that a consumer could see, and takes what it wrote away again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from io import BufferedWriter
+from typing import IO, Any, NamedTuple
+
+from dropq.durations import parse_duration
+from dropq.errors import DropqError, QueueFull, StorageError
+from dropq.format import names
+from dropq.format.typed import Typed, check_text
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.policies.send_limits import Entry
+from dropq.queue.message import Duration
+from dropq.storage import reading
+from dropq.storage.failures import describe, storage_error
+from dropq.storage.files import Draft
+from dropq.storage.reading import READ_SIZE
+
+log = logging.getLogger("dropq")
+
+_NOTHING = (None,) * 7
+#: What a message of send_many may say: what `send` takes.
+_FIELDS = frozenset(
+    {
+        "body",
+        "correlation_id",
+        "delay",
+        "expires_in",
+        "message_class",
+        "message_id",
+        "priority",
+        "properties",
+        "reply_to",
+        "type",
+    }
+)
+#: Messages that send_many makes durable together.
+BATCH = 1000
+
+
+class Sent(NamedTuple):
+    """What became of a send: the message's id, whether the queue took it, and the queue that it went to.
+
+    A queue that is full and discards does not take it: then nothing was sent, and it went to no queue.
+    """
+
+    id: str
+    accepted: bool
+    delivered_to: str
+
+
+class Producer:
+    """What sends to a queue; `Queue` is one."""
+
+    name: str
+    #: What lets messages in, from the first send on, and when it is to be asked again, by `time.monotonic()`.
+    _entry: Entry | None = None
+    _asks_at = 0.0
+
+    @property
+    def context(self) -> QueueContext:
+        """What dropq's own modules need to know of the open queue."""
+        raise NotImplementedError
+
+    @property
+    def _transitions(self) -> Transitions:
+        raise NotImplementedError
+
+    def send(
+        self,
+        body: bytes | str,
+        *,
+        priority: int = 4,
+        type: str | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        expires_in: Duration | None = None,
+        delay: Duration | None = None,
+        properties: Mapping[str, Any] | None = None,
+        message_class: str | None = None,
+        message_id: str | None = None,
+    ) -> Sent:
+        """Send a message: once this returns, it is in target/, as durable as the queue's configuration asks.
+
+        Where the queue has a write-lock, or is full and blocks, it waits first; periods count from the call.
+
+        Args:
+            body: bytes, or text, which is sent as UTF-8 and as class T.
+            priority: higher is delivered first; any 32-bit integer.
+            type, correlation_id, reply_to: the JMS headers of these names.
+            expires_in: how long it may wait before it expires.
+            delay: how long it is kept from consumers.
+            properties: the sender's own, by name; bool, int, float, str, or `Typed`.
+            message_class: one of M B S P O T.
+            message_id: an id of the sender's own; None generates one.
+
+        Raises:
+            NoSuchQueue, StorageError: the message was not sent, unless the error says that it is visible.
+            QueueFull: the queue is full, and rejects; nothing was sent.
+            ValueError: a value that no name can hold; nothing was sent.
+        """
+        transitions = self._transitions  # a queue that is refused is refused before the clock writes its probe
+        said = (type, correlation_id, reply_to, expires_in, delay, properties, message_id)
+        if said == _NOTHING:
+            message_class = _class_of(body, priority, message_class)
+            message_id = transitions.context.root.ids.next()
+            file, not_before = names.plain_name(message_id, priority, message_class), 0
+            if time.monotonic() >= self._asks_at and not self._admit():
+                return Sent(message_id, False, "")
+        else:
+            file, message_id, not_before = self.address(
+                body, priority, *said[:-1], message_class, message_id, asks=True
+            )
+            if not file:
+                return Sent(message_id, False, "")
+        transitions.stage(file, body.encode() if isinstance(body, str) else body)
+        transitions.send(file, not_before=not_before)
+        if transitions.context.storage.syncs_folders:
+            transitions.sent(not_before=not_before)
+        return Sent(message_id, True, self.name)
+
+    def send_json(self, value: object, **fields: Any) -> Sent:
+        """Send a value as compact JSON in UTF-8, as class T.
+
+        Args:
+            value: what JSON can hold: None, bool, int, float, str, and lists and dicts of these.
+            fields: the other arguments of `send`.
+
+        Raises:
+            ValueError: a part of the value cannot be JSON, which the error names; nothing was sent.
+            NoSuchQueue, StorageError, QueueFull: as of `send`.
+        """
+        from dropq.format.json_body import to_json
+
+        try:
+            text = to_json(value)
+        except ValueError as error:
+            raise ValueError(f"send_json: {error}; nothing was sent") from error
+        return self.send(text, **fields)
+
+    def send_many(self, messages: Iterable[bytes | str | Mapping[str, Any]]) -> list[Sent]:
+        """Send many messages; each batch is synced once, which at durability `full` is quicker than one by one.
+
+        Args:
+            messages: bodies, or mappings with a `body` and the other arguments of `send`.
+
+        Raises:
+            NoSuchQueue, StorageError, ValueError: what was sent until then stays sent; a note on the error says how
+                many messages that is. Whatever `messages` itself raises comes with the same note.
+            QueueFull: the same, and the error has what was sent.
+        """
+        if isinstance(messages, bytes | str | Mapping):
+            raise ValueError("send_many takes several messages, such as a list of bodies; send takes one")
+        sent: list[Sent] = []
+        try:
+            self.send_into(sent, messages)
+        except QueueFull as error:
+            error.sent = sent
+            raise
+        return sent
+
+    def send_into(self, sent: list[Sent], messages: Iterable[bytes | str | Mapping[str, Any]]) -> None:
+        """Send many messages, as `send_many` does; add what became of each to a list, also where an error ends it."""
+        before = len(sent)
+        batch: list[bytes | str | Mapping[str, Any]] = []
+        try:
+            for message in messages:
+                batch.append(message)
+                if len(batch) == BATCH:
+                    self._send_admitted(batch, sent)
+                    batch = []
+            if batch:
+                self._send_admitted(batch, sent)
+        except BaseException as error:
+            error.add_note(_so_many(sent[before:]))
+            raise
+
+    def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
+        """Send a batch, in as many parts as the queue lets it in; what it discards is passed over."""
+        while batch:
+            admitted = self._admit(len(batch))
+            if admitted:
+                self._send_batch(batch[:admitted], sent)
+            else:
+                sent.append(self._discarded(batch[0]))
+            batch = batch[admitted or 1 :]
+
+    def _discarded(self, message: bytes | str | Mapping[str, Any]) -> Sent:
+        """Return what is told of a message that is discarded: it is not looked at any more."""
+        chosen = message.get("message_id") if isinstance(message, Mapping) else None
+        return Sent(chosen or self.context.root.ids.next(), False, "")
+
+    def _send_batch(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
+        context = self.context
+        staged: dict[str, tuple[Sent, int]] = {}
+        delayed: set[bool] = set()
+        try:
+            self._stage_batch(batch, staged)
+            for file, (one, not_before) in list(staged.items()):
+                sent.append(one)  # first: an interrupt finds it there as soon as it is sent
+                self._transitions.send(file, not_before=not_before)
+                delayed.add(bool(not_before))
+                del staged[file]
+        except BaseException as error:
+            for file, (one, not_before) in staged.items():
+                was_there = True
+                with suppress(OSError):  # what cannot be taken away now, fsck finds
+                    was_there = context.storage.unlink(f"{context.layout.working}/{file}")
+                if not sent or sent[-1] is not one:
+                    continue
+                if was_there or isinstance(error, DropqError):  # its rename was refused, or did not come to pass
+                    sent.pop()
+                else:
+                    delayed.add(bool(not_before))
+            raise
+        finally:
+            for not_before in delayed:
+                self._transitions.sent(not_before=not_before)
+
+    def _stage_batch(self, batch: list[bytes | str | Mapping[str, Any]], staged: dict[str, tuple[Sent, int]]) -> None:
+        context = self.context
+        with (
+            context.error_context("the message was not sent"),
+            context.storage.together(context.layout.working, len(batch)) as each,
+        ):
+            for message in batch:
+                if isinstance(message, Mapping):
+                    body = _body_of(message)
+                    file, message_id, not_before = self.address(**message)
+                else:
+                    body, not_before = message, 0
+                    message_id = context.root.ids.next()
+                    file = names.plain_name(message_id, 4, _class_of(body, 4, None))
+                # First: an interrupt finds it mostly as its file is being made.
+                staged[file] = Sent(message_id, True, self.name), not_before
+                self._transitions.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
+
+    def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
+        """Send a file's content as a message.
+
+        Args:
+            path: the file; it is copied, so it stays as it is. One that is open for reading is sent to its end.
+            move: move it instead, if it is a path; where it lies on another file system it is copied, then removed.
+            fields: the other arguments of `send`.
+
+        Raises:
+            StorageError: the file cannot be read; nothing was sent.
+            QueueFull: the queue is full, and rejects; nothing was sent, and the file stays where it is.
+        """
+        source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+        file, message_id, not_before = self.address(b"", **fields, asks=True)
+        if not file:
+            return Sent(message_id, False, "")
+        context, sent = self.context, Sent(message_id, True, self.name)
+        staged = f"{context.layout.working}/{file}"
+        back_to = source if move and isinstance(source, str) else None
+        copied: str | None = None  # what is to be removed after the send
+        going = False
+        try:
+            if back_to is None or not self._adopted(back_to, staged):
+                copied = back_to
+                back_to = None
+                self._copied(source, file)
+            going = True
+            self._transitions.send(file, not_before=not_before, back_to=back_to)
+            self._transitions.sent(not_before=not_before)
+            if copied is not None:
+                self._remove_copied(copied)
+            return sent
+        except BaseException as error:
+            with suppress(OSError):  # what cannot be looked at now, fsck finds
+                if reading.exists(staged):
+                    self._take_back(staged, back_to)
+                elif going and not isinstance(error, DropqError):  # an interrupt, after the rename
+                    stays = f"; {copied} is still there" if copied is not None and reading.exists(copied) else ""
+                    error.add_note(f"message {message_id} was sent{stays}")
+            raise
+
+    def _take_back(self, staged: str, back_to: str | None) -> None:
+        """Move a staged file that was not sent to where it came from; remove it where it is a copy."""
+        try:
+            if back_to is None:
+                self.context.storage.unlink(staged)
+            else:
+                self.context.storage.move(staged, back_to)
+        except OSError as error:  # what is a copy, fsck finds
+            if back_to is not None:
+                log.warning(
+                    "%s was not sent, and is now %s: it was not moved back: %s", back_to, staged, describe(error)
+                )
+
+    def _remove_copied(self, source: str) -> None:
+        try:
+            self.context.storage.unlink(source)
+        except OSError as error:
+            raise storage_error(error, "the message was sent, its source could not be removed") from error
+
+    def _adopted(self, source: str, staged: str) -> bool:
+        try:
+            if os.path.islink(source) or not os.path.isfile(source):
+                raise StorageError(f"{source} is no regular file; nothing was sent", path=source)
+            self.context.storage.adopt(source, staged)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise storage_error(error, "nothing was sent") from error
+            return False  # another file system, or not ours to move: copy it
+        return True
+
+    def _copied(self, source: str | IO[bytes], file: str) -> None:
+        try:
+            with _reading(source) as body, self._staged(file) as writing:
+                shutil.copyfileobj(body, writing, READ_SIZE)
+        except OSError as error:
+            raise storage_error(error, "nothing was sent") from error
+
+    @contextmanager
+    def writer(self, **fields: Any) -> Iterator[IO[bytes]]:
+        """Write a message piece by piece: it is sent when the block ends, and discarded when it raises.
+
+        Whether the queue has room is seen before the block begins; what it discards is written to nowhere.
+
+        Args:
+            fields: the arguments of `send`, but for the body.
+
+        Raises:
+            QueueFull: the queue is full, and rejects.
+        """
+        file, _, not_before = self.address(b"", **fields, asks=True)
+        if not file:
+            with open(os.devnull, "wb") as nowhere:
+                yield nowhere
+            return
+        with self._staged(file) as writing:
+            yield writing
+        self._transitions.send(file, not_before=not_before)
+        self._transitions.sent(not_before=not_before)
+
+    @contextmanager
+    def _staged(self, file: str) -> Iterator[IO[bytes]]:
+        store, path = self.context.storage, f"{self.context.layout.working}/{file}"
+        try:
+            fd = store.create(path)
+        except OSError as error:
+            raise self._transitions.not_sent(error) from error
+        writing = BufferedWriter(Draft(fd, self._transitions.not_sent))
+        try:
+            yield writing
+            try:
+                writing.flush()
+                store.sync_file(fd)
+                writing.close()
+            except OSError as error:
+                raise self._transitions.not_sent(error) from error
+        except BaseException:
+            with suppress(OSError, DropqError):  # closing says again what flushing said
+                writing.close()
+            with suppress(OSError):  # what cannot be taken away now, fsck finds
+                store.unlink(path)
+            raise
+
+    def address(
+        self,
+        body: bytes | str,
+        priority: int = 4,
+        type: str | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        expires_in: Duration | None = None,
+        delay: Duration | None = None,
+        properties: Mapping[str, Any] | None = None,
+        message_class: str | None = None,
+        message_id: str | None = None,
+        *,
+        asks: bool = False,
+    ) -> tuple[str, str, int]:
+        """Return the file name of a message to send, its id, and the time before which it may not be delivered.
+
+        Where it `asks`, the message is good and let in before anything is written; of one that is discarded there is no
+        file name.
+        """
+        context = self._transitions.context  # a queue that is refused is refused before the clock writes its probe
+        chosen = message_id is not None
+        if message_id is not None:
+            names.check_message_id(message_id)
+        message_class = _class_of(body, priority, message_class)
+        message_id = message_id or context.root.ids.next()
+        known: dict[str, Any] = {"id": message_id, "priority": priority, "message_class": message_class}
+        for header, text in (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to)):
+            if text is not None:
+                check_text(header, text)
+                known[header] = text
+        if expires_in is not None:
+            known["expiration"] = self._in(expires_in)
+        if properties is not None:
+            known["properties"] = _typed(properties)
+        not_before = 0
+        if delay is not None:
+            known["not_before"] = not_before = self._in(delay)
+        if asks and time.monotonic() >= self._asks_at and not self._admit():
+            return "", message_id, 0
+        name = names.make(known)
+        return (
+            context.sidecars.fit(self._transitions.unique(name, chosen=True) if chosen else name),
+            message_id,
+            not_before,
+        )
+
+    def admit_job(self, count: int) -> bool:
+        """Let in a job of so many messages as a whole, after a wait where one is due; False where it is discarded.
+
+        Raises:
+            QueueFull: the queue rejects it, or never has room for so many.
+        """
+        return bool(self._admit(count, whole=True))
+
+    def _admit(self, count: int = 1, *, whole: bool = False) -> int:
+        """Do what `Entry.admit` does; nothing of a message may have been written yet."""
+        entry = self._entry
+        if entry is None or not entry.is_ours:
+            entry = self._entry = Entry(self.name, self.context)
+        admitted = entry.admit(count, whole=whole)
+        self._asks_at = entry.asks_at
+        return admitted
+
+    def plain_addresses(self, count: int, message_class: str) -> list[str]:
+        """Return the file names of so many messages that have nothing to say but their class."""
+        return [names.plain_name(message_id, 4, message_class) for message_id in self.context.root.ids.take(count)]
+
+    def _in(self, period: Duration) -> int:
+        seconds = parse_duration(period)
+        return self.context.clock.now_ms() + int(seconds * 1000) if seconds else 0
+
+
+def _reading(source: str | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    return open(source, "rb") if isinstance(source, str) else nullcontext(source)
+
+
+def _class_of(body: bytes | str, priority: int, message_class: str | None) -> str:
+    """Return the class of a message, after a look at its priority: ValueError where no name can hold either."""
+    if message_class is None:
+        message_class = "T" if isinstance(body, str) else "B"
+    elif message_class not in names.CLASSES or len(message_class) != 1:
+        raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
+    if not -(2**31) <= priority < 2**31:
+        raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
+    return message_class
+
+
+def _so_many(sent: list[Sent]) -> str:
+    """Say how much of a send_many was sent before an error."""
+    count = sum(1 for one in sent if one.accepted)
+    return f"{count} messages of this send_many were sent before the error"
+
+
+def _body_of(message: Mapping[str, Any]) -> bytes | str:
+    unknown = ", ".join(sorted(map(repr, message.keys() - _FIELDS)))
+    if unknown:
+        raise ValueError(f"a message of send_many says {unknown}, which send does not take")
+    if "body" not in message:
+        raise ValueError("a message of send_many has no `body`")
+    body: bytes | str = message["body"]
+    return body
+
+
+def _typed(properties: Mapping[str, Any]) -> dict[str, Typed]:
+    typed = {}
+    for name in properties:
+        names.check_property_name(name)
+    for name, value in properties.items():
+        typed[name] = Typed.of(value)
+    return typed

@@ -1,0 +1,499 @@
+"""One body as rows: jsonl, csv, parquet, arrow or text, read as Arrow batches of the schema that is wanted.
+
+Invariant: what bodies.py wrote comes back as the same values, in batches of exactly the wanted schema. Columns are
+matched by name: what the body lacks is null, what nobody wants is passed over. A value that would have to be bent to
+fit is none: the body is refused. Here are the formats; what fits into which type, fitting.py says.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import partial
+from itertools import chain
+from typing import IO, Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as compute  # type: ignore[import-untyped]
+import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyarrow import types
+
+from dropq.spark.arrow_cast import (
+    ROWS,
+    BadBody,
+    conform,
+    fitting,
+    is_bytes,
+    is_list,
+    is_text,
+    present,
+    shortened,
+    told_int96,
+)
+
+__all__ = ["PARSERS", "BadBody", "Parser"]
+
+#: Reads the batches of one body, in the wanted schema.
+Parser = Callable[[IO[bytes], pa.Schema], Iterator[pa.RecordBatch]]
+#: Bytes of text that are read at a time; a line may be longer.
+CHUNK = 256 << 10
+#: Bytes that a line, or a row of csv, has at most: neither Spark nor Arrow has longer values.
+LONGEST = (1 << 31) - 1
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_WHOLE = re.compile("0|-?[1-9][0-9]{0,19}")
+# Python would cut a time off after its microseconds, and Arrow an offset after its seconds.
+_FINER = re.compile(r"[.,]\d{6}0*[1-9]|[+-]\d\d:?\d\d:?\d\d[.,]")
+_ARROW_SAYS = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )?(?:Row #(\d+): )?(.*)")
+
+
+def read_jsonl(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read an object a line; a key that is missing or null is a null, and an empty line is no row."""
+    with _refusing("jsonl"):
+        decode = _object(list(schema), "the row", "column ")
+        for first, lines in _lines(file):
+            rows = [_row(line, number, decode) for number, line in enumerate(lines, first) if line.strip()]
+            if rows:
+                yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def read_csv(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read a row a line after the header; nothing is a null, and a quoted nothing is an empty text.
+
+    An empty line is the null of a table that has one column, and else is passed over.
+    """
+    for field in schema:
+        if not any(known(field.type) for known in _IN_CSV):
+            raise BadBody(f"column {field.name} is {field.type}, which csv does not hold")
+    names: list[str] = []
+    with _refusing("csv", names):
+        blocks = _whole_rows(file, _header_start(file))
+        if first := next(blocks, b""):
+            header = first[: _end(_FIRST_ROW, first)] + b"\n"
+            names += _open_csv([header]).schema.names
+            present(names, schema)
+            texts = [field.with_type(pa.string()) if _is_number(field.type) else field for field in schema]
+            columns = {"column_types": pa.schema(texts), "include_columns": schema.names}
+            row = 2
+            for batch in _open_csv(chain([first], blocks), skip_empty=len(names) > 1, **columns):
+                yield from conform(_with_numbers(batch, schema, row), schema)
+                row += batch.num_rows
+
+
+def read_parquet(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read the wanted columns of a Parquet file, and nothing else of it."""
+    with _refusing("parquet"):
+        body = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+        wanted = fitting(told_int96(body), schema)
+        for batch in body.iter_batches(ROWS, columns=wanted, use_threads=False):
+            yield from conform(batch, schema)
+
+
+def read_arrow(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read an Arrow IPC stream."""
+    with _refusing("arrow"):
+        body = pa.ipc.open_stream(file)
+        wanted = fitting(body.schema, schema)
+        for batch in body:
+            yield from conform(batch.select(wanted), schema)
+
+
+def read_text(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read a row a line into the one column, whatever its name; an empty line is an empty text."""
+    if [is_text(kind) for kind in schema.types] != [True]:
+        wanted = ", ".join(f"{field.name} {field.type}" for field in schema)
+        raise BadBody(f"text is one column of strings, and {wanted} is wanted")
+    with _refusing("text"):
+        for first, lines in _lines(file):
+            texts = [_utf8(line, number) for number, line in enumerate(lines, first)]
+            yield pa.RecordBatch.from_arrays([pa.array(texts, schema.field(0).type)], schema=schema)
+
+
+PARSERS: dict[str, Parser] = {
+    "jsonl": read_jsonl,
+    "csv": read_csv,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+    "text": read_text,
+}
+
+
+@contextmanager
+def _refusing(body_format: str, names: Sequence[str] = ()) -> Iterator[None]:
+    """Say what Arrow says against a body as a BadBody; csv's columns have numbers there, and here names."""
+    try:
+        yield
+    except BadBody:
+        raise
+    except (pa.ArrowException, ValueError, OSError, MemoryError) as error:  # garbled lengths ask for any memory
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's fault, not the body's
+        said = str(error) or type(error).__name__
+        column, row, said = _ARROW_SAYS.match(said).groups()  # type: ignore[union-attr]  # anything matches
+        place = [f"row {row} (the header is row 1)"] if row else []
+        place += [f"column {names[int(column)]}"] if column else []
+        raise BadBody(f"{', '.join(place) or f'the {body_format} body cannot be read'}: {said:.200}") from error
+
+
+# -- lines ---------------------------------------------------------------------------------------------------------
+
+
+def _text_start(file: IO[bytes]) -> int:
+    """Go to where the text of a body begins: after the mark that some put before UTF-8."""
+    marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    return file.seek(len(codecs.BOM_UTF8) if marked else 0)
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the lines of a body, without their ends, in parts, each with the number of its first line."""
+    _text_start(file)
+    number = 1
+    while data := file.read(CHUNK):
+        lines = (data + file.readline(LONGEST + 1)).removesuffix(b"\n").split(b"\n")
+        for start in range(0, len(lines), ROWS):
+            part = lines[start : start + ROWS]
+            if max(map(len, part)) > LONGEST:
+                long = next(index for index, line in enumerate(part, number) if len(line) > LONGEST)
+                raise BadBody(f"line {long} {_too_long()}")
+            yield number, part
+            number += len(part)
+
+
+def _too_long() -> str:
+    return f"is longer than the {LONGEST} bytes that a value of Spark has at most"
+
+
+def _utf8(line: bytes, number: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise BadBody(f"line {number} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _row(line: bytes, number: int, decode: Decoder) -> Any:
+    text = _utf8(line, number)
+    try:
+        return decode(_loads(text.strip(" \t\r")))
+    except BadBody as error:
+        raise BadBody(f"line {number}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise BadBody(f"line {number} is not JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:  # lists in lists in lists
+        raise BadBody(f"line {number} is JSON beyond all bounds: {error}") from error
+
+
+# -- JSON: what it has in Python as the values of each type, the mirror of bodies.py ------------------------------
+
+#: Reads a value of JSON.
+Decoder = Callable[[Any], Any]
+
+
+class _Number(str):
+    """A number with a fraction or an exponent, as it was written: a decimal keeps every digit."""
+
+    __slots__ = ()
+
+
+def _any_integer(digits: str) -> int | _Number:
+    """Read an integer; one of more digits than Python reads may stand where nobody wants it."""
+    try:
+        return int(digits)
+    except ValueError:
+        return _Number(digits)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise BadBody(f"{shortened(json.dumps(name))} is there twice in an object")
+    return found
+
+
+# json.loads would make a decoder for each line. To be called for each integer costs time: most lines do without.
+_decoder_of_most = json.JSONDecoder(parse_float=_Number, object_pairs_hook=_unique)
+_decoder_of_any = json.JSONDecoder(parse_float=_Number, object_pairs_hook=_unique, parse_int=_any_integer)
+
+
+def _loads(text: str) -> Any:
+    """Read JSON that has no blanks around it."""
+    try:
+        value, end = _decoder_of_most.raw_decode(text)
+    except (BadBody, json.JSONDecodeError):
+        raise
+    except ValueError:
+        value, end = _decoder_of_any.raw_decode(text)
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
+def _object(fields: list[pa.Field], where: str, prefix: str) -> Decoder:
+    known = [(field.name, _or_null(field, f"{prefix}{field.name}")) for field in fields]
+
+    def decode(value: Any) -> Any:
+        found = _only(dict, value, where)
+        return {name: read(found.get(name)) for name, read in known}
+
+    return decode
+
+
+def _list(kind: pa.DataType, where: str) -> Decoder:
+    item = _or_null(kind.value_field, f"{where}[]")
+    return lambda value: [item(part) for part in _only(list, value, where)]
+
+
+def _map(kind: pa.DataType, where: str) -> Decoder:
+    key, item = _key(kind.key_type, f"the key of {where}"), _or_null(kind.item_field, f"{where}{{}}")
+
+    def decode(value: Any) -> Any:
+        pairs = [(key(name), item(part)) for name, part in _only(dict, value, where).items()]
+        if len(dict(pairs)) < len(pairs):  # two texts may be the same time
+            raise BadBody(f"{where} has a key twice")
+        return pairs
+
+    return decode
+
+
+def _key(kind: pa.DataType, where: str) -> Decoder:
+    decode = _decoder(kind, where)
+    if types.is_integer(kind):
+        return lambda name: decode(int(name) if _WHOLE.fullmatch(name) else name)
+    return decode
+
+
+def _or_null(field: pa.Field, where: str) -> Decoder:
+    decode, nullable = _decoder(field.type, where), field.nullable
+
+    def read(value: Any) -> Any:
+        if value is not None:
+            return decode(value)
+        if not nullable:
+            raise BadBody(f"{where} is null, and must not be")
+        return None
+
+    return read
+
+
+def _decoder(kind: pa.DataType, where: str) -> Decoder:
+    """Return what reads a value of a type, other than null."""
+    if types.is_struct(kind):
+        return _object(list(kind), where, f"{where}.")
+    if types.is_map(kind):
+        return _map(kind, where)
+    if is_list(kind):
+        return _list(kind, where)
+    for known, accepted, converter in _LEAVES:
+        if known(kind):
+            return _leaf(kind, where, accepted, converter(kind))
+    raise BadBody(f"{where} is {kind}, which jsonl does not hold")
+
+
+def _leaf(kind: pa.DataType, where: str, accepted: tuple[type, ...], convert: Decoder) -> Decoder:
+    def decode(value: Any) -> Any:
+        try:
+            if type(value) in accepted:  # not isinstance: True is no integer here, and a number no text
+                return convert(value)
+        except (ValueError, LookupError, ArithmeticError):
+            pass
+        raise _misfit(where, value, kind)
+
+    return decode
+
+
+def _only(shape: type, value: Any, where: str) -> Any:
+    if type(value) is not shape:
+        raise _misfit(where, value, "an object" if shape is dict else "a list")
+    return value
+
+
+def _misfit(where: str, value: Any, wanted: object) -> BadBody:
+    shown = value if type(value) is _Number else json.dumps(value)
+    return BadBody(f"{where} is {shortened(shown)}, and {wanted} is wanted")
+
+
+def _integer(kind: pa.DataType) -> Decoder:
+    limit = 1 << kind.bit_width - 1
+
+    def convert(value: int) -> int:
+        if -limit <= value < limit:
+            return value
+        raise OverflowError
+
+    return convert
+
+
+def _floating(kind: pa.DataType) -> Decoder:
+    # A float of 32 bits ends half a step above its largest number: of what lies beyond, Arrow makes an infinity.
+    limit = 2.0**128 - 2.0**103 if types.is_float32(kind) else math.inf
+
+    def convert(value: Any) -> float:
+        if type(value) is str:
+            return _NOT_FINITE[value]
+        number = float(value)
+        if abs(number) >= limit and type(value) is not float:
+            raise OverflowError
+        return number
+
+    return convert
+
+
+def _decimal(kind: pa.DataType) -> Decoder:
+    step, exact = Decimal(1).scaleb(-kind.scale), Context(kind.precision, traps=[InvalidOperation, Inexact])
+    return lambda value: exact.quantize(Decimal(value), step)
+
+
+def _moment(kind: pa.DataType) -> Decoder:
+    def convert(value: str) -> datetime:
+        moment = datetime.fromisoformat(value)
+        if (moment.tzinfo is None) != (kind.tz is None) or _FINER.search(value):
+            raise ValueError
+        return moment
+
+    return convert
+
+
+def _text(value: str) -> str:
+    if not value.isascii():
+        value.encode()  # half a pair of surrogates is no text
+    return value
+
+
+#: A type, what JSON's values of it are in Python, and what makes their converter.
+_LEAVES: tuple[tuple[Callable[[Any], bool], tuple[type, ...], Callable[[Any], Decoder]], ...] = (
+    (types.is_boolean, (bool,), lambda kind: bool),
+    (types.is_integer, (int,), _integer),
+    (types.is_floating, (int, float, str, _Number), _floating),
+    (types.is_decimal, (int, _Number), _decimal),
+    (types.is_date, (str,), lambda kind: date.fromisoformat),
+    (types.is_timestamp, (str,), _moment),
+    (is_bytes, (str,), lambda kind: partial(base64.b64decode, validate=True)),
+    (is_text, (str,), lambda kind: _text),
+    (types.is_null, (), lambda kind: bool),
+)
+_IN_CSV = [known for known, _, _ in _LEAVES if known is not is_bytes]
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind))
+
+
+# -- csv: rows as Arrow tells them apart, and numbers as JSON has them ----------------------------------------------
+
+# A quote opens at the start of a field alone, where another one ends it, if not two: any other is text.
+_ROW = rb'(?>"[^"]*+"|[^",\r\n][^,\r\n]*+|,)*+'
+_FIRST_ROW, _ROWS = re.compile(_ROW), re.compile(rb"(?>%b[\r\n])*+" % _ROW)
+# All up to a quote that is open, which goes from quote to quote, and is faster than to go from field to field.
+_CLOSED = re.compile(rb'[^"]*+(?>(?:(?<![^,\r\n])"[^"]*+(?>""[^"]*+)*+"|(?<=[^,\r\n])")[^"]*+)*+')
+
+
+def _header_start(file: IO[bytes]) -> int:
+    """Return where the first line begins that is not empty."""
+    start = _text_start(file)
+    while line := file.readline(CHUNK):
+        if header := line.lstrip(b"\r\n"):
+            return start + len(line) - len(header)
+        start += len(line)
+    return start
+
+
+def _whole_rows(file: IO[bytes], start: int) -> Iterator[bytes]:
+    """Yield csv in blocks that end where a row does."""
+    file.seek(start)
+    data = b""
+    while more := file.read(min(max(CHUNK, len(data)), LONGEST - len(data))):  # twice as much for a long row
+        data += more
+        if end := _rows_end(data):
+            yield data[:end]
+            data, start = data[end:], start + end
+        elif len(data) == LONGEST:
+            raise BadBody(f"the row at byte {start} {_too_long()}")
+    if (opening := _end(_CLOSED, data)) < len(data):
+        raise BadBody(f"a quote is open at the end: it opens at byte {start + opening}")
+    if data:
+        yield data
+
+
+def _rows_end(data: bytes) -> int:
+    """Return where the last row ends that is whole."""
+    data = data.removesuffix(b"\r")  # its LF may follow
+    end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+    return end if _end(_CLOSED, data[:end]) == end else _end(_ROWS, data)
+
+
+def _end(pattern: re.Pattern[bytes], data: bytes) -> int:
+    return pattern.match(data).end()  # type: ignore[union-attr]  # nothing matches, too
+
+
+class _Blocks(io.RawIOBase):
+    """A file of which each read gives a block: cut elsewhere, Arrow loses the line feed of a CR LF in quotes."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks = iter(blocks)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return next(self._blocks, b"")
+
+
+def _open_csv(blocks: Iterable[bytes], *, skip_empty: bool = False, **columns: Any) -> pa_csv.CSVStreamingReader:
+    return pa_csv.open_csv(
+        _Blocks(blocks),
+        # One thread: with more, Arrow's errors do not say in which row.
+        read_options=pa_csv.ReadOptions(use_threads=False, block_size=LONGEST),
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=skip_empty),
+        convert_options=pa_csv.ConvertOptions(
+            include_missing_columns=True,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            **columns,
+        ),
+    )
+
+
+def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordBatch:
+    """Return rows of csv with the numbers for their texts; the first one is row `first` of the body."""
+    for index, field in enumerate(schema):
+        if _is_number(field.type):
+            texts = compute.ascii_trim(batch.column(index), " \t")
+            try:
+                batch = batch.set_column(index, field.name, _numbers(texts, field.type))
+            except pa.ArrowInvalid as error:
+                row, text = _first_misfit(texts, field.type)
+                place = f"row {first + row} (the header is row 1), column {field.name}"
+                raise BadBody(f"{place}: {shortened(json.dumps(text))} is no {field.type}") from error
+    return batch
+
+
+def _numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Read numbers as JSON has them: Arrow alone takes 0xFF for -1, and 1e400 for an infinity."""
+    numbers = texts.cast(kind)
+    if types.is_integer(kind):
+        suspect, plain = compute.starts_with(texts, "0"), "^[0-9]+$"
+    else:
+        suspect, plain = compute.is_inf(numbers), "[nN]"
+    if not compute.all(compute.match_substring_regex(texts.filter(suspect), plain), min_count=0).as_py():
+        raise pa.ArrowInvalid
+    return numbers
+
+
+def _first_misfit(texts: pa.Array, kind: pa.DataType) -> tuple[int, str]:
+    for row in range(len(texts)):
+        try:
+            _numbers(texts.slice(row, 1), kind)
+        except pa.ArrowInvalid:
+            return row, texts[row].as_py()
+    raise AssertionError(f"each of the texts is {kind}, and all together are not")

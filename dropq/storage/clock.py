@@ -1,0 +1,110 @@
+"""The file server's clock, by which all hosts agree on leases and delays."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import Protocol
+
+from dropq.storage.system_calls import TOUCH, open_file
+
+#: Seconds after which the offset to the file server's clock is measured again.
+CLOCK_INTERVAL = 60.0
+#: Seconds after which it is measured again before a lease is made: its end has to be right on every host.
+LEASE_INTERVAL = 1.0
+#: Seconds of difference that are put down to coarse time stamps rather than to another clock.
+CLOCK_TOLERANCE = 0.05
+#: How often a measurement is made at most: it is repeated when it took longer than the tolerance.
+CLOCK_TRIES = 3
+_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Clock(Protocol):
+    """A clock in milliseconds since 1970 UTC."""
+
+    def now_ms(self) -> int:
+        """Return the time in milliseconds since 1970 UTC."""
+
+
+def _since_boot() -> float:
+    """Return seconds on a clock that never steps; where the system has such a clock, it counts in sleep, too."""
+    return time.clock_gettime(_STEADY_CLOCK)
+
+
+class ServerClock:
+    """The file server's clock, as the modification time of a probe file shows it.
+
+    Hosts that share a mount agree on leases and delays through it, however wrong their own clocks are. A process
+    that may not write the probe file uses its own clock.
+
+    Between two measurements the clock since boot counts, which stands still while a virtual machine is paused. When
+    this host's clock has stepped against it, as happens when it is corrected after a pause, the next call measures.
+    A pause without such a step, and a step of the server's own clock, make the result wrong until the next measurement:
+    for `CLOCK_INTERVAL` at most, and for `LEASE_INTERVAL` at the end of a lease.
+    """
+
+    def __init__(self, probe: str) -> None:
+        self._probe = probe
+        self._ahead = 0.0
+        self._own = 0.0
+        self._measured_at = -math.inf
+
+    def now_ms(self) -> int:
+        """Return the server's time in milliseconds since 1970 UTC."""
+        return self._time_ms(CLOCK_INTERVAL)
+
+    def lease_ms(self) -> int:
+        """Return the server's time by a measurement of the last second, for the end of a lease."""
+        return self._time_ms(LEASE_INTERVAL)
+
+    def _time_ms(self, interval: float) -> int:
+        now = _since_boot()
+        own = time.time() - now
+        if now >= self._measured_at + interval or abs(own - self._own) > CLOCK_TOLERANCE:
+            self._own = own  # before the measurement: the next call sees a step that comes during it
+            self._ahead = self._measure()
+            now = self._measured_at = _since_boot()
+        return int((now + self._ahead) * 1000)
+
+    def offset(self) -> float:
+        """Return by how many seconds the server's clock is ahead of this host's, as far as it can be measured."""
+        return self._measure() - (time.time() - _since_boot())
+
+    def _measure(self) -> float:
+        """Return by how many seconds the server's time is ahead of the clock since boot."""
+        try:
+            fd = open_file(self._probe, TOUCH)
+        except OSError:
+            return time.time() - _since_boot()  # not ours to write, or no root yet: use our own clock
+        try:
+            within, ahead = self._compared(fd)
+        except OSError:
+            return time.time() - _since_boot()
+        finally:
+            os.close(fd)
+        own = time.time() - _since_boot()
+        return ahead if abs(ahead - own) > within + CLOCK_TOLERANCE else own
+
+    def _compared(self, fd: int) -> tuple[float, float]:
+        """Touch the probe file; return the error of the measurement, and by how much the server's time is ahead.
+
+        RACE: this process may be stopped in between, and another may touch the file meanwhile: the file's time still
+        lies between the two times that are taken here. A measurement that took long is repeated.
+        """
+        tries = []
+        for _ in range(CLOCK_TRIES):
+            before = _since_boot()
+            os.utime(fd)
+            shown = os.fstat(fd).st_mtime
+            after = _since_boot()
+            tries.append((after - before, shown - (before + after) / 2))
+            if after - before <= CLOCK_TOLERANCE:
+                break
+        return min(tries)
+
+
+def lease_end(clock: Clock, period: float) -> int:
+    """Return the end of a lease that begins now, in milliseconds since 1970 UTC; `period` is in seconds."""
+    now = clock.lease_ms() if isinstance(clock, ServerClock) else clock.now_ms()
+    return now + int(period * 1000)

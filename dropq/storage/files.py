@@ -1,0 +1,521 @@
+"""Every call that changes a root: writes, renames, links, removals and syncs.
+
+A rename either happened or raised, and replaces nothing. `rename` is for destinations that are unique by construction;
+`move` is for names that another process may have taken. Small files of ours alone are replaced, by `write_small`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+from dropq.errors import StorageError
+from dropq.format.layout import GONE_PREFIX, PRIVATE
+from dropq.storage import system_calls
+from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
+from dropq.storage.failures import describe
+from dropq.storage.reading import READ_SIZE, entries, open_body
+from dropq.storage.system_calls import CREATE, FILE_MODE, NO_FLAGS, READ, TOUCH, open_file
+
+log = logging.getLogger("dropq")
+
+
+DIR_MODE = 0o775
+#: Seconds after which `drain` gives up a folder that does not become empty.
+DRAIN_LIMIT = 10.0
+#: Threads that share a long list of renames: one runs Python while the other is in the kernel, which makes one rename
+#: between folders of a file system at a time.
+THREADS = 2
+#: The length from which a list is worth a second thread.
+LONG_LIST = 1000
+#: From this many files on, one sync of their file system makes all of them durable: it is several times as quick as a
+#: sync of each. Fewer files are synced one by one, as the one sync waits for the writes of every process.
+SYNCED_TOGETHER = 32
+
+#: What a file system without modes raises, to the owner of a file, too.
+_NO_MODES = NO_FLAGS | {errno.EPERM}
+
+T = TypeVar("T")
+
+
+def refuse_links(folders: Iterable[str]) -> None:
+    """Refuse private folders that are symbolic links: dropq would write, and remove, files elsewhere.
+
+    Raises:
+        StorageError: with ELOOP, a folder is a symbolic link.
+    """
+    for path in folders:
+        if os.path.islink(path):
+            raise StorageError(
+                f"{path} is a symbolic link, and dropq follows none to private files: look where it leads, as delayed "
+                "messages, reasons or metadata may lie there, then remove it: whoever needs the folder makes it again; "
+                "nothing was touched",
+                path=path,
+                errno=errno.ELOOP,
+            )
+
+
+class Draft(io.FileIO):
+    """A body that a caller writes piece by piece, without knowing what a failed write means for the message.
+
+    Args:
+        fd: the open file; it is closed with the draft.
+        refused: makes the error to raise from the file system's error.
+    """
+
+    def __init__(self, fd: int, refused: Callable[[OSError], Exception]) -> None:
+        super().__init__(fd, "wb")
+        self._refused = refused
+
+    def write(self, data: Any, /) -> int:
+        """Write a piece, or the beginning of it; return how many bytes it was."""
+        try:
+            return os.write(self.fileno(), data)
+        except OSError as error:
+            raise self._refused(error) from error
+
+
+class Storage:
+    """The calls that change a root, with one durability and one set of modes.
+
+    Args:
+        durability: `none`, `file` (bodies are synced before they are sent) or `full` (folders too).
+        file_mode, dir_mode: permission bits of new files and folders; None leaves them to the umask.
+        group: the numeric group of new files and folders; None leaves it to the system.
+        base: a folder that is never made, nor are those above it: a write into a deleted queue fails.
+        lenient: accept a file system that has no modes or groups.
+    """
+
+    def __init__(
+        self,
+        durability: str = "full",
+        *,
+        file_mode: int | None = None,
+        dir_mode: int | None = None,
+        group: int | None = None,
+        base: str | None = None,
+        lenient: bool = False,
+    ) -> None:
+        self.durability = durability
+        self.syncs_files = durability != "none"
+        self.syncs_folders = durability == "full"
+        self._file_mode = file_mode
+        self._dir_mode = dir_mode
+        self._group = group
+        self._base = base
+        self._lenient = lenient
+        self._create_mode = FILE_MODE if file_mode is None else file_mode
+        self._owns = file_mode is not None or group is not None
+        self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def create(self, path: str) -> int:
+        """Create a new file and return its descriptor, open for writing."""
+        fd = os.open(path, CREATE, self._create_mode)
+        if self._owns:
+            try:
+                self._own(fd, self._file_mode)
+            except OSError:
+                os.close(fd)
+                os.unlink(path)
+                raise
+        return fd
+
+    def write_new(self, path: str, data: bytes | memoryview, *, synced: bool = True) -> None:
+        """Write a new file; remove it when that fails.
+
+        Args:
+            path: the file.
+            data: its content.
+            synced: make it durable at once, if the durability asks for it; otherwise `together` does.
+        """
+        fd = self.create(path)
+        try:
+            try:
+                if (written := os.write(fd, data)) < len(data):
+                    _write_rest(fd, data, written)
+                if synced and self.syncs_files:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+
+    @contextlib.contextmanager
+    def together(self, folder: str, count: int) -> Iterator[bool]:
+        """Make the files durable that the block writes into a folder, in the quicker way for their count.
+
+        Yields:
+            Whether the caller syncs each file as it is written. If not, one sync of the file system ends the block.
+        """
+        if not self.syncs_files or count < SYNCED_TOGETHER or not system_calls.can_sync_whole(folder):
+            yield True
+            return
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # first: syncfs reports errors from here on
+        try:
+            yield False
+            system_calls.sync_whole(fd, folder)
+        finally:
+            os.close(fd)
+
+    def write_all(self, folder: str, files: Sequence[str], bodies: Iterable[bytes | memoryview]) -> None:
+        """Write many new files into a folder; after a failure the caller removes the folder."""
+        mode, owns = self._create_mode, self._owns
+        with self.together(folder, len(files)) as each:
+            syncs = each and self.syncs_files
+            for name, data in zip(files, bodies, strict=True):
+                fd = os.open(f"{folder}/{name}", CREATE, mode)
+                try:
+                    if owns:
+                        self._own(fd, self._file_mode)
+                    if (written := os.write(fd, data)) < len(data):
+                        _write_rest(fd, data, written)
+                    if syncs:
+                        os.fsync(fd)
+                finally:
+                    os.close(fd)
+
+    def write_small(self, path: str, data: bytes, *, by: str | None = None) -> None:
+        """Replace a small file of ours: a reader sees the old content or the new, also after a crash.
+
+        Args:
+            path: the file.
+            data: its new content.
+            by: a path beside the file to write to first, which nobody else uses. None makes one.
+        """
+        folder, name = os.path.split(path)
+        temporary = by or f"{folder}/.{name[:100]}.{os.urandom(6).hex()}.tmp"
+        if by is not None:
+            self.unlink(by)  # an error may have left it
+        self.write_new(temporary, data)
+        try:
+            try:
+                self.rename(temporary, path)
+            except OSError as error:
+                if not self._exclusive.is_taken(error, path):
+                    raise
+                self.unlink(path)
+                self.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self.sync(folder)
+
+    def touch(self, path: str) -> None:
+        """Make an empty file of ours, such as a read-lock, unless it exists."""
+        with contextlib.suppress(FileExistsError):
+            self.write_new(path, b"")
+            self.sync(os.path.dirname(path))
+
+    def stamp(self, path: str) -> None:
+        """Give an empty file of ours the file server's time; make it if it is missing."""
+        self.touch(path)
+        fd = open_file(path, TOUCH)
+        try:
+            os.utime(fd)
+        finally:
+            os.close(fd)
+
+    def set_written(self, path: str, ns: int) -> None:
+        """Set when a file was last read and written, in nanoseconds since 1970 UTC."""
+        os.utime(path, ns=(ns, ns))
+
+    def adopt(self, source: str, destination: str) -> None:
+        """Move a file from outside into working/, and give it the modes of new files; move it back when that fails.
+
+        Where no modes are set it keeps its own, without the permission for everybody to write.
+
+        Raises:
+            OSError: with EXDEV, the file lies on another file system.
+        """
+        self.rename(source, destination)
+        try:
+            self._take_over(destination)
+        except BaseException:
+            self.move(destination, source)
+            raise
+
+    def _take_over(self, path: str) -> None:
+        fd = open_file(path, READ)
+        try:
+            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            kept = mode & ~stat.S_IWOTH if mode & stat.S_IWOTH else None
+            self._own(fd, kept if self._file_mode is None else self._file_mode)
+            self.sync_file(fd)
+        finally:
+            os.close(fd)
+
+    def link(self, source: str, destination: str) -> None:
+        """Give a file a second name."""
+        os.link(source, destination, follow_symlinks=False)
+
+    def link_or_copy(self, source: str, destination: str) -> None:
+        """Give a file a second name; where links fail, copy it."""
+        try:
+            self.link(source, destination)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            # RACE: an NFS client sends a link again whose reply was lost, and finds its own.
+            if isinstance(error, FileExistsError) and os.path.samefile(source, destination):
+                return
+            self.copy(source, destination, synced=False)
+
+    def copy(self, source: str, destination: str, *, synced: bool = True) -> None:
+        """Copy a file to a new file; remove the copy when that fails.
+
+        The copy gets the times of the source where the file system can keep them.
+
+        Args:
+            source: the file to copy.
+            destination: the copy.
+            synced: make it durable at once, if the durability asks for it.
+        """
+        with open_body(source) as reading:
+            fd = self.create(destination)
+            try:
+                with open(fd, "wb") as writing:
+                    shutil.copyfileobj(reading, writing, READ_SIZE)
+                    writing.flush()
+                    found = os.fstat(reading.fileno())
+                    with contextlib.suppress(OSError):
+                        os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
+                    if synced:
+                        self.sync_file(fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(destination)
+                raise
+
+    # -- moving ------------------------------------------------------------------------------------------
+
+    def rename(self, source: str, destination: str) -> None:
+        """Rename a file to a name that is unique by construction.
+
+        Raises:
+            FileNotFoundError: another process took the source.
+        """
+        try:
+            os.rename(source, destination)
+        except OSError as error:
+            # RACE: an NFS client sends a rename again whose reply was lost, and the source is gone. Nobody else uses
+            # the destination, so if it is there, this rename made it.
+            raise_unless_done(error, source, destination)
+
+    def move(self, source: str, destination: str) -> None:
+        """Rename a file to a name that another process may have taken.
+
+        Raises:
+            FileExistsError: the destination exists; nothing was changed.
+            FileNotFoundError: the source is gone.
+        """
+        exclusive = self._exclusive
+        if exclusive.in_kernel:
+            try:
+                return system_calls.rename_noreplace(source, destination)
+            except OSError as error:
+                if exclusive.is_done(error, source, destination):
+                    return None
+        return exclusive.rename(source, destination)
+
+    def discard(self, path: str, folder: str) -> None:
+        """Remove a message for good: rename it to a private name, then unlink it.
+
+        The rename takes the message out of its queue. If the unlink fails, a sweep removes the file.
+
+        Raises:
+            FileNotFoundError: another process took the message first.
+        """
+        private = f"{folder}/{GONE_PREFIX}{os.urandom(8).hex()}"
+        self.rename(path, private)
+        try:
+            self.unlink(private)  # RACE: NFS may have lost the reply to a first unlink, and then the file is gone
+        except OSError as error:
+            log.warning("%s is nobody's any more, and stays until a sweep clears it: %s", private, describe(error))
+
+    def place(self, source: str, destination: str) -> None:
+        """Rename a file to a name that is unique by construction; replace nothing where `renameat2` works.
+
+        Raises:
+            FileExistsError: somebody made a copy of that name; nothing was changed.
+            FileNotFoundError: the source is gone.
+        """
+        if not self._exclusive.by_kernel(source, destination):
+            self.rename(source, destination)
+
+    def unlink(self, path: str) -> bool:
+        """Remove a file of ours; return False when it was gone."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    # -- folders -----------------------------------------------------------------------------------------
+
+    def make_folder(self, path: str, *, parents: bool = True, passing: bool = False) -> None:
+        """Create a folder, and missing ones above it, unless it exists.
+
+        Args:
+            path: the folder.
+            parents: create the folders above it.
+            passing: the folder will soon be removed, and need not survive a power cut.
+
+        Raises:
+            NotADirectoryError: something other than a folder has its name.
+        """
+        try:
+            os.mkdir(path, DIR_MODE if self._dir_mode is None else self._dir_mode)
+        except FileExistsError:
+            if not os.path.isdir(path):  # FileExistsError would say that a message's name is taken
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+            return
+        except FileNotFoundError:
+            if not parents or os.path.dirname(path) == self._base:
+                raise  # RACE: the queue was deleted; nothing brings its folder back
+            self.make_folder(os.path.dirname(path))
+            # Once: /proc raises ENOENT although the parents are there.
+            return self.make_folder(path, parents=False, passing=passing)
+        if self._dir_mode is not None or self._group is not None:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._own(fd, self._dir_mode)
+            finally:
+                os.close(fd)
+        if not passing:
+            self.sync(os.path.dirname(path))
+
+    def make_folder_like(self, path: str, model: str) -> None:
+        """Create a folder with the owner, group and mode of another, as far as this user may set them.
+
+        A configured mode goes before the other folder's. The permission for everybody to write is not copied.
+        """
+        self.make_folder(path)
+        like = os.stat(model)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                return  # RACE: another user made it, and keeps it as it is
+            for owner in ((-1, like.st_gid), (like.st_uid, -1)):  # a user who may not set the owner may set the group
+                with contextlib.suppress(OSError):
+                    os.fchown(fd, *owner)
+            mode = like.st_mode & 0o2775
+            if os.fstat(fd).st_gid != like.st_gid:
+                mode = mode & 0o705 | (mode & 0o005) << 3  # its group is as good as any other
+            with contextlib.suppress(OSError):
+                os.fchmod(fd, mode if self._dir_mode is None else self._dir_mode)  # last: chown clears set-id bits
+            if self.syncs_folders:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename_folder(self, source: str, destination: str) -> None:
+        """Rename a folder to a name that is unique by construction."""
+        self.rename(source, destination)
+
+    def move_folder(self, source: str, destination: str) -> None:
+        """Rename a folder to a name that another process may have taken.
+
+        Raises:
+            FileExistsError: the destination exists; nothing was changed.
+        """
+        if self._exclusive.by_kernel(source, destination):
+            return
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+        self.rename(source, destination)  # RACE: raises ENOTEMPTY if a folder came there that is not empty
+
+    def drain(self, folder: str) -> None:
+        """Empty and remove a folder; repeat that while files come into it."""
+        give_up = time.monotonic() + DRAIN_LIMIT
+        pause = 0.001
+        while True:
+            for entry in list(entries(folder)):
+                self.remove_tree(entry.path)
+            try:
+                return os.rmdir(folder)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or time.monotonic() > give_up:
+                    raise
+                time.sleep(pause)  # a send came in between, or an NFS client keeps an open file
+                pause = min(pause * 2, 0.25)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder of ours with everything in it, or a file of its name; do nothing if it is gone."""
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                shutil.rmtree(path, onerror=_unless_gone)
+            else:  # rmtree would open it: a link leads elsewhere, and a fifo blocks
+                os.unlink(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder; do nothing if it is gone.
+
+        Raises:
+            OSError: with ENOTEMPTY, the folder is not empty.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+
+    def sync(self, *folders: str) -> None:
+        """Make the entries of folders durable, in this order; does nothing below durability `full`."""
+        if not self.syncs_folders:
+            return
+        for folder in folders:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def sync_file(self, fd: int) -> None:
+        """Make a file's content durable; does nothing at durability `none`."""
+        if self.syncs_files:
+            os.fsync(fd)
+
+    def _own(self, fd: int, mode: int | None) -> None:
+        try:
+            if self._group is not None:
+                os.fchown(fd, -1, self._group)  # before the mode: chown clears the set-id bits
+            if mode is not None:
+                os.fchmod(fd, mode)
+        except OSError as error:
+            if not self._lenient or error.errno not in _NO_MODES:
+                raise
+
+
+def _write_rest(fd: int, data: bytes | memoryview, written: int) -> None:
+    """Write the rest of some data, after a call that wrote its beginning alone."""
+    while written < len(data):
+        written += os.write(fd, data[written:])
+
+
+def _unless_gone(call: object, path: str, failed: tuple[type[BaseException], BaseException, TracebackType]) -> None:
+    """Let rmtree go on when something is gone: another process removed it, or NFS lost the reply."""
+    if not isinstance(failed[1], FileNotFoundError):
+        raise failed[1]
+
+
+def run_in_parts(items: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:
+    """Do the work on all items; several threads share a long list. Raise what a part raises."""
+    if len(items) < LONG_LIST:
+        return work(items)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(work, items[part::THREADS]) for part in range(THREADS)]:
+            done.result()

@@ -1,0 +1,218 @@
+"""Locks of whole files: the kernel frees a lock when its holder dies, however that dies.
+
+A lock is a `flock`. On this host's own disks a second lock goes with it, on the same descriptor, of the kind that an
+NFS server takes for its clients: a `flock` alone neither sees the locks of those clients, nor do they see it.
+
+The `flock` comes first, so that a program that knows no other lock is excluded, too. Nobody waits for the second lock
+with the first in hand: without the second, the first is freed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import sys
+from contextlib import suppress
+
+from filelock import FileLock, lock_descriptor, unlock_descriptor
+
+from dropq.storage.mounts import mount_at
+from dropq.storage.reading import inode
+from dropq.storage.system_calls import NO_FLAGS
+
+#: What a file system raises that has no locks.
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+#: What a second lock raises when another process has it.
+_TAKEN = frozenset({errno.EWOULDBLOCK, errno.EACCES})
+#: What locks a range of bytes for an open file, not for a process: it is documented on Linux alone.
+_SET: int | None = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else None
+#: Without O_NONBLOCK the open would wait for an NFS client that was lent the file, and for a fifo's other end.
+_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class LockFile:
+    """A lock file that is opened for one lock, and closed after it.
+
+    The lock is freed before the file is closed: so a child that was forked meanwhile has no part in it.
+
+    Args:
+        path: the file.
+        folder: where it lies.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BlockingIOError: an NFS client was promised that nobody else would open the file. The server has just asked for
+            its promise back: try again.
+    """
+
+    __slots__ = ("_fd", "_folder", "_locked", "_path")
+
+    def __init__(self, path: str, folder: str) -> None:
+        self._path = path
+        self._folder = folder
+        self._locked = False
+        self._fd = os.open(path, _OPEN)
+
+    @property
+    def inode(self) -> int:
+        """The inode number of the open file."""
+        return os.fstat(self._fd).st_ino
+
+    @property
+    def has_its_name(self) -> bool:
+        """Whether the path still leads to the open file."""
+        with suppress(FileNotFoundError):
+            return inode(self._path) == self.inode
+        return False
+
+    def lock(self) -> bool:
+        """Try to lock the file; return False where another process has the lock.
+
+        Raises:
+            OSError: the lock failed for another reason; see `are_missing`.
+        """
+        self._locked = try_lock(self._fd, self._folder)
+        return self._locked
+
+    def close(self) -> None:
+        """Free the lock, and close the file."""
+        try:
+            if self._locked:
+                unlock(self._fd, self._folder)
+        finally:
+            os.close(self._fd)
+
+
+class ProcessLock:
+    """A lock that a process keeps while it lives; a forked child does not have it.
+
+    `filelock` makes the file where it is missing, and lends its descriptor for the second lock.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._folder = os.path.dirname(path)
+        self._fd = -1
+        #: The file's inode number, while it is locked.
+        self.inode = 0
+        self._lock = FileLock(
+            path, thread_local=False, fallback_to_soft=False, poll_interval=0.005, on_acquired=self._acquired
+        )
+
+    def acquire(self) -> None:
+        """Lock the file.
+
+        Raises:
+            OSError: the lock failed, or another process has it; see `are_missing`.
+        """
+        self._lock.acquire(timeout=10)
+
+    def _acquired(self, fd: int) -> None:
+        self._fd, self.inode = fd, os.fstat(fd).st_ino
+        if not _try_second(fd, self._folder):
+            said = "its lock is taken (`dropq doctor` tells what locks this file system has)"
+            raise OSError(errno.EAGAIN, said, self._lock.lock_file)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether this process has the lock."""
+        return self._lock.is_locked
+
+    @property
+    def has_a_name(self) -> bool:
+        """Whether the file is locked, and still lies somewhere."""
+        try:
+            return self.is_locked and os.fstat(self._fd).st_nlink > 0
+        except OSError:
+            return False  # another host removed it: NFS
+
+    def release(self) -> None:
+        """Free the lock."""
+        if self.is_locked:
+            _unlock_second(self._fd, self._folder)
+            self._lock.release()
+
+
+def are_missing(error: OSError) -> bool:
+    """Return whether an error says that the file system has no locks."""
+    return error.errno in _NO_LOCKS
+
+
+def try_lock(fd: int, folder: str) -> bool:
+    """Try to lock a file that is open for writing; return False where another process has the lock.
+
+    Args:
+        fd: the file.
+        folder: where it lies.
+
+    Raises:
+        OSError: the lock failed for another reason; see `are_missing`.
+    """
+    if not lock_descriptor(fd, blocking=False):
+        return False
+    both = False
+    try:
+        both = _try_second(fd, folder)
+    finally:
+        if not both:
+            unlock_descriptor(fd)
+    return both
+
+
+def unlock(fd: int, folder: str) -> None:
+    """Free a file's lock for all copies of its descriptor; a close alone would leave the lock to a forked child's."""
+    _unlock_second(fd, folder)
+    with suppress(OSError):  # its holder closes it next, which cannot be refused
+        unlock_descriptor(fd)
+
+
+def has_second(path: str) -> bool:
+    """Return whether a file that nobody has locked can have a second lock."""
+    if _SET is None:
+        return False
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        _set(fd, fcntl.F_WRLCK)
+    except OSError as error:
+        if error.errno not in NO_FLAGS:
+            raise
+        return False
+    else:
+        return True
+    finally:
+        os.close(fd)
+
+
+def _try_second(fd: int, folder: str) -> bool:
+    """Take the second lock of a file where it has two; return False where another process has it."""
+    if not _has_two(folder, os.fstat(fd).st_dev):
+        return True
+    try:
+        _set(fd, fcntl.F_WRLCK)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        if error.errno not in NO_FLAGS:
+            raise
+    return True
+
+
+def _unlock_second(fd: int, folder: str) -> None:
+    with suppress(OSError):  # as in unlock
+        if _has_two(folder, os.fstat(fd).st_dev):
+            _set(fd, fcntl.F_UNLCK)
+
+
+def _has_two(folder: str, device: int) -> bool:
+    """Return whether files in a folder have two locks: it is on this host's own disk, which may be served by NFS.
+
+    On an NFS mount both kinds are one lock of the server's, and would exclude each other.
+    """
+    mount = mount_at(folder, device)
+    return _SET is not None and mount is not None and not mount.shared
+
+
+def _set(fd: int, kind: int) -> None:
+    if _SET is not None:
+        fcntl.fcntl(fd, _SET, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))  # the whole file, however it grows

@@ -1,0 +1,102 @@
+"""What is mounted where, as Linux reports it; on other systems this is unknown, and callers try what works."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import cache
+
+#: Where Linux lists what is mounted; other systems have no such file.
+MOUNTS = "/proc/self/mountinfo"
+
+#: File systems whose files change without an event here: other hosts, or programs behind the mount, change them.
+_SHARED = re.compile(
+    r"nfs|fuse|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|ocfs2|gfs2|vboxsf|prl_fs|drvfs"
+)
+#: The shared file systems that pass the locks of one host on to the others, unless an option says otherwise; and a name
+#: for all that share those locks. NFS has none: its server's own host shares its locks, see `locks`.
+_PASSING_LOCKS = {
+    "nfs": "",
+    "cifs": "smb",
+    "smb": "smb",
+    "ceph": "ceph",
+    "lustre": "lustre",
+    "ocfs2": "ocfs2",
+    "gfs2": "gfs2",
+}
+#: Options that keep a lock on the host that took it.
+_LOCAL_LOCKS = frozenset({"nolock", "nobrl", "localflock", "localflocks", "local_lock=all", "local_lock=flock"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system: its type, where it is mounted, what is mounted there, and with which options."""
+
+    kind: str
+    point: str = "/"
+    source: str = ""
+    options: tuple[str, ...] = ()
+
+    @property
+    def shared(self) -> bool:
+        """Whether other hosts, or programs behind the mount, may change it without this host's kernel knowing."""
+        return _SHARED.match(self.kind) is not None
+
+    @property
+    def keeps_locks(self) -> bool:
+        """Whether a lock may be known to this mount alone: it is shared, and not known to pass locks on."""
+        return self.shared and (self._passing is None or not _LOCAL_LOCKS.isdisjoint(self.options))
+
+    @property
+    def sharing_locks(self) -> str:
+        """The name for all that share its locks; "" for this host's own disks, and for NFS."""
+        return self._passing or ""
+
+    @property
+    def _passing(self) -> str | None:
+        return next((name for start, name in _PASSING_LOCKS.items() if self.kind.startswith(start)), None)
+
+    def option(self, name: str) -> str | None:
+        """Return the value of an option, "" for an option without a value; None when it is not set."""
+        for option in self.options:
+            key, _, value = option.partition("=")
+            if key == name:
+                return value
+        return None
+
+
+def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
+    """Return the mount that a path lies on; None where the system does not report mounts."""
+    path = os.path.realpath(path)
+    found, best = None, (False, -1)
+    try:
+        number = os.stat(path).st_dev
+        device = f"{os.major(number)}:{os.minor(number)}"
+        with open(table, encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                about, _, more = line.partition(" - ")
+                fields, (kind, source, *others) = about.split(), more.split()
+                point, is_there = _unescaped(fields[4]), fields[2] == device
+                above = f"{path}/".startswith(f"{point.rstrip('/')}/")
+                # The table lacks the device numbers of btrfs and overlays: there the mount point decides.
+                fits = is_there, len(point) if above else -1
+                if (is_there or above) and fits >= best:  # of two on one point the later hides the other
+                    # A mount that is not above the path is another mount of the same disk: in a chroot the path's own
+                    # mount is not listed. The two share the disk's options, but not a mount's own, such as `ro`.
+                    options = ",".join([*fields[5:6][:above], *others[-1:]]).split(",")
+                    shown = point if above else "/"
+                    found, best = Mount(kind, shown, _unescaped(source), tuple(dict.fromkeys(options))), fits
+    except (OSError, IndexError, ValueError):
+        return None
+    return found
+
+
+@cache
+def mount_at(folder: str, device: int) -> Mount | None:
+    """Return the mount that a folder lies on; look it up once for each device that the folder was found on."""
+    return mount_of(folder)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,0 +1,370 @@
+"""Read what lies in a root: no function here changes anything."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import IO
+
+from dropq.format.layout import ignored_ends, ignoring
+from dropq.storage.clock import Clock
+from dropq.storage.mounts import mount_at
+from dropq.storage.system_calls import READ, open_file
+
+#: Nanoseconds after which the next change of a folder gets another time than the last, on any file system.
+SETTLED_NS = 2_000_000_000
+#: The mode of an empty file that reserves its name for a move: nobody may open it, and messages have no sticky bit.
+RESERVED_MODE = 0o1000
+#: How deeply JSON may be nested.
+DEPTH = 50
+#: How many entries of a folder are read together.
+CHUNK = 4096
+#: Bytes that one read of a body asks for.
+READ_SIZE = 1 << 16
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def ask_server(folder: str) -> None:
+    """Make the next lookup of a name in a folder, or its next listing, go to the file server.
+
+    An NFS client remembers for up to a minute which names a folder lacks, and uses that for an open, too. When the
+    folder itself is opened, the client asks the server whether the folder changed, and forgets those names after a
+    change. It also asks when the user may not open the folder.
+
+    RACE: NFS 3 sees a change by its time alone. A name that is looked up between two changes within one tick of the
+    server's clock, and comes with the second, is missed until the next change. A listing shows it.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        fd = _open_folder(folder)
+        try:
+            _forget_listing(fd)
+        finally:
+            os.close(fd)
+
+
+def _open_folder(path: str) -> int:
+    """Open a folder; if it seems to be missing, open the folder above, and try again."""
+    try:
+        return os.open(path, _FOLDER)
+    except FileNotFoundError:
+        above = os.path.dirname(path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.close(os.open(above, _FOLDER))
+        return os.open(path, _FOLDER)
+
+
+def _forget_listing(fd: int) -> None:
+    """Drop this host's cached listing of an open folder: within a tick of its server NFS 3 takes it for new.
+
+    Other file systems keep none, and nothing happens.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it is advice: where it fails, nothing is cached either
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+    """List a folder, in no order; on NFS the listing may come from this host's cache.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    return os.scandir(folder)
+
+
+def entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield what lies in a folder now, in no order; a missing folder is empty."""
+    ask_server(folder)
+    try:
+        found = listing(folder)
+    except FileNotFoundError:
+        return
+    with found:
+        yield from found  # type: ignore[misc]
+
+
+def names_in(folder: str) -> frozenset[str]:
+    """Return the names of everything in a folder now; a missing folder is empty."""
+    try:
+        fd = _open_folder(folder)
+    except FileNotFoundError:
+        return frozenset()
+    try:
+        _forget_listing(fd)
+        return frozenset(os.listdir(fd))
+    finally:
+        os.close(fd)
+
+
+class Listing:
+    """The names in a folder, listed again only when the folder has changed; a missing folder is empty.
+
+    Args:
+        folder: the folder.
+        clock: the file server's clock, which the folder's time is compared with.
+    """
+
+    def __init__(self, folder: str, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._names = frozenset[str]()
+        self._changed = 0
+
+    def names(self) -> frozenset[str]:
+        """Return the names."""
+        try:
+            fd = _open_folder(self._folder)
+        except FileNotFoundError:
+            return frozenset()
+        try:
+            changed = os.fstat(fd).st_mtime_ns
+            if changed != self._changed:
+                _forget_listing(fd)
+                now = self._clock.now_ms() * 1_000_000  # before the listing: what comes after the listing is younger
+                self._names = frozenset(os.listdir(fd))
+                # When a folder changed just now, its next change may have the same time.
+                self._changed = changed if now - changed > SETTLED_NS else 0
+        finally:
+            os.close(fd)
+        return self._names
+
+
+def files_in(folder: str) -> Iterator[list[str]]:
+    """Yield the names of the regular files in a folder, in lists of at most `CHUNK`; a missing folder is empty."""
+    try:
+        found = listing(folder)
+    except FileNotFoundError:
+        return
+    with found as entries:
+        while chunk := list(islice(entries, CHUNK)):
+            yield message_files(chunk)
+
+
+def message_counts(folder: str, patterns: tuple[str, ...]) -> Iterator[int]:
+    """Count the messages in a folder by their names; yield a count for each chunk. `patterns` match ignored names."""
+    ignored, ends = ignoring(patterns), ignored_ends(patterns)
+    for files in files_in(folder):
+        yield sum(1 for name in files if name[0] != "." and not ((ends is None or name[-1] in ends) and ignored(name)))
+
+
+def message_files(entries: Sequence[os.DirEntry[str]]) -> list[str]:
+    """Return the names of the entries that are regular files."""
+    try:
+        return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    except OSError:
+        return [entry.name for entry in entries if is_message_file(entry)]
+
+
+def is_message_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a regular file, from the listing alone where the listing says it."""
+    try:
+        return entry.is_file(follow_symlinks=False)
+    except OSError:
+        return False  # gone, or unreadable: not a message now
+
+
+def was_message_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a regular file, or has gone since the listing.
+
+    Where a listing does not say what an entry is, as on NFS, a claim that was renewed after the listing is not found by
+    its name, but is still held.
+    """
+    if is_message_file(entry):
+        return True
+    try:
+        return stat.S_ISREG(os.lstat(entry.path).st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def open_body(path: str) -> IO[bytes]:
+    """Open a message's body for reading; do not follow a symbolic link, and do not wait for a fifo.
+
+    Raises:
+        OSError: with ELOOP for a symbolic link.
+    """
+    fd = open_file(path, READ)
+    try:
+        return open(fd, "rb")
+    except OSError as error:  # a folder
+        os.close(fd)
+        error.filename = path
+        raise
+
+
+def size_now(path: str) -> int:
+    """Return the size of a file in bytes; open it, as NFS caches what lstat returns."""
+    try:
+        fd = open_file(path, READ)
+    except PermissionError:
+        return os.lstat(path).st_size  # nobody may open a reservation
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def is_gone(error: OSError) -> bool:
+    """Return whether a file may be gone; for a file that is open, an NFS client reports that as ESTALE."""
+    return error.errno in (errno.ENOENT, errno.ESTALE)
+
+
+def read_body(path: str, limit: int | None = None) -> bytes:
+    """Read a message's body whole.
+
+    Raises:
+        OSError: with EFBIG, the body is longer than the limit, and was not read.
+    """
+    try:
+        fd = os.open(path, READ)
+    except BlockingIOError:
+        fd = open_file(path, READ)
+    try:
+        body = os.read(fd, READ_SIZE)
+        if not (more := os.read(fd, READ_SIZE)):
+            return body
+        if limit is not None and os.fstat(fd).st_size > limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        chunks = [body, more]
+        while more := os.read(fd, READ_SIZE):
+            chunks.append(more)
+    finally:
+        os.close(fd)
+    return b"".join(chunks)
+
+
+def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
+    """Read a small file of ours; return None when there is no such file.
+
+    Raises:
+        OSError: the file cannot be read, or is no regular file.
+    """
+    try:
+        with open_body(path) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+            return file.read(limit)
+    except FileNotFoundError:
+        return None
+
+
+def parse_json(data: bytes) -> object:
+    """Read JSON that anybody may have written.
+
+    Raises:
+        ValueError: the JSON is damaged, or nested more deeply than any of ours.
+    """
+    try:
+        content: object = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    _check_depth(content, DEPTH)
+    return content
+
+
+def _check_depth(content: object, left: int) -> None:
+    if not left:
+        raise ValueError("it is nested too deeply")
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    for value in inner:
+        if isinstance(value, dict | list):
+            _check_depth(value, left - 1)
+
+
+def changed_ms(path: str) -> int:
+    """Return when a file was last renamed or changed: its ctime in milliseconds since 1970."""
+    return os.lstat(path).st_ctime_ns // 1_000_000
+
+
+def written_ms(path: str) -> int:
+    """Return when a file's content was last written: its mtime in milliseconds since 1970."""
+    return os.lstat(path).st_mtime_ns // 1_000_000
+
+
+def is_reservation(status: os.stat_result) -> bool:
+    """Return whether a file only reserves its name for a move: it is empty, and has the mode of reservations."""
+    return not status.st_size and status.st_mode == stat.S_IFREG | RESERVED_MODE
+
+
+def inode(path: str) -> int:
+    """Return a file's inode number."""
+    return os.lstat(path).st_ino
+
+
+def has_another_name(path: str) -> bool:
+    """Return whether a file exists, and has another name, too."""
+    try:
+        return os.lstat(path).st_nlink > 1
+    except FileNotFoundError:
+        return False
+
+
+def exists(path: str) -> bool:
+    """Return whether a path exists, as far as this host knows: an NFS client may know too little; see `is_there`."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def is_there(path: str, clock: Clock) -> bool:
+    """Return whether a path exists that another host may have made or removed just now, such as a read-lock.
+
+    A folder that changed a moment ago is listed: see `ask_server`. A file that this user may not open exists, too.
+
+    Args:
+        path: the path.
+        clock: the file server's clock.
+    """
+    folder, name = os.path.split(path)
+    try:
+        if (mount := mount_at(folder, os.stat(folder).st_dev)) is not None and not mount.shared:
+            return _opens(path)  # this host's own disk
+        fd = _open_folder(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        return _opens(path)  # the failed open asked the server, too
+    try:
+        if clock.now_ms() * 1_000_000 - os.fstat(fd).st_mtime_ns <= SETTLED_NS:
+            _forget_listing(fd)
+            return name in os.listdir(fd)
+    finally:
+        os.close(fd)
+    return _opens(path)
+
+
+def _opens(path: str) -> bool:
+    """Return whether a file exists; to open a file that this host knows asks the server."""
+    try:
+        os.close(open_file(path, READ))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return exists(path)
+    return True
+
+
+def is_folder(path: str) -> bool:
+    """Return whether a path is a folder, or a link to a folder.
+
+    Raises:
+        OSError: it cannot be looked up.
+    """
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def device(path: str) -> int:
+    """Return the number of the file system that a path lies on."""
+    return os.stat(path).st_dev

@@ -1,0 +1,98 @@
+"""System calls as dropq needs them: a rename that replaces nothing, a sync of a whole file system, an open that neither
+follows links nor blocks."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import sys
+import time
+
+from dropq.storage.mounts import mount_of
+
+#: Permission bits of new files when the configuration has none; the umask applies to them.
+FILE_MODE = 0o664
+#: Seconds to wait until an NFS server on this host has taken back a file that it lent to one client alone.
+RECALL_LIMIT = 10.0
+#: Without O_NONBLOCK the open of a fifo that lies under a name of ours would wait.
+TOUCH = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+#: What a call raises when the kernel or the file system lacks it, or its flags.
+NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+#: File systems that one call syncs as a whole. It syncs btrfs, too, but there a file that is renamed after it may have
+#: both names after a power cut, until both folders are synced; a file that was synced by itself has one.
+_SYNCED_WHOLE = frozenset({"ext4", "xfs", "tmpfs"})
+
+
+def _from_c_library(name: str) -> ctypes._NamedFuncPointer | None:
+    try:
+        return getattr(ctypes.CDLL(None, use_errno=True), name)  # type: ignore[no-any-return]
+    except (OSError, AttributeError):
+        return None  # not Linux, or a C library without it
+
+
+# Called with int and bytes alone: ctypes passes those on without argtypes, and faster.
+_renameat2 = _from_c_library("renameat2")
+_syncfs = _from_c_library("syncfs")
+
+
+def rename_noreplace(source: str, destination: str) -> None:
+    """Rename a file unless the destination exists, in one system call.
+
+    Raises:
+        FileExistsError: the destination exists.
+        OSError: with EINVAL or ENOSYS where the file system or the kernel has no such call.
+    """
+    if _renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source)
+    old, new = source.encode(_ENCODING, _ERRORS), destination.encode(_ENCODING, _ERRORS)
+    if _renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), source, None, destination)
+
+
+def sync_whole(fd: int, path: str) -> None:
+    """Make everything durable that was written to the file system of an open file.
+
+    Raises:
+        OSError: a write failed since the file was opened, perhaps another process's.
+    """
+    if _syncfs is None or _syncfs(fd) != 0:
+        number = ctypes.get_errno() if _syncfs else errno.ENOSYS
+        raise OSError(number, os.strerror(number), path)
+
+
+def can_sync_whole(path: str) -> bool:
+    """Return whether one call syncs a whole file system, and reports what failed.
+
+    FUSE does not pass the call on, other file systems are not known to, and kernels before 5.8 did not report errors.
+    The answer is not kept, as another file system may get the device's number later; asking costs less than a sync.
+    """
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    reports = release is not None and (int(release[1]), int(release[2])) >= (5, 8)
+    mount = mount_of(path) if reports and _syncfs is not None else None
+    return mount is not None and mount.kind in _SYNCED_WHOLE
+
+
+def open_file(path: str, flags: int) -> int:
+    """Open a file; wait for an NFS server that has lent it to a client, but not for a fifo's other end.
+
+    On the server's own host the open of a lent file fails (EAGAIN), and makes the server ask the client for the file.
+    """
+    try:
+        return os.open(path, flags, FILE_MODE)
+    except BlockingIOError:
+        give_up = time.monotonic() + RECALL_LIMIT
+    while True:
+        time.sleep(0.001)
+        try:
+            return os.open(path, flags, FILE_MODE)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise

@@ -1,0 +1,227 @@
+"""Wait until a message may have come into a folder.
+
+An event is a hint and nothing more. The kernel drops events when it has too many of them, and a change by another host
+of a network file system, or below a FUSE mount, gives no event. So a wait always ends by its timeout, and the waiter
+then lists the folder: listings find the messages, events only make that soon. The kernel drops an event only while
+earlier events are unread, and those end a wait: so even then the listing comes after the last message.
+
+The waiting thread asks for the events itself, and polls for them: a thread in between would cost as much as the whole
+way from the kernel to here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import sys
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from dropq.storage.mounts import MOUNTS, mount_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("dropq")
+
+#: Seconds after which to list a folder again although no event came.
+RESCAN = 1.0
+#: Seconds between two looks without events: the first pause, and the longest that it doubles to.
+FIRST_PAUSE = 0.002
+PAUSE = 0.05
+#: Seconds of pauses before a wait asks for events, which costs more than a few looks.
+PATIENCE = 0.05
+
+#: Bytes of events that one read throws away: at least a dozen events, and seldom are there more.
+_CHUNK = 4096
+
+
+class Watch:
+    """Waits for changes of a folder: by short pauses at first, by events when the wait becomes long.
+
+    One thread at a time may wait; any thread, and any signal handler, may wake it. Its files stay open as long as
+    anything refers to it, so that a late wake-up never writes to another file.
+
+    Args:
+        folder: the folder.
+        poll: use pauses alone, as also happens where events do not work.
+    """
+
+    def __init__(self, folder: str, *, poll: bool = False) -> None:
+        self._folder = folder
+        self._poll = poll
+        self._events: Events | None = None
+        self._pause = FIRST_PAUSE
+        self._paused = 0.0
+        self._woken_fd, self._wake_fd = _pipe(self)
+
+    @property
+    def events(self) -> bool:
+        """Whether events end a wait; otherwise a wait is a pause."""
+        return self._events is not None
+
+    def observe(self) -> bool:
+        """Ask for events now, unless that was done; return whether there are any.
+
+        What came before gives no event: list the folder afterwards.
+        """
+        if self._events is None and not self._poll:
+            self._poll = not events_reach(self._folder)
+            self._events = None if self._poll else _events(self._folder, self.wake)
+            self._poll = self._events is None
+        return self.events
+
+    def begin(self) -> None:
+        """Begin a new wait: without events its first pauses are short."""
+        self._pause = FIRST_PAUSE
+
+    def wake(self) -> None:
+        """End the present wait, or the next one."""
+        with suppress(BlockingIOError):  # the pipe is full of wake-ups: one of them ends the wait
+            os.write(self._wake_fd, b"\0")
+
+    def wait(self, timeout: float = RESCAN) -> bool:
+        """Wait until something may have come into the folder, until a wake-up, or until the timeout.
+
+        Args:
+            timeout: seconds; without events at most `PAUSE` of them.
+
+        Returns:
+            Whether the wait ended before the timeout.
+        """
+        if self._events is None:
+            if self._paused >= PATIENCE and not self._poll and self.observe():
+                return True  # the caller lists first what came until now
+            timeout = min(timeout, self._pause)
+            self._pause = min(2 * self._pause, PAUSE)
+            self._paused += timeout
+        ready = [fd for fd, _ in self._poller().poll(max(timeout, 0) * 1000)]
+        for fd in ready:
+            _empty(fd)
+        if not ready and self._events is not None:
+            self._events.renew()
+        return bool(ready)
+
+    def rest(self, timeout: float) -> None:
+        """Wait until a wake-up, or until the timeout; what comes into the folder does not end this wait."""
+        poller = select.poll()
+        poller.register(self._woken_fd, select.POLLIN)
+        if poller.poll(max(timeout, 0) * 1000):
+            _empty(self._woken_fd)
+
+    def _poller(self) -> select.poll:
+        """Return a new poller for each wait: a signal handler may wait while its own thread does."""
+        poller = select.poll()
+        poller.register(self._woken_fd, select.POLLIN)
+        if self._events is not None and self._events.fd is not None:
+            poller.register(self._events.fd, select.POLLIN)
+        return poller
+
+
+def events_reach(folder: str, mounts: str = MOUNTS) -> bool:
+    """Return whether every change of a folder gives an event here, by the type of its file system."""
+    mount = mount_of(folder, mounts)
+    return mount is None or not mount.shared
+
+
+class Events(Protocol):
+    """Reports arrivals in a folder: a file becomes readable, or a function is called."""
+
+    @property
+    def fd(self) -> int | None:
+        """The file; None where a function is called."""
+
+    def renew(self) -> None:
+        """Report on the folder that the path leads to now."""
+
+
+def _events(folder: str, wake: Callable[[], None]) -> Events | None:
+    """Ask for the events of a folder; where that fails, log it and return None."""
+    try:
+        return _Inotify(folder) if sys.platform.startswith("linux") else _observed(folder, wake)
+    except (ImportError, OSError, RuntimeError) as error:
+        # Too many watches or instances for this user, mostly. Polling finds the same messages.
+        log.warning("%s: no events (%s): looking every %s s instead", folder, error, PAUSE)
+        return None
+
+
+class _Inotify:
+    """The kernel's own events, without watchdog's threads: what those read from an event is not needed here."""
+
+    def __init__(self, folder: str) -> None:
+        from watchdog.observers.inotify_c import InotifyConstants, inotify_add_watch, inotify_init
+
+        self._path = os.fsencode(folder)
+        # Arrivals alone: each claim would be an event too.
+        self._mask = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
+        self._add_watch = inotify_add_watch
+        self.fd = _done(inotify_init())
+        weakref.finalize(self, os.close, self.fd)
+        os.set_inheritable(self.fd, False)
+        os.set_blocking(self.fd, False)
+        self._watch()
+
+    def renew(self) -> None:
+        with suppress(OSError):  # it is gone: the listing that follows raises
+            self._watch()
+
+    def _watch(self) -> None:
+        _done(self._add_watch(self.fd, self._path, self._mask))  # no change for a folder that is watched already
+
+
+class _Observed:
+    """The events of watchdog's observer, on systems other than Linux."""
+
+    fd = None
+
+    def renew(self) -> None:
+        """Do nothing: the observer keeps to the folder that it was given."""
+
+
+def _observed(folder: str, wake: Callable[[], None]) -> Events | None:
+    from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent, FileSystemEventHandler
+    from watchdog.observers import Observer
+    from watchdog.observers.polling import PollingObserver
+
+    wake_weakly = weakref.WeakMethod(wake)
+
+    class Handler(FileSystemEventHandler):
+        def dispatch(self, event: FileSystemEvent) -> None:
+            if (awake := wake_weakly()) is not None:
+                awake()
+
+    observer = Observer()
+    if isinstance(observer, PollingObserver):
+        return None  # it looks at every file each time: our own polling is better
+    observer.schedule(Handler(), folder, event_filter=[FileCreatedEvent, FileMovedEvent])
+    observer.start()
+    events = _Observed()
+    weakref.finalize(events, observer.stop)
+    return events
+
+
+def _done(result: int) -> int:
+    """Return what a call of the C library returned; raise its error if it failed."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _pipe(owner: object) -> tuple[int, int]:
+    """Make a pipe that never blocks; close it when its owner is gone."""
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+        weakref.finalize(owner, os.close, end)
+    return ends
+
+
+def _empty(fd: int) -> None:
+    """Read and throw away everything that waits."""
+    with suppress(BlockingIOError):
+        while len(os.read(fd, _CHUNK)) > _CHUNK // 2:  # an event is shorter than the other half: there may be more
+            pass

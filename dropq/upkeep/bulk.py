@@ -1,0 +1,219 @@
+"""What administrators do in bulk: requeue, move, purge and prune, one message at a time, with an outcome for each.
+
+Each is an iterator: what was yielded is done, what was not yielded was not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from dropq.errors import DropqError
+from dropq.filters import check_chooses
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.queue.browsing import browse
+from dropq.queue.message import Message
+from dropq.storage import reading
+from dropq.storage.failures import error_context
+from dropq.upkeep.sweep import surplus_history
+
+#: States that messages can be brought back from.
+REQUEUED = ("error", "expired", "processed", "processing")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one message: `detail` says it in words, `target` is its file name where it went."""
+
+    id: str
+    name: str
+    ok: bool
+    detail: str
+    target: str | None = None
+
+
+def select(
+    context: QueueContext,
+    state: str,
+    *,
+    ids: Iterable[str] | None = None,
+    filter: str | None = None,
+    older_than: float | None = None,
+) -> Iterator[Message]:
+    """Yield the messages of a state, in order: all, or those of some ids, or those that came there long enough ago.
+
+    Args:
+        context: the queue.
+        state: the folder.
+        ids: message ids, file names or receipts.
+        filter: only what it matches.
+        older_than: seconds since a message came to this state.
+    """
+    if filter is not None:
+        check_chooses(filter)
+    wanted = None if ids is None else set(ids)
+    now = context.clock.now_ms()
+    for message in list(browse(context, state, filter)):
+        if wanted is not None and not wanted & {message.id, message.name, message.file}:
+            continue
+        with error_context("this message and those after it were not touched"):
+            if older_than is not None and not _is_older(message, now, older_than):
+                continue
+        yield message
+
+
+def requeue(
+    context: QueueContext,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str = "error",
+    filter: str | None = None,
+    to: QueueContext | None = None,
+    keep_expiration: bool = False,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Move messages back into target/ as if they were new: counters and the queue's clock start again.
+
+    Args:
+        context: where they lie.
+        ids, filter: which; neither takes all of the state.
+        state: error, expired, processed, or processing, whose holders lose their claims.
+        to: the queue that they go to; None is this one.
+        keep_expiration: their own expiration stays.
+        dry_run: only say what would be done.
+
+    Raises:
+        ValueError: messages of that state cannot be requeued.
+    """
+    if state not in REQUEUED:
+        raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}")
+    goal = to or context
+
+    def one(message: Message) -> str | None:
+        folder = context.layout.folder(state)
+        explained = _inode(message) if state in ("error", "expired") else None
+        placed = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+        if placed is not None and explained is not None:
+            context.reasons.drop(state, message.file, explained)
+        return placed
+
+    return _each(context, state, ids, filter, one, f"requeued to {goal.name}", dry_run)
+
+
+def move(
+    context: QueueContext,
+    to: QueueContext,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str = "target",
+    filter: str | None = None,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Move messages into another queue's target/, with their counters and expirations as they are."""
+
+    def one(message: Message) -> str | None:
+        return Transitions(context).carry(context.layout.folder(state), message.file, to)
+
+    return _each(context, state, ids, filter, one, f"moved to {to.name}", dry_run)
+
+
+def purge(
+    context: QueueContext,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str = "target",
+    filter: str | None = None,
+    older_than: float | None = None,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Remove messages for good."""
+
+    def one(message: Message) -> str | None:
+        return "" if Transitions(context).remove(state, message.file) else None
+
+    return _each(context, state, ids, filter, one, "removed", dry_run, older_than)
+
+
+def prune(
+    context: QueueContext,
+    *,
+    state: str = "processed",
+    keep_age: float | None = None,
+    keep_count: int | None = None,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Remove the oldest messages of a state beyond an age, in seconds, or a count; None takes the queue's limits."""
+    transitions, done = Transitions(context), "would be removed" if dry_run else "removed"
+    with context.error_context("what was not told as removed was not touched"):
+        for file in surplus_history(context, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
+            yield Outcome(Message(transitions, state, context.sidecars.file(file)).id, file, True, done)
+
+
+def _each(
+    context: QueueContext,
+    state: str,
+    ids: Iterable[str] | None,
+    filter: str | None,
+    act: Callable[[Message], str | None],
+    done: str,
+    dry_run: bool,
+    older_than: float | None = None,
+) -> Iterator[Outcome]:
+    wanted = None if ids is None else list(dict.fromkeys(ids))
+    messages = select(context, state, ids=wanted, filter=filter, older_than=older_than)
+    return each(context, state, messages, wanted=wanted, act=act, done=done, dry_run=dry_run)
+
+
+def each(
+    context: QueueContext,
+    state: str,
+    messages: Iterable[Message],
+    *,
+    wanted: Iterable[str] | None,
+    act: Callable[[Message], str | None],
+    done: str,
+    dry_run: bool,
+) -> Iterator[Outcome]:
+    """Do something to each message, one at a time; yield what became of each, and which of those wanted there is not.
+
+    Args:
+        context, state: where they lie.
+        messages: the messages.
+        wanted: the ids, file names or receipts that were asked for; None where it was no certain ones.
+        act: does it; returns the message's name where it went, None when somebody else was first.
+        done: what was done, in words.
+        dry_run: only say what would be done.
+    """
+    found: set[str] = set()
+    for message in messages:
+        found |= {message.id, message.name, message.file}
+        if dry_run:
+            yield Outcome(message.id, message.file, True, f"would be {done}")
+            continue
+        try:
+            placed = act(message)
+        except DropqError as error:
+            yield Outcome(message.id, message.file, False, str(error))
+            continue
+        if placed is None:
+            yield Outcome(message.id, message.file, False, f"somebody else took it out of {state}/ first")
+        else:
+            yield Outcome(message.id, message.file, True, done, placed or None)
+    for missing in wanted or ():
+        if missing not in found:
+            yield Outcome(missing, missing, False, f"no such message in {state}/ of queue {context.name}")
+
+
+def _is_older(message: Message, now: int, seconds: float) -> bool:
+    try:
+        return now - reading.changed_ms(message.path) > seconds * 1000
+    except FileNotFoundError:
+        return False
+
+
+def _inode(message: Message) -> int | None:
+    try:
+        return reading.inode(message.path)
+    except OSError:
+        return None  # gone, or not to be looked at: its reason, if it stays, is cleared by a sweep

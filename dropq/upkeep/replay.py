@@ -1,0 +1,155 @@
+"""Sending again what a queue has archived: from a point in time on, oldest first, while the archive stays.
+
+A replay makes copies, and no links, which would share their inode with the archived file: by the inode a reason finds
+its file; and each rename of a link sets the one ctime, by which retention finds what is oldest in the archive, and a
+message whose name tells no time has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import NamedTuple
+
+from dropq.config.schema import POINTS, recovery_point
+from dropq.format import names
+from dropq.format.layout import ignoring
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.queue.message import Message
+from dropq.storage import reading
+from dropq.upkeep.bulk import Outcome, each, select
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Archived(NamedTuple):
+    """A file in processed/: its message's time, in thousandths of a ms as in ids, and which message it is.
+
+    Of a message that was replayed and acknowledged there are several files. A generated id is one message's. Any other
+    may be given twice, and then size and time of the body, which a copy keeps, tell one message from another.
+    """
+
+    time: int
+    file: str
+    message: Hashable
+
+
+def since(context: QueueContext, point: str) -> Iterator[Archived]:
+    """Yield what a queue has archived from a point on, by time alone, the oldest first.
+
+    A message's time is its id's, else since when it counted as waiting, else when its file came to the archive.
+
+    Args:
+        context: the queue.
+        point: `epoch`, all; `now`, nothing; `creation` of the queue, all where it was made by hand; an id that dropq
+            made, that message included; an ISO 8601 date or time, in UTC where it does not say.
+
+    Raises:
+        ValueError: the point is none of these.
+    """
+    with context.error_context("nothing was changed"):
+        begin = _time(context, point)
+        found = sorted(_archived(context)) if begin < math.inf else []
+    return (archived for archived in found if archived.time >= begin)
+
+
+def replay(
+    context: QueueContext,
+    start: str | date | None = None,
+    *,
+    ids: Iterable[str] | None = None,
+    filter: str | None = None,
+    to: QueueContext | None = None,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Send archived messages again, each once, as redelivered ones: without their expirations, on a new clock.
+
+    Args:
+        context: whose archive it is.
+        start: the point to begin at, as for `since`; None is the queue's recovery_point, or all where ids are given.
+        ids, filter: which; neither takes all from the point on.
+        to: the queue that they go to; None is this one.
+        dry_run: only say what would be done.
+
+    Raises:
+        ValueError: start is no point to begin at.
+    """
+    goal = to or context
+    wanted = None if ids is None else list(dict.fromkeys(ids))
+    if start is None:
+        start = context.config.recovery_point if wanted is None else "epoch"
+    messages = _chosen(context, checked(start), wanted, filter)
+
+    def one(message: Message) -> str | None:
+        return Transitions(context).replay(message.file, goal)
+
+    done = f"replayed to {goal.name}"
+    return each(context, "processed", messages, wanted=wanted, act=one, done=done, dry_run=dry_run)
+
+
+def checked(point: str | date) -> str:
+    """Return a point to begin at as text.
+
+    Raises:
+        ValueError: it is none; the message lists the forms.
+    """
+    try:
+        return recovery_point(point)
+    except ValueError:
+        raise ValueError(f"{point!r} is no point to replay from: {POINTS} is allowed") from None
+
+
+def _chosen(context: QueueContext, point: str, ids: list[str] | None, filter: str | None) -> Iterator[Message]:
+    """Yield the messages from a point on that were asked for, each once."""
+    chosen = None
+    if ids is not None or filter is not None:
+        chosen = {message.file for message in select(context, "processed", ids=ids, filter=filter)}
+    seen: set[Hashable] = set()
+    transitions = Transitions(context)
+    for archived in since(context, point):
+        if (chosen is None or archived.file in chosen) and archived.message not in seen:
+            seen.add(archived.message)
+            yield Message(transitions, "processed", context.sidecars.file(archived.file))
+
+
+def _archived(context: QueueContext) -> Iterator[Archived]:
+    ignored = ignoring(context.config.ignore)
+    for entry in reading.entries(context.layout.processed):
+        if ignored(entry.name) or not reading.is_message_file(entry):
+            continue
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # RACE: somebody pruned or requeued it
+        if reading.is_reservation(found):
+            continue
+        name = context.sidecars.file(entry.name).name
+        same = name.id if name.generated else (name.id, found.st_size, found.st_mtime_ns)
+        yield Archived(names.moment(name, found.st_ctime_ns // 1_000_000), entry.name, same)
+
+
+def _time(context: QueueContext, point: str) -> float:
+    """Return the time that a point stands for, as messages tell theirs."""
+    match checked(point):
+        case "epoch":
+            return 0
+        case "now":
+            return math.inf
+        case "creation":
+            return _created(context) * 1000
+        case text if names.Name(text).generated:
+            return names.moment(names.Name(text), 0)
+        case text:
+            time = datetime.fromisoformat(text)
+            aware = time if time.tzinfo else time.replace(tzinfo=UTC)
+            return (aware - _EPOCH) // timedelta(milliseconds=1) * 1000
+
+
+def _created(context: QueueContext) -> int:
+    """Return when a queue was made, in ms; 0 of one that was made by hand."""
+    try:
+        return reading.written_ms(context.layout.created)
+    except FileNotFoundError:
+        return 0

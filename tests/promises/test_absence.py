@@ -1,0 +1,436 @@
+"""Nothing is removed because it is not seen: a queue may be away for a while, with all that its names refer to."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import unprivileged
+from helpers import Clock, base, make_queue
+
+from dropq import Queue, Root
+from dropq.diagnosis.fsck import fsck_root
+from dropq.lifecycle import sidecars
+from dropq.storage.files import Storage
+from dropq.upkeep import bulk
+from dropq.upkeep.sweep import sweep
+
+#: What does not fit a name.
+LONG: Any = {"properties": {"customer": "ann " * 40}, "correlation_id": "invoice-4711", "reply_to": "answers"}
+DAY = 86_400
+
+Away = Callable[[Path], None]
+
+
+def nothing(place: Path) -> None:
+    """An automounter's entry: it is there when somebody asks for it by name."""
+
+
+def a_link_that_leads_nowhere(place: Path) -> None:
+    place.symlink_to(place.parent.parent / "no-such-disk" / place.name)
+
+
+def an_empty_mount_point(place: Path) -> None:
+    place.mkdir()
+
+
+def a_mount_point_with_something_beneath(place: Path) -> None:
+    place.mkdir()
+    (place / "written-while-the-disk-was-away").touch()
+
+
+def a_mount_point_with_a_queue_beneath(place: Path) -> None:
+    Root(place.parent).create_queue(place.name)
+
+
+def closed_to_this_user(place: Path) -> None:
+    place.mkdir(mode=0)
+
+
+@contextmanager
+def away(queue: Queue, leaving: Away) -> Iterator[None]:
+    """Take a queue away, as when its disk is not mounted, and bring it back."""
+    home = Path(queue.layout.home)
+    disk = queue.root.path.parent / "disk"
+    home.rename(disk)
+    leaving(home)
+    yield
+    if home.is_symlink():
+        home.unlink()
+    shutil.rmtree(home, ignore_errors=True)
+    disk.rename(home)
+
+
+def swept(queue: Queue, clock: Clock, times: int = 3) -> int:
+    """Sweep the root as cron does; return how many sidecars it removed."""
+    removed = 0
+    for _ in range(times):
+        clock.advance(1.1 * DAY)
+        removed += Root(queue.root.path, clock=clock).sweep().sidecars
+    return removed
+
+
+def collected(queue: Queue, clock: Clock) -> int:
+    """Look for sidecars to remove as a sweep of the root does, which stops at queues that cannot be opened."""
+    removed = 0
+    for _ in range(3):
+        clock.advance(1.1 * DAY)
+        removed += Root(queue.root.path, clock=clock).tidy().sidecars
+    return removed
+
+
+def assert_whole(queue: Queue, clock: Clock) -> None:
+    message = Root(queue.root.path, clock=clock).queue(queue.name).receive()
+    assert message is not None
+    assert (message.correlation_id, message.reply_to) == ("invoice-4711", "answers")
+    assert message.properties == LONG["properties"]
+    message.ack()
+
+
+@pytest.mark.parametrize(
+    "leaving",
+    [
+        nothing,
+        a_link_that_leads_nowhere,
+        an_empty_mount_point,
+        a_mount_point_with_something_beneath,
+        a_mount_point_with_a_queue_beneath,
+    ],
+)
+def test_the_metadata_of_a_queue_that_is_away_stays(tmp_path: Path, clock: Clock, leaving: Away) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    with away(queue, leaving):
+        assert swept(queue, clock) == 0
+    assert swept(queue, clock) == 0
+    assert_whole(queue, clock)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_metadata_of_a_queue_that_this_user_may_not_enter_stays(tmp_path: Path, clock: Clock, linked: bool) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    home = closed = Path(queue.layout.home)
+    if linked:
+        closed = tmp_path / "disk"
+        closed.mkdir()
+        home.rename(closed / "q")
+        home.symlink_to(closed / "q")
+    closed.chmod(0)
+    try:
+        assert unprivileged(lambda: collected(queue, clock)) == 0
+    finally:
+        closed.chmod(0o755)
+    assert_whole(queue, clock)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_the_metadata_of_a_message_that_was_moved_to_a_queue_which_is_away_stays(
+    tmp_path: Path, clock: Clock, by_hand: bool
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    other = queue.root.create_queue("other", durability="none")
+    queue.send(b"pay", **LONG)
+    if by_hand:
+        [file] = (base(queue) / "target").iterdir()
+        file.rename(base(other) / "target" / file.name)
+        assert swept(queue, clock, 1) == 0
+    else:
+        assert [outcome.ok for outcome in bulk.move(queue.context, other.context)] == [True]
+    with away(other, nothing):
+        assert swept(queue, clock) == 0
+    assert_whole(other, clock)
+
+
+def test_a_queue_that_was_made_by_hand_is_missed_too(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    for folder in ("working", "target", "processing", "processed", "expired", "error"):
+        (queue.root.path / "mine" / folder).mkdir(parents=True)
+    mine = queue.root.queue("mine")
+    mine.send(b"pay", **LONG)
+    with away(mine, nothing):
+        assert swept(queue, clock) == 0
+    assert_whole(mine, clock)
+
+
+def test_a_root_that_knows_no_queues_yet_does_not_take_a_link_that_leads_nowhere_for_none(
+    tmp_path: Path, clock: Clock
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    shutil.rmtree(queue.root.layout.queues)  # as a root of an older dropq
+    for mark in (base(queue) / ".dropq").glob("queue-*"):
+        mark.unlink()
+    with away(queue, a_link_that_leads_nowhere):
+        assert swept(queue, clock) == 0
+    assert_whole(queue, clock)
+
+
+def test_a_queue_that_is_away_is_told_with_the_way_out(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    with away(queue, nothing):
+        assert swept(queue, clock, 1) == 0
+        [finding] = fsck_root(Root(queue.root.path, clock=clock).context, repair=True)
+        assert (finding.kind, finding.level, finding.repaired) == ("absent-queue", "warning", False)
+        for told in (finding.detail, caplog.text):
+            assert queue.layout.home in told
+            assert f"remove {finding.path}" in told
+        os.unlink(finding.path)  # what it says to do where the queue is gone for good
+        assert swept(queue, clock) == 1
+
+
+def test_the_metadata_of_a_queue_that_was_deleted_or_renamed_is_no_reason_to_keep_that_of_others(
+    tmp_path: Path, clock: Clock
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock, history=False)
+    other = queue.root.create_queue("other", durability="none", history=False)
+    queue.send(b"pay", **LONG)
+    for _ in range(2):
+        other.send(b"pay", **LONG)
+    queue.root.delete_queue("q", force=True)
+    Path(other.layout.home).rename(other.root.path / "renamed")
+    renamed = queue.root.queue("renamed")
+    assert_whole(renamed, clock)
+    assert fsck_root(queue.root.context) == []
+    assert swept(renamed, clock) == 2
+    assert_whole(renamed, clock)
+
+
+@pytest.mark.parametrize("state", ["processed", "error", "expired", "target"])
+def test_the_metadata_of_a_state_folder_whose_link_leads_nowhere_stays(
+    tmp_path: Path, clock: Clock, state: str
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    linked(base(queue) / state, tmp_path / "disk")
+    queue.send(b"pay", **LONG)
+    if state != "target":
+        message = queue.receive()
+        assert message is not None
+        if state == "error":
+            message.reject("no")
+        else:
+            message.ack() if state == "processed" else message.expire()
+    (tmp_path / "disk").rename(tmp_path / "away")
+    assert collected(queue, clock) == 0
+    (tmp_path / "away").rename(tmp_path / "disk")
+    assert collected(queue, clock) == 0
+    [found] = Root(queue.root.path, clock=clock).queue("q").browse(state)
+    assert (found.correlation_id, found.properties) == ("invoice-4711", LONG["properties"])
+
+
+@pytest.mark.parametrize("private", [".dropq", ".dropq/delayed"])
+def test_a_private_folder_that_is_a_link_is_not_followed_and_keeps_the_metadata(
+    tmp_path: Path, clock: Clock, private: str
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    for file in (base(queue) / "target").iterdir():
+        file.unlink()  # nobody refers to the metadata, unless it is from behind the link
+    linked(base(queue) / private, tmp_path / "disk")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "disk").rglob("*")}
+    assert collected(queue, clock) == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "disk").rglob("*")} == before
+
+
+def linked(folder: Path, disk: Path) -> None:
+    folder.rename(disk)
+    folder.symlink_to(disk)
+
+
+def test_a_link_that_leads_nowhere_in_place_of_incoming_keeps_the_metadata(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock, dropboxmq=True)
+    queue.send(b"pay", **LONG)
+    unknown(queue)
+    linked(base(queue), tmp_path / "disk")
+    (tmp_path / "disk").rename(tmp_path / "away")
+    assert collected(queue, clock) == 0
+    (tmp_path / "away").rename(tmp_path / "disk")
+    assert_whole(queue, clock)
+
+
+def unknown(queue: Queue) -> None:
+    """Make a queue as an older dropq made it: without a mark, and without a note."""
+    shutil.rmtree(queue.root.layout.queues)
+    for mark in queue.root.path.glob("**/.dropq/queue-*"):
+        mark.unlink()
+
+
+def test_a_link_that_breaks_while_another_is_looked_behind_keeps_the_metadata(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    for state in ("target", "processed"):
+        linked(base(queue) / state, tmp_path / state)
+    queue.send(b"done")
+    message = queue.receive()
+    assert message is not None
+    message.ack()
+    queue.send(b"pay", **LONG)
+    layout = queue.root.layout
+    clock.advance(1.1 * DAY)
+    for number in range(sum(1 for _ in sidecars.collect(layout.path, layout.meta, Storage(), clock))):
+        for _ in range(3):
+            clock.advance(1.1 * DAY)
+            for step, removed in enumerate(sidecars.collect(layout.path, layout.meta, Storage(), clock)):
+                assert removed == 0
+                if step == number:
+                    (tmp_path / "target").rename(tmp_path / "away")
+            (tmp_path / "away").rename(tmp_path / "target")
+    assert_whole(queue, clock)
+
+
+def test_a_queue_that_goes_while_its_root_is_looked_through_keeps_the_metadata(tmp_path: Path, clock: Clock) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    layout, home, disk = queue.root.layout, Path(queue.layout.home), tmp_path / "disk"
+    marks = sidecars.marks_in(queue.layout.private)
+
+    def names_below(*looked: Any) -> Iterator[str]:
+        yield from marks  # seen in the moment before
+        home.rename(disk)
+
+    for _ in range(3):
+        clock.advance(1.1 * DAY)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sidecars, "_names_below", names_below)
+            assert sum(sidecars.collect(layout.path, layout.meta, Storage(), clock)) == 0
+        disk.rename(home)
+    assert_whole(queue, clock)
+
+
+def test_looking_for_metadata_brings_no_deleted_queue_back(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    other = queue.root.create_queue("other", durability="none")
+    other.send(b"pay", **LONG)
+    marks_in = sidecars.marks_in
+
+    def deleted_first(private: str) -> set[str]:
+        if os.path.exists(queue.layout.home) and private == queue.layout.private:
+            queue.root.delete_queue("q")
+        return marks_in(private)
+
+    monkeypatch.setattr(sidecars, "marks_in", deleted_first)
+    assert collected(other, clock) == 0
+    assert not os.path.exists(queue.layout.home)
+    monkeypatch.undo()
+    queue.root.create_queue("q", durability="none")
+    assert_whole(other, clock)
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue of an older dropq that is mounted read-only, beside one with metadata that nobody needs."""
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    unknown(queue)
+    other = queue.root.create_queue("other", durability="none", history=False)
+    other.send(b"gone", **LONG)
+    message = other.receive()
+    assert message is not None
+    message.ack()
+    touch = Storage.touch
+
+    def refused(store: Storage, path: str) -> None:
+        if path.startswith(f"{queue.layout.private}/queue-"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        touch(store, path)
+
+    monkeypatch.setattr(Storage, "touch", refused)
+    return queue
+
+
+def test_a_queue_that_cannot_be_written_is_no_reason_to_keep_the_metadata_of_others(
+    unwritable: Queue, clock: Clock
+) -> None:
+    assert collected(unwritable, clock) == 1
+    assert fsck_root(Root(unwritable.root.path, clock=clock).context) == []
+    assert_whole(unwritable, clock)
+
+
+@pytest.mark.parametrize("leaving", [nothing, an_empty_mount_point, a_mount_point_with_something_beneath])
+def test_a_queue_that_cannot_be_written_is_missed_while_it_is_away(
+    unwritable: Queue, clock: Clock, caplog: pytest.LogCaptureFixture, leaving: Away
+) -> None:
+    assert swept(unwritable, clock, 1) == 0
+    with away(unwritable, leaving):
+        assert swept(unwritable, clock) == 0
+        [finding] = [
+            one for one in fsck_root(Root(unwritable.root.path, clock=clock).context) if one.kind == "absent-queue"
+        ]
+        for told in (finding.detail, caplog.text):
+            assert unwritable.layout.home in told
+            assert f"remove {finding.path}" in told
+    assert swept(unwritable, clock) == 1
+    assert_whole(unwritable, clock)
+
+
+def test_a_queue_that_can_be_written_again_has_a_mark_in_place_of_its_path(
+    unwritable: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept(unwritable, clock, 1)
+    notes = Path(unwritable.root.layout.queues)
+    assert len(list(notes.glob("path-*"))) == 1
+    monkeypatch.undo()
+    swept(unwritable, clock, 1)
+    assert list(notes.glob("path-*")) == []
+    Path(unwritable.layout.home).rename(unwritable.root.path / "renamed")
+    assert fsck_root(Root(unwritable.root.path, clock=clock).context) == []
+
+
+def test_a_queue_without_a_mark_that_is_deleted_is_forgotten(unwritable: Queue, clock: Clock) -> None:
+    swept(unwritable, clock, 1)
+    unwritable.root.delete_queue("q", force=True)
+    assert "absent-queue" not in {one.kind for one in fsck_root(Root(unwritable.root.path, clock=clock).context)}
+    assert swept(unwritable, clock) == 2
+
+
+def test_what_keeps_metadata_from_being_collected_is_told_as_it_is(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"pay", **LONG)
+    unknown(queue)
+
+    def full(*anything: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), queue.layout.private)
+
+    monkeypatch.setattr(sidecars, "make_known", full)
+    assert collected(queue, clock) == 0
+    assert (
+        f"as a queue cannot be noted, and would not be missed: No space left on device at {queue.layout.private}"
+        in (caplog.text)
+    )
+
+
+@pytest.mark.parametrize("leaving", [nothing, a_link_that_leads_nowhere, closed_to_this_user])
+def test_the_reasons_of_messages_that_are_away_stay(tmp_path: Path, clock: Clock, leaving: Away) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.send(b"a")
+    message = queue.receive()
+    assert message is not None
+    message.reject("no such customer")
+    context = queue.context  # as of a consumer that goes on: a queue without its folders does not open
+    error = base(queue) / "error"
+    error.rename(tmp_path / "disk")
+    leaving(error)
+
+    def swept_twice() -> int:
+        return sweep(context).leftovers + sweep(context).leftovers
+
+    clock.advance(2 * DAY)
+    try:
+        assert unprivileged(swept_twice) == 0
+    finally:
+        error.unlink() if error.is_symlink() else shutil.rmtree(error, ignore_errors=True)
+    (tmp_path / "disk").rename(error)
+    [again] = queue.browse("error")
+    assert again.reason is not None and again.reason["detail"] == "no such customer"

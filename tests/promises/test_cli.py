@@ -1,0 +1,1424 @@
+"""The command line, run in this process where that shows it, and as a process of its own where only that does."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import unprivileged
+from helpers import until
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.main import get_command
+
+import dropq
+from dropq import Message, Queue, Root
+from dropq.cli import main as cli
+from dropq.cli import output
+from dropq.cli.messages import _Sending
+from dropq.cli.options import STATE_CHOICES
+from dropq.cli.shell import HeldOff
+from dropq.lifecycle.transitions import Transitions
+from dropq.storage.files import Storage
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+#: What a terminal must never get out of a name.
+NASTY = "a\x1b[31m\\b\n\u202e.csv"
+
+
+@dataclass
+class Ran:
+    """What a run left: exit code and both outputs."""
+
+    code: int
+    raw: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        return self.raw.decode()
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The lines of plain output, by column."""
+        return [line.split("\t") for line in self.out.splitlines()]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    made = Root.create(tmp_path / "root")
+    made.create_queue("q", durability="none", redelivery_delay=0)
+    return made
+
+
+@pytest.fixture
+def q(root: Root) -> Iterator[Queue]:
+    with root.queue("q") as queue:
+        yield queue
+
+
+@pytest.fixture
+def run(root: Root, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line in this process, on the root of the test."""
+
+    def run(*argv: str, input: bytes | str = b"", in_root: bool = True) -> Ran:
+        data = input.encode() if isinstance(input, str) else input
+        out, err = io.BytesIO(), io.BytesIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+            patch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
+            patch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding="utf-8"))
+            code = cli.main([*(("--root", str(root.path)) if in_root else ()), *argv])
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return Ran(code, out.getvalue(), err.getvalue().decode())
+
+    return run
+
+
+def environment(**more: str) -> dict[str, str]:
+    hidden = ("DROPQ_ROOT", "DROPQ_DEBUG", "COLUMNS", "NO_COLOR", "FORCE_COLOR")
+    return {key: value for key, value in os.environ.items() if key not in hidden} | {"TERM": "xterm"} | more
+
+
+def process(*argv: str | bytes, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command line as a process of its own."""
+    command = [sys.executable, "-m", "dropq", *argv]
+    return subprocess.Popen(command, env=env or environment(), **options)
+
+
+def ran(*argv: str | bytes, input: bytes = b"", **options: Any) -> Ran:
+    """Run a command line as a process of its own, with no terminal anywhere near."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with process(*argv, **{**pipes, **options}) as child:
+        out, err = child.communicate(input, timeout=60)
+    return Ran(child.returncode, out or b"", (err or b"").decode())
+
+
+def on_terminal(*argv: str, typed: bytes = b"") -> tuple[int, str]:
+    """Run a command line on a terminal of its own; return the exit code and what the terminal showed."""
+    master, slave = pty.openpty()
+    with process(*argv, stdin=slave, stdout=slave, stderr=slave, env=environment(COLUMNS="120")) as child:
+        os.close(slave)
+        shown = b""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            if not select.select([master], [], [], 0.1)[0]:
+                continue
+            try:
+                data = os.read(master, 4096)
+            except OSError:  # EIO: whoever had the other end is gone
+                break
+            shown += data
+            if typed and shown.rstrip().endswith(b"[y/N]:"):
+                os.write(master, typed)
+                typed = b""
+        os.close(master)
+        return child.wait(timeout=60), shown.decode().replace("\r\n", "\n")
+
+
+def failed(queue: Queue, *bodies: bytes, reason: str = "no good") -> list[str]:
+    """Send messages and reject each; return their ids."""
+    ids = []
+    for body in bodies:
+        ids.append(queue.send(body).id)
+        message = queue.receive()
+        assert message is not None
+        message.reject(reason)
+    return ids
+
+
+def commands() -> dict[str, Any]:
+    """Every command, those of groups by both of their names."""
+    found = {}
+    for name, command in get_command(cli.build()).commands.items():  # type: ignore[attr-defined]
+        for inner, each in getattr(command, "commands", {"": command}).items():
+            found[f"{name} {inner}".strip()] = each
+    return found
+
+
+# -- what all commands share -------------------------------------------------------------------------------------
+
+
+def test_each_command_says_what_it_does_and_what_each_option_is(run: Run) -> None:
+    for name, command in commands().items():
+        helped = run(*name.split(), "--help")
+        assert helped.code == 0 and helped.out.startswith("Usage: dropq"), name
+        first = command.help.split("\n")[0]
+        assert first.endswith(".") and first in " ".join(helped.out.split()), name
+        assert all(param.help for param in command.params), name
+
+
+def test_the_list_of_commands_has_them_all_whole_and_under_their_headings(run: Run) -> None:
+    helped = run("--help")
+    assert helped.code == 0
+    for heading, group in cli.COMMANDS.items():
+        listed = helped.out.split(f"\n{heading}:\n")[1].split("\n\n")[0]
+        for name in group:
+            (line,) = re.findall(rf"^  {name}  +(.*)$", listed, re.MULTILINE)
+            assert line.endswith("."), f"{name}: too long for one line"
+            assert not line.endswith("..."), f"{name}: too long for one line"
+
+
+def test_the_manual_has_every_command_and_every_option() -> None:
+    manual = DOCS.read_text()
+    for name, command in commands().items():
+        row = re.search(rf"`{name} [^\n]*", manual)
+        assert row is not None or f"`{name}`" in manual, name
+        for param in command.params:
+            for option in param.opts if param.param_type_name == "option" else ():
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", manual), f"{name} {option}"
+
+
+def test_every_example_of_the_manual_runs(tmp_path: Path) -> None:
+    shim = tmp_path / "bin" / "dropq"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dropq "$@"\n')
+    shim.chmod(0o755)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    examples = "\n".join(re.findall(r"^```sh\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL))
+    assert examples.count("dropq ") > 25
+    env = environment(PATH=f"{shim.parent}:{os.environ['PATH']}")
+    done = subprocess.run(["sh", "-eux", "-c", examples], cwd=folder, env=env, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"error:" not in done.stderr, done.stderr.decode()
+
+
+def test_json_may_be_asked_for_before_and_after_the_command(run: Run) -> None:
+    assert run("--json", "ls").records == run("ls", "--json").records != []
+
+
+def test_the_root_is_an_option_a_variable_or_the_nearest_above(
+    run: Run, root: Root, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DROPQ_ROOT", raising=False)
+    monkeypatch.chdir(root.path / "q" / "target")
+    assert run("ls", in_root=False).rows[0][0] == "q"
+    monkeypatch.chdir(tmp_path)
+    lost = run("ls", in_root=False)
+    assert lost.code == 66
+    assert all(way_out in lost.err for way_out in ("--root", "DROPQ_ROOT", "dropq init"))
+    monkeypatch.setenv("DROPQ_ROOT", str(root.path))
+    assert run("ls", in_root=False).rows[0][0] == "q"
+    assert run("--root", "nowhere", "ls", in_root=False).code == 66
+
+
+def test_the_version_is_that_of_the_package(run: Run) -> None:
+    assert run("--version").out == f"dropq {dropq.__version__}\n"
+
+
+def test_without_a_command_it_tells_which_there_are(run: Run) -> None:
+    nothing = run(in_root=False)
+    assert (nothing.code, nothing.out) == (2, "")
+    assert "requeue" in nothing.err
+
+
+# -- exit codes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (dropq.LeaseLost("x"), 1),
+        (dropq.InvalidName("x"), 2),
+        (dropq.InvalidFilter("x"), 2),
+        (ValueError("x"), 2),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), 65),
+        (dropq.NoSuchQueue("x"), 66),
+        (dropq.NoSuchMessage("x"), 66),
+        (dropq.StorageError("x", errno=errno.ENOENT), 66),
+        (FileNotFoundError(errno.ENOENT, "x"), 66),
+        (dropq.Unavailable("x"), 69),
+        (RuntimeError("x"), 70),
+        (dropq.DropqError("x"), 70),
+        (dropq.QueueExists("x"), 73),
+        (dropq.StorageError("x"), 74),
+        (dropq.StorageError("x", errno=errno.ENOSPC), 74),
+        (OSError(errno.EIO, "x"), 74),
+        (dropq.QueueFull("x"), 75),
+        (dropq.StorageError("x", errno=errno.EACCES), 77),
+        (PermissionError(errno.EPERM, "x"), 77),
+        (dropq.StorageError("x", errno=errno.EROFS), 77),
+        (dropq.ConfigError("x"), 78),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_each_error_has_its_exit_code(error: Exception, code: int) -> None:
+    assert output.exit_code(error) == code
+
+
+def test_every_error_of_the_library_has_an_exit_code_of_its_own() -> None:
+    for kind in (getattr(dropq, name) for name in dropq.__all__):
+        if isinstance(kind, type) and issubclass(kind, dropq.DropqError) and kind is not dropq.DropqError:
+            assert output.exit_code(kind("x")) != 70, kind
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["browse", "nosuch"], 66, "dropq create nosuch"),
+        (["show", "q", "nosuch"], 66, "nosuch"),
+        (["cat", "q", "nosuch"], 66, "nosuch"),
+        (["receive", "q"], 66, ""),
+        (["send", "q", "no-such-file"], 66, "no-such-file"),
+        (["ack", "q", "gone"], 1, "gone"),
+        (["create", "q"], 73, "q"),
+        (["create", "../x"], 2, "x"),
+        (["create", "x" * 300], 2, "x"),
+        (["create", "x", "--set", "lease_perod=3s"], 78, "lease_period"),
+        (["create", "x", "--set", "name=y"], 2, "name"),
+        (["create", "x", "--set", "nothing"], 2, "KEY=VALUE"),
+        (["config", "show", "q", "nosuch"], 2, "nosuch"),
+        (["browse", "q", "--state", "nosuch"], 2, "nosuch"),
+        (["browse", "q", "--filter", "a ="], 2, "column 4"),
+        (["receive", "q", "--filter", "a ="], 2, "column 4"),
+        (["receive", "q", "--lease", "soon"], 2, "30s"),
+        (["receive", "q", "--lease", "0"], 2, "lease"),
+        (["receive", "q", "--lease", "10ns"], 2, "'10ns': a lease lasts at least 1ms"),
+        (["work", "q", "--lease", "10ns", "--", "true"], 2, "'10ns': a lease lasts at least 1ms"),
+        (["extend", "q", "x", "--by", "10ns"], 2, "'10ns': a lease lasts at least 1ms"),
+        (["send", "q", "-p", "n:H=99999"], 2, "99999"),
+        (["send", "q", "-p", "n:Q=1"], 2, "Q"),
+        (["send", "q", "-p", "nothing"], 2, "NAME=VALUE"),
+        (["send", "q", "-p", "not=1"], 2, "not"),
+        (["send", "q", "--priority", "9999999999"], 2, "priority"),
+        (["send", "q", "--id", ""], 2, "id"),
+        (["send", "q", "--id", "x", "--lines"], 2, "--id"),
+        (["send", "q", "-", "--move"], 2, "--move"),
+        (["wait", "q"], 2, "--empty"),
+        (["wait", "q", "--empty", "--count", "1"], 2, "--empty"),
+        (["wait", "q", "--id", "nosuch"], 66, "nosuch"),
+        (["requeue", "q"], 2, "--all"),
+        (["requeue", "q", "x", "--all"], 2, "--all"),
+        (["requeue", "q", "x", "--state", "target"], 2, "target"),
+        (["requeue", "q", "--filter", " ", "--yes"], 2, "filter is empty"),
+        (["move", "q", "q", "--all"], 2, "another queue"),
+        (["purge", "q", "x"], 2, "--state"),
+        (["prune", "q", "--state", "error", "--yes"], 2, "--keep-age"),
+        (["pause"], 2, "--all"),
+        (["work", "q"], 2, "CMD"),
+        (["work", "q", "--", "no-such-command"], 69, "no-such-command"),
+        (["--root", "/proc", "create", "x"], 66, "/proc"),
+        (["nosuch"], 2, "nosuch"),
+        (["ls", "--nosuch"], 2, "--nosuch"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_what_cannot_be_done_is_said_with_its_exit_code(run: Run, argv: list[str], code: int, says: str) -> None:
+    done = run(*argv)
+    assert done.code == code, done.err
+    assert done.out == ""
+    assert says in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_choice_that_is_none_is_told_in_plain_words(run: Run) -> None:
+    err = run("browse", "q", "--state", "bogus").err
+    assert "'--state': 'bogus' is not one of" in err and "Value error" not in err
+
+
+def test_a_root_of_a_newer_format_is_refused_with_both_numbers(run: Run, root: Root) -> None:
+    Path(root.layout.config_file).write_text("format = 2\n")
+    done = run("browse", "q")
+    assert done.code == 78
+    assert "format 1" in done.err and "2" in done.err
+
+
+def test_a_fault_is_one_line_and_a_traceback_only_for_who_asks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(self: Root) -> list[Queue]:
+        raise RuntimeError("boom\x1b")
+
+    monkeypatch.setattr(Root, "queues", fault)
+    monkeypatch.delenv("DROPQ_DEBUG", raising=False)
+    done = run("ls")
+    assert (done.code, done.out) == (70, "")
+    assert "boom\\x1b" in done.err and "DROPQ_DEBUG=1" in done.err
+    assert "Traceback" not in done.err
+    monkeypatch.setenv("DROPQ_DEBUG", "1")
+    assert "Traceback" in run("ls").err
+
+
+# -- escaping ------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary())
+def test_what_is_escaped_can_be_shown_and_comes_back_as_it_was(raw: bytes) -> None:
+    text = os.fsdecode(raw)
+    assert output.escape(text).isprintable()
+    assert output.unescape(output.escape(text)) == text
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_no_text_at_all_is_shown_with_control_characters(text: str) -> None:
+    assert output.escape(text).isprintable()
+    assert all(char.isprintable() or char in "\n\t" for char in output.visible(text))
+    output.visible(text).encode()
+
+
+@pytest.mark.parametrize("name", [NASTY, "tab\there", os.fsdecode(b"caf\xe9.csv"), "back\\x41slash", "per%2Ecent", " "])
+def test_a_foreign_name_goes_through_every_command_and_back(run: Run, q: Queue, name: str) -> None:
+    Path(q.layout.target, name).write_bytes(b"body")
+    ((id, *_),) = run("browse", "q").rows
+    assert id.isprintable()
+    assert output.unescape(id) == name
+    assert run("show", "q", id).rows[0] == ["id", id]
+    assert run("cat", "q", id).raw == b"body"
+    ((_, receipt, path),) = run("receive", "q").rows
+    assert Path(output.unescape(path)).read_bytes() == b"body"
+    assert run("extend", "q", receipt).code == 0
+    assert run("reject", "q", receipt).code == 0
+    assert os.listdir(q.layout.error) == [name]
+    assert run("requeue", "q", "-", input=run("browse", "q", "--state", "error").raw).code == 0
+    assert run("receive", "q").code == 0
+    assert run("ack", "q", id).code == 0
+    assert os.listdir(q.layout.processed) == [name]
+    assert run("browse", "q", "--state", "processed", "--json").records[0]["id"] == name
+
+
+def test_reasons_types_and_warnings_are_escaped_too(run: Run, q: Queue) -> None:
+    q.send(b"", type=NASTY, properties={"p": NASTY}, correlation_id=NASTY)
+    message = q.receive()
+    assert message is not None
+    message.reject(NASTY)
+    Path(q.layout.target, "4.bad\x1b.B.....nI=x").touch()  # a property that is no integer: the library warns of it
+    for argv in (["browse", "q", "--state", "error"], ["show", "q", message.id], ["browse", "q"], ["ack", "q", NASTY]):
+        done = run(*argv)
+        assert all(char.isprintable() or char in "\n\t" for char in done.out + done.err), argv
+    assert run("show", "q", message.id, "--json").records[0]["reason"]["detail"] == NASTY
+
+
+# -- set-up ------------------------------------------------------------------------------------------------------------
+
+
+def test_init_makes_a_root_and_may_be_repeated(run: Run, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("init", str(tmp_path / "new"), in_root=False).out == f"{tmp_path / 'new'}\n"
+    assert run("--root", str(tmp_path / "shared"), "init", "--dropboxmq", in_root=False).code == 0
+    assert (tmp_path / "shared" / "dropboxmq" / "transaction" / "prepared").is_dir()
+
+
+def test_create_takes_options_as_toml_or_as_text(run: Run, root: Root) -> None:
+    settings = [
+        "lease_period=30s",
+        "max_deliveries=3",
+        "history=false",
+        'ignore=["*.bak", "*.x"]',
+        'semantics="at-most-once"',
+    ]
+    done = run("create", "new", *(part for setting in settings for part in ("--set", setting)))
+    assert done.out == f"{root.path}/new\n"
+    config = root.queue("new").config
+    assert (config.lease_period, config.max_deliveries, config.history) == (30, 3, False)
+    assert (config.ignore, config.semantics) == (("*.bak", "*.x"), "at-most-once")
+    assert run("create", "old", "--dropboxmq", "--json").records == [{"queue": "old", "path": f"{root.path}/old"}]
+    assert (root.path / "old" / "incoming" / "target").is_dir()
+
+
+def test_delete_refuses_a_queue_with_work_unless_it_is_forced(run: Run, q: Queue) -> None:
+    q.send(b"x")
+    assert "--yes" in run("delete", "q").err
+    assert run("delete", "q", "--dry-run").code == 1
+    refused = run("delete", "q", "--yes")
+    assert refused.code == 1 and "1 in target" in refused.err
+    assert q.counts()["target"] == 1
+    assert run("delete", "q", "--force", "--dry-run").code == 0
+    assert run("delete", "q", "--force", "--yes").code == 0
+    assert run("ls", "q").code == 66
+
+
+def test_config_show_tells_value_and_source(run: Run, root: Root) -> None:
+    queue = root.create_queue("new", lease_period="30s")
+    assert run("config", "show", "new", "lease_period").rows == [["lease_period", '"30s"', queue.layout.config_file]]
+    everything = run("config", "show", "new", "--json").records
+    assert {"key": "max_deliveries", "value": 0, "source": "default"} in everything
+
+
+def test_config_check_reads_files_by_hand_or_those_of_the_root(run: Run, q: Queue, tmp_path: Path) -> None:
+    assert run("config", "check").code == 0
+    Path(q.layout.config_file).write_text("lease_perod = 3\n")
+    (tmp_path / "queue.toml").write_text("no toml")
+    for argv, says in (([], "lease_period"), ([str(tmp_path / "queue.toml")], "line 1"), (["gone.toml"], "gone.toml")):
+        done = run("config", "check", *argv)
+        assert done.code == 78
+        assert says in done.out
+    assert run("browse", "q").code == 78
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_ls_counts_the_states_and_goes_on_past_a_broken_queue(run: Run, root: Root, q: Queue) -> None:
+    failed(q, b"x")
+    q.send_many([b"y", b"z"])
+    q.pause()
+    assert run("ls").rows == [["q", "2", "0", "0", "1", "0", "0", "0", "paused"]]
+    root.create_queue("broken")
+    Path(root.path, "broken", "queue.toml").write_text("no toml")
+    assert run("ls", "broken").code == 78
+    done = run("ls", "--json")
+    assert done.code == 1 and "broken" in done.err
+    assert [(record["queue"], record["target"], record["paused"]) for record in done.records] == [("q", 2, True)]
+
+
+def test_every_state_that_a_queue_counts_is_listed_and_can_be_named(run: Run, q: Queue) -> None:
+    (listed,) = run("--json", "ls", "q").records
+    assert set(q.counts()) == set(STATE_CHOICES) == listed.keys() - {"queue", "paused"}
+    for state in STATE_CHOICES:
+        assert run("browse", "q", "--state", state).code == 0
+
+
+@pytest.mark.parametrize(("filter", "bodies"), [("n > 3", ["number"]), ("n = '7'", ["text"]), ("n = 7", ["number"])])
+def test_a_property_is_a_string_unless_its_type_is_given(run: Run, q: Queue, filter: str, bodies: list[str]) -> None:
+    run("send", "q", "-", "-p", "n=7", input="text")
+    run("send", "q", "-", "-p", "n:I=7", input="number")
+    found = run("browse", "q", "--filter", filter, "--json").records
+    assert [q.find(record["id"]).text for record in found] == bodies
+
+
+def test_browse_lists_in_order_of_delivery_with_what_a_state_needs(run: Run, q: Queue) -> None:
+    low, high = q.send(b"x").id, q.send(b"yy", priority=9, type="order").id
+    rows = run("browse", "q").rows
+    assert [(row[0], row[1], row[3], row[5]) for row in rows] == [(high, "9", "2", "order"), (low, "4", "1", "")]
+    assert [row[0] for row in run("browse", "q", "-n", "1").rows] == [high]
+    (bad,) = failed_first(q)
+    (row,) = run("browse", "q", "--state", "error").rows
+    assert (row[0], row[-1]) == (bad, "rejected: no good")
+    q.send(b"later", delay="1h")
+    assert run("browse", "q", "--state", "delayed").rows[0][-1].endswith("Z")
+    message = q.receive()
+    assert message is not None
+    assert run("browse", "q", "--state", "processing").rows[0][6] == message.owner
+
+
+def failed_first(queue: Queue) -> list[str]:
+    """Reject the first message that waits."""
+    message = queue.receive()
+    assert message is not None
+    message.reject("no good")
+    return [message.id]
+
+
+def test_a_queue_without_delayed_messages_has_none_to_show(run: Run, q: Queue) -> None:
+    for argv in (["browse", "q"], ["tail", "q"], ["purge", "q", "--all", "--yes"]):
+        done = run(*argv, "--state", "delayed")
+        assert (done.code, done.out) == (0, "")
+
+
+def test_json_has_numbers_times_and_every_name(run: Run, q: Queue) -> None:
+    q.send(b"body", expires_in="1h", properties={"n": 5, "f": float("inf"), "s": "é"}, reply_to="answers")
+    (record,) = run("browse", "q", "--json").records
+    assert (record["bytes"], record["priority"], record["reply_to"]) == (4, 4, "answers")
+    assert record["properties"] == {"n": 5, "f": "Infinity", "s": "é"}
+    for key in ("timestamp", "expiration"):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", record[key])
+    assert record["deadline"] is None
+
+
+def test_show_tells_the_reason_and_the_counters(run: Run, q: Queue) -> None:
+    q.send(b"x", properties={"n": 1})
+    message = q.receive()
+    assert message is not None
+    message.fail("broke", traceback="line 1\nline 2", stderr="oh\n")
+    shown = dict(run("show", "q", message.id).rows)
+    assert shown["state"] == "error" and shown["properties.n"] == "1" and shown["delivery_count"] == "1"
+    assert (shown["reason.detail"], shown["reason.traceback"]) == ("broke", "line 1\\x0aline 2")
+    assert {"cancels", "redelivered", "bytes", "path"} <= shown.keys()
+    (record,) = run("show", "q", message.id, "--json").records
+    assert record["reason"]["stderr"] == "oh\n"
+
+
+def test_cat_writes_the_bytes_as_they_are(run: Run, q: Queue) -> None:
+    first, second = q.send(b"\x00\xff\n").id, q.send(b"text").id
+    assert run("cat", "q", first, second).raw == b"\x00\xff\ntext"
+    assert run("cat", "q", "-", input=f"{second}\n{first}\n").raw == b"text\x00\xff\n"
+    assert run("cat", "q", first, second, "--json").records == [
+        {"id": first, "body_base64": "AP8K"},
+        {"id": second, "body": "text"},
+    ]
+    partly = run("cat", "q", "gone", second)
+    assert (partly.code, partly.raw) == (1, b"text")
+
+
+def test_tail_lists_what_came_last(run: Run, q: Queue) -> None:
+    ids = [q.send(b"x", priority=priority).id for priority in (1, 9, 5)]
+    assert [row[0] for row in run("tail", "q", "-n", "2").rows] == ids[1:]
+    assert run("tail", "q", "-n", "0").rows == []
+
+
+# -- sending, receiving, settling --------------------------------------------------------------------------------------
+
+
+def test_send_takes_files_and_standard_input(run: Run, q: Queue, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"1")
+    two.write_bytes(b"2")
+    sent = run("send", "q", str(one), "-", str(two), input=b"in")
+    assert [run("cat", "q", id).raw for (id,) in sent.rows] == [b"1", b"in", b"2"]
+    assert run("send", "q", input=b"").code == 0
+    partly = run("send", "q", "gone", str(one))
+    assert partly.code == 1 and len(partly.rows) == 1
+    assert run("send", "q", str(two), "--move").code == 0
+    assert one.exists() and not two.exists()
+    assert q.counts()["target"] == 6
+    (record,) = run("send", "q", "--json", input=b"").records
+    assert record == {"id": record["id"], "accepted": True, "delivered_to": "q"}
+
+
+def test_a_plain_message_from_standard_input_has_a_plain_name(run: Run, q: Queue) -> None:
+    ((id,),) = run("send", "q", input=b"x").rows
+    assert os.listdir(q.layout.target) == [f"4.{id}.B"]
+
+
+def test_send_gives_a_message_all_that_a_name_can_hold(run: Run, q: Queue) -> None:
+    properties = ["s=text", "e=", "eq=a=b", "h:H=5", "b:B=true", "f:F=1.5", "l:L=9999999999"]
+    headers = ["--priority", "7", "--type", "t", "--correlation-id", "c", "--reply-to", "r", "--id", "mine"]
+    times = ["--expires-in", "1h", "--delay", "1m"]
+    done = run("send", "q", *headers, *times, *(part for each in properties for part in ("-p", each)), input=b"x")
+    assert done.rows == [["mine"]]
+    message = q.find("mine", ["delayed"])
+    assert (message.priority, message.type, message.correlation_id, message.reply_to) == (7, "t", "c", "r")
+    assert message.properties == {
+        "s": "text", "e": "", "eq": "a=b", "h": 5, "b": True, "f": 1.5, "l": 9999999999
+    }  # fmt: skip
+    assert message.expiration is not None and message.not_before is not None
+    assert run("send", "q", "-p", "short:H=5", "-p", "text=5", input=b"").code == 0
+    assert "shortH=5&textS=5" in os.listdir(q.layout.target)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "bodies"),
+    [
+        (b"", []),
+        (b"a", [b"a"]),
+        (b"a\n", [b"a"]),
+        (b"a\n\nb", [b"a", b"", b"b"]),
+        (b"\n", [b""]),
+        (b"x" * 200_000, None),
+    ],
+)
+def test_each_line_becomes_a_message(run: Run, q: Queue, text: bytes, bodies: list[bytes] | None) -> None:
+    done = run("send", "q", "--lines", "-p", "k=v", input=text)
+    messages = list(q.browse())
+    assert [message.body for message in messages] == ([text] if bodies is None else bodies)
+    assert [message.id for message in messages] == [id for (id,) in done.rows]
+    assert all(message.properties == {"k": "v"} for message in messages)
+
+
+def test_many_lines_come_out_in_order(run: Run, q: Queue) -> None:
+    lines = [b"%060d" % number for number in range(2500)]  # more than one read, and more than one batch
+    assert len(run("send", "q", "--lines", input=b"\n".join(lines)).rows) == len(lines)
+    assert [message.body for message in q.browse()] == lines
+
+
+def test_receive_claims_with_a_lease_and_prints_what_settles(run: Run, root: Root, q: Queue) -> None:
+    sent = q.send(b"body").id
+    ((id, receipt, path),) = run("receive", "q").rows
+    assert id == sent and Path(path).name == receipt and Path(path).read_bytes() == b"body"
+    (message,) = q.browse("processing")
+    assert message.deadline is not None and 50 < message.deadline.timestamp() - time.time() < 61
+    assert run("receive", "q").code == 66
+    leased = root.create_queue("leased", lease_period="1h", durability="none")
+    leased.send_many([b"", b"", b""])
+    (by_queue, by_option) = [
+        *run("receive", "leased", "--json").records,
+        *run("receive", "leased", "--lease", "2h", "--json").records,
+    ]
+    assert by_queue["deadline"] < by_option["deadline"]
+    assert len(run("receive", "leased", "-n", "5").rows) == 1
+
+
+def test_receive_waits_as_long_as_it_is_told(run: Run, q: Queue) -> None:
+    began = time.monotonic()
+    assert run("receive", "q", "--wait", "200ms").code == 66
+    assert time.monotonic() - began >= 0.2
+    q.send(b"x", delay="100ms")
+    assert run("receive", "q", "--wait", "20s").code == 0
+
+
+def test_each_verb_settles_as_it_says(run: Run, q: Queue) -> None:
+    def received() -> str:
+        q.send(b"x")
+        return run("receive", "q").rows[0][1]
+
+    def state_of(id: str) -> tuple[str, str]:
+        message = q.find(id)
+        return message.state, output.reason_text(message.reason)
+
+    receipt = received()
+    assert run("ack", "q", receipt).out == ""
+    assert q.counts()["processed"] == 1
+    assert run("ack", "q", receipt).code == 1
+    receipt = received()
+    assert run("nack", "q", receipt, "--delay", "1h").code == 0
+    assert [message.cancels for message in q.browse("delayed")] == [1]
+    for verb, why in (("fail", "failed"), ("reject", "rejected")):
+        (record,) = run(verb, "q", received(), "--reason", "so it is", "--json").records
+        assert record["receipt"] is None
+        assert state_of(record["id"]) == ("error", f"{why}: so it is")
+    old = received()
+    ((new,),) = run("extend", "q", old, "--by", "1h").rows
+    assert old != new
+    assert run("ack", "q", old).code == 0, "a receipt stays good when the lease is renewed"
+
+
+def test_what_receive_printed_can_be_piped_into_the_verbs(run: Run, root: Root) -> None:
+    strict = root.create_queue("strict", leasing="strict", durability="none")
+    strict.send_many([b"1", b"2", b"3"])
+    received = run("receive", "strict", "-n", "3")
+    assert run("ack", "strict", received.rows[0][0]).code == 1, "an id is no receipt"
+    extended = run("extend", "strict", "-", input=received.raw)
+    assert len(extended.rows) == 3
+    assert run("ack", "strict", "-", input=extended.raw).code == 0
+    assert strict.counts()["processed"] == 3
+
+
+def test_an_ack_is_deferred_where_that_is_asked_for(run: Run, q: Queue) -> None:
+    id, waits = "1763805600000000-0123456789", q.send(b"waits").id
+    assert run("ack", "q", id).code == 1
+    done = run("ack", "q", id, waits, "--defer", "--json")
+    assert done.code == 0 and f"{id} was not acknowledged now: its ack is remembered" in done.err
+    assert [(record["id"], record["state"]) for record in done.records] == [(id, None), (waits, "processed")]
+    assert q.counts()["processed"] == 1
+    q.send(b"x", message_id=id)
+    assert run("receive", "q").code == 66
+    assert q.counts()["processed"] == 2
+    assert run("ack", "q", id, "--defer").code == 1, "it is settled"
+
+
+def test_no_ack_is_deferred_when_one_of_the_ids_cannot_be(run: Run, q: Queue) -> None:
+    sent = q.send(b"a")
+    refused = run("ack", "q", "-", "--defer", input=f"{sent.id}\norder-17\n")
+    assert refused.code == 2 and "the ack of 'order-17' cannot be deferred" in refused.err
+    assert q.counts()["target"] == 1
+
+
+def test_of_several_receipts_the_good_ones_are_settled(run: Run, q: Queue) -> None:
+    q.send_many([b"1", b"2"])
+    good = [row[1] for row in run("receive", "q", "-n", "2").rows]
+    done = run("ack", "q", good[0], "gone", good[1])
+    assert done.code == 1 and "gone" in done.err
+    assert q.counts()["processed"] == 2
+
+
+# -- working, waiting --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "code", "says"),
+    [
+        ("exit 0", "processed", 0, "acked=1"),
+        ("exit 3", "error", 1, "failed=1"),
+        ("exit 65", "error", 1, "rejected=1"),
+        ("exit 127", "target", 69, "returned"),
+    ],
+)
+def test_work_settles_by_exit_status(run: Run, q: Queue, command: str, state: str, code: int, says: str) -> None:
+    q.send(b"x")
+    done = run("work", "q", "--until-empty", "--poll", "--", "sh", "-c", command)
+    assert done.code == code
+    assert q.counts()[state] == 1
+    assert says in done.err
+
+
+def test_work_gives_the_command_its_arguments_as_they_are(run: Run, q: Queue, tmp_path: Path) -> None:
+    id = q.send(b"body", properties={"n": 5}).id
+    script = 'cat > "$1/body"; cat "$2" > "$1/file"; echo "$DROPQ_ID $DROPQ_PROP_n $3" > "$1/env"'
+    argv = ["sh", "-c", script, "sh", str(tmp_path), "{}", "--json"]
+    assert run("work", "q", "-j", "2", "--until-empty", "--", *argv).code == 0
+    read = {name: (tmp_path / name).read_text() for name in ("body", "file", "env")}
+    assert read == {"body": "body", "file": "body", "env": f"{id} 5 --json\n"}
+
+
+def test_wait_tells_what_came_of_it(run: Run, q: Queue) -> None:
+    assert run("wait", "q", "--empty").code == 0
+    q.send(b"x")
+    assert run("wait", "q", "--count", "1").code == 0
+    late = run("wait", "q", "--empty", "--timeout", "100ms")
+    assert late.code == 75 and "in time" in late.err
+    assert run("wait", "q", "--count", "2", "--timeout", "0").code == 75
+    message = q.receive()
+    assert message is not None
+    assert run("wait", "q", "--id", message.id, "--timeout", "50ms").code == 75
+    message.ack()
+    assert run("wait", "q", "--id", message.id).rows == [["processed"]]
+    (bad,) = failed(q, b"x")
+    assert (run("wait", "q", "--id", bad).code, run("wait", "q", "--id", bad).rows) == (1, [["error"]])
+
+
+def test_wait_for_a_message_that_leaves_no_history(run: Run, root: Root) -> None:
+    queue = root.create_queue("brief", history=False, durability="none")
+    id = queue.send(b"x").id
+    assert run("wait", "brief", "--id", id, "--timeout", "0").code == 75
+    message = queue.receive()
+    assert message is not None
+    message.ack()
+    assert run("wait", "brief", "--id", id).code == 0
+
+
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_is_not_taken_without_a_yes(run: Run, root: Root, q: Queue) -> None:
+    failed(q, b"1", b"2")
+    root.create_queue("other")
+    for argv in (
+        ["requeue", "q", "--all"],
+        ["move", "q", "other", "--all", "--state", "error"],
+        ["purge", "q", "--state", "error", "--all"],
+        ["purge", "q", "--state", "error", "some-id"],
+        ["prune", "q", "--state", "error", "--keep-count", "0"],
+        ["fsck", "--repair"],
+        ["delete", "q", "--force"],
+    ):
+        done = run(*argv)
+        assert (done.code, done.out) == (2, ""), argv
+        assert "--yes" in done.err and "--dry-run" in done.err
+    assert q.counts()["error"] == 2
+
+
+def test_requeue_takes_named_messages_those_of_stdin_or_all(run: Run, root: Root, q: Queue) -> None:
+    ids = failed(q, b"1", b"2", b"3", b"4")
+    assert run("requeue", "q", "--all", "--dry-run").err == "would_requeue=4 failed=0\n"
+    assert q.counts()["error"] == 4
+    done = run("requeue", "q", ids[0])
+    assert (done.rows, done.err) == ([[ids[0], "ok", "requeued to q"]], "requeued=1 failed=0\n")
+    assert run("requeue", "q", "-", input=f"{ids[1]}\tmore\tcolumns\n\n").code == 0
+    partly = run("requeue", "q", "gone", ids[2], "--json")
+    assert partly.code == 1 and partly.err == "requeued=1 failed=1\n"
+    assert {record["id"]: record["ok"] for record in partly.records} == {"gone": False, ids[2]: True}
+    other = root.create_queue("other", durability="none")
+    assert run("requeue", "q", "--all", "--yes", "--to", "other").code == 0
+    assert (q.counts()["target"], other.counts()["target"]) == (3, 1)
+
+
+def test_requeue_drops_expirations_unless_told(run: Run, q: Queue) -> None:
+    for _ in range(2):
+        q.send(b"x", expires_in="1h")
+        failed_first(q)
+    first, second = [message.id for message in q.browse("error")]
+    assert run("requeue", "q", first).code == run("requeue", "q", second, "--keep-expiration").code == 0
+    assert {message.id: message.expiration is not None for message in q.browse()} == {first: False, second: True}
+
+
+def test_move_keeps_what_requeue_resets(run: Run, root: Root, q: Queue) -> None:
+    id = q.send(b"x", expires_in="1h").id
+    message = q.receive()
+    assert message is not None
+    message.nack()
+    other = root.create_queue("other", durability="none")
+    assert run("move", "q", "other", "--all", "--yes").rows == [[id, "ok", "moved to other"]]
+    (moved,) = other.browse()
+    assert (moved.id, moved.delivery_count, moved.cancels) == (id, 1, 1)
+    assert moved.expiration is not None
+
+
+def test_replay_sends_what_was_archived_again(run: Run, root: Root, q: Queue) -> None:
+    sent = q.send_many([b"1", b"2", b"3"])
+    while message := q.receive():
+        message.ack()
+    refused = run("replay", "q")
+    assert refused.code == 2 and "Replay what lies in processed/ of q, from epoch on, to q?" in refused.err
+    assert [row[:2] for row in run("replay", "q", "--dry-run").rows] == [[one.id, "ok"] for one in sent]
+    assert q.counts()["target"] == 0
+    done = run("replay", "q", "--from", sent[1].id, "--yes", "--json")
+    assert done.code == 0 and "replayed=2 failed=0" in done.err
+    assert [record["id"] for record in done.records] == [one.id for one in sent[1:]]
+    other = root.create_queue("other", durability="none")
+    listed = run("browse", "q", "--state", "processed", "--filter", f"JMSMessageID = 'ID:{sent[0].id}'").raw
+    assert run("replay", "q", "-", "nothing", "--to", "other", input=listed).code == 1
+    assert [message.id for message in other.browse()] == [sent[0].id]
+    assert q.counts()["processed"] == 3
+
+
+@pytest.mark.parametrize("verb", ["show", "cat"])
+def test_of_several_messages_of_one_id_the_first_to_be_delivered_is_shown_and_acknowledged(
+    run: Run, root: Root, verb: str
+) -> None:
+    queue = root.create_queue("twins", durability="none")
+    bodies = [b"%d" % number for number in range(12)]
+    for body in bodies:
+        queue.send(body, message_id="order-7", priority=-int(body))
+    for body in bodies[:-1]:
+        told = run(verb, "twins", "order-7", *(["--raw"] if verb == "cat" else []))
+        assert f"{12 - int(body)} messages in target/ have the id order-7; this is the first" in told.err
+        path = queue.find("order-7").path
+        assert Path(path).read_bytes() == body
+        assert (body if verb == "cat" else path.encode()) in told.raw
+        assert run("ack", "twins", "order-7").code == 0
+        assert not os.path.exists(path)
+    assert run(verb, "twins", "order-7").err == ""
+
+
+@pytest.mark.parametrize("history", ["true", "false"])
+def test_what_comes_settled_is_nothing_to_acknowledge(run: Run, root: Root, history: str) -> None:
+    run("create", "once", "--set", "semantics=at-most-once", "--set", f"history={history}")
+    queue = root.queue("once")
+    queue.send(b"x")
+    received = run("receive", "once")
+    assert received.code == 0
+    acked = run("ack", "once", "-", input=received.raw)
+    assert acked.code == 0
+    assert "comes settled, without a receipt: there is nothing to acknowledge" in acked.err
+    for verb in ("nack", "fail", "reject", "extend"):
+        refused = run(verb, "once", "-", input=received.raw)
+        assert refused.code == 1
+        assert "comes settled, without a receipt: nothing can be done to it now" in refused.err
+    assert run("ack", "q", "-", input=received.raw).code == 1  # in another queue a receipt is missing
+
+
+@pytest.mark.parametrize("point", ["yesterday", "", "2026-13-01"])
+def test_replay_refuses_a_bad_point_and_says_what_is_allowed(run: Run, q: Queue, point: str) -> None:
+    refused = run("replay", "q", "--from", point, "--yes")
+    assert refused.code == 2
+    assert "epoch, now, creation, an id that dropq made, or an ISO 8601 time" in refused.err
+
+
+def test_purge_removes_by_id_by_age_or_all(run: Run, q: Queue) -> None:
+    ids = failed(q, b"1", b"2", b"3")
+    purge = ("purge", "q", "--state", "error")
+    assert run(*purge, ids[0], "--yes").rows == [[ids[0], "ok", "removed"]]
+    assert run(*purge, "--older-than", "1h", "--yes").rows == []
+    assert len(run(*purge, "--all", "--dry-run").rows) == 2
+    assert q.counts()["error"] == 2
+    assert run(*purge, "--older-than", "0", "-y").err.endswith("failed=0\n")
+    assert run(*purge, "--all", "--yes").code == 0
+    assert q.counts()["error"] == 0
+
+
+def test_prune_keeps_the_newest(run: Run, root: Root, q: Queue) -> None:
+    ids = failed(q, b"1", b"2", b"3")
+    assert len(run("prune", "--state", "error", "--keep-count", "1", "--dry-run").rows) == 2
+    assert run("prune", "--state", "error", "--keep-count", "1", "--yes").err == "removed=2 failed=0\n"
+    assert [message.id for message in q.browse("error")] == ids[2:]
+    assert run("prune", "--yes").err == "removed=0 failed=0\n"
+
+
+def test_what_is_asked_speaks_of_one_message_as_of_one(run: Run, q: Queue) -> None:
+    failed(q, b"1")
+    assert "Remove 1 message from error/ of q" in run("purge", "q", "--state", "error", "--all").err
+    assert "old enough of 1 message from" in run("purge", "q", "--state", "error", "--older-than", "1h").err
+    assert "Requeue 1 message in" in run("requeue", "q", "--all").err
+    failed(q, b"2")
+    assert "Requeue all 2 messages in" in run("requeue", "q", "--all").err
+
+
+@pytest.fixture
+def broken(root: Root) -> str:
+    """Name a queue, before q in the alphabet, that cannot be opened."""
+    Path(root.create_queue("broken", durability="none").layout.folder("error")).rmdir()
+    return "broken"
+
+
+def test_prune_goes_on_past_a_broken_queue(run: Run, q: Queue, broken: str) -> None:
+    failed(q, b"1", b"2")
+    prune = ("prune", "--state", "error", "--keep-count", "1", "--yes")
+    done = run(*prune)
+    assert done.code == 1 and len(done.rows) == 1
+    assert done.err.count("lacks its folder") == 1 and done.err.endswith("removed=1 failed=0\n")
+    assert run(*prune, broken).code == run("ls", broken).code == 66
+    assert run(*prune, "q").code == 0
+
+
+def test_sweep_goes_on_past_a_broken_queue_and_says_so_once(run: Run, q: Queue, broken: str) -> None:
+    q.send(b"1")
+    assert run("receive", "q", "--lease", "1ms").code == 0
+    lapsed = time.time() + 0.001
+    until(lambda: time.time() > lapsed, "the lease to end")
+    done = run("sweep")
+    assert (done.code, done.rows) == (1, [["lapsed", "1"]])
+    assert done.err.count("lacks its folder") == 1 and done.err.endswith("swept=1\n")
+    assert run("sweep", broken).code == 66
+
+
+def test_fsck_goes_on_past_a_queue_that_is_not_there(run: Run, q: Queue, broken: str) -> None:
+    done = run("fsck", broken, "nosuch", "q")
+    assert (done.code, [row[1] for row in done.rows]) == (1, ["missing-folder"])
+    assert done.err.count("nosuch") == 2 and done.err.endswith("open=1\n")
+    assert (run("fsck", "nosuch").code, run("fsck", "q", "nosuch").code) == (66, 1)
+
+
+def missing(folder: Path) -> None:
+    (folder / "error").rmdir()
+
+
+def misconfigured(folder: Path) -> None:
+    (folder / "queue.toml").write_text("no toml")
+
+
+def linked(folder: Path) -> None:
+    os.rename(folder / ".dropq", folder.parent / ".elsewhere")
+    (folder / ".dropq").symlink_to("../.elsewhere")
+
+
+def partly_closed(folder: Path) -> None:
+    (folder / "processing").chmod(0)
+
+
+def closed(folder: Path) -> None:
+    folder.chmod(0)
+
+
+@pytest.mark.parametrize("how", [missing, misconfigured, linked, partly_closed, closed])
+def test_a_root_whose_queue_cannot_be_read_has_one(run: Run, q: Queue, how: Callable[[Path], None]) -> None:
+    folder = Path(q.layout.home)
+    (folder / ".dropq").mkdir(exist_ok=True)
+    how(folder)
+    try:
+        done = unprivileged(lambda: run("ls"))
+        named = unprivileged(lambda: run("ls", "q"))
+    finally:
+        folder.chmod(0o755)
+    assert done.out == "" and "has no queues" not in done.err
+    assert named.code and named.err.startswith("error: ") and "dropq create" not in named.err
+    assert done.err == named.err or "`dropq health` says why" in done.err
+
+
+def test_what_is_refused_names_what_is_closed(run: Run, q: Queue) -> None:
+    failed(q, b"x")
+    Path(q.layout.target).chmod(0)
+    try:
+        done = unprivileged(lambda: run("send", "q", input="y"))
+    finally:
+        Path(q.layout.target).chmod(0o755)
+    assert done.code == 77
+    assert re.match(rf"error: Permission denied at {q.layout.working}/\S+ -> {q.layout.target}/\S+; ", done.err)
+    Path(q.layout.processing).chmod(0)
+    try:
+        done = unprivileged(lambda: run("receive", "q"))
+    finally:
+        Path(q.layout.processing).chmod(0o755)
+    assert done.err == f"warning: queue q was not swept: Permission denied at {q.layout.processing}\n"
+
+
+def test_what_a_script_held_is_not_taken_for_a_clients(run: Run, q: Queue) -> None:
+    q.send(b"x")
+    (file,) = Path(q.layout.target).iterdir()
+    os.rename(file, f"{q.layout.processing}/me~{file.name}")
+    done = run("sweep", "q", "--foreign-older-than", "0s")
+    assert "taken from me, a script or a DropboxMQ client" in done.err
+
+
+def test_a_paused_queue_looks_empty_and_a_paused_root_is_told_of(run: Run, q: Queue) -> None:
+    q.send(b"x")
+    assert run("pause", "q").code == run("pause", "--all").code == 0
+    assert "root" in run("resume", "q").err
+    assert run("receive", "q").code == 66
+    assert run("resume", "--all").code == 0
+    assert run("receive", "q").code == 0
+
+
+def test_sweep_returns_what_was_lost_in_one_queue_or_all(run: Run, q: Queue) -> None:
+    q.send_many([b"1", b"2"])
+    for argv in (["sweep", "q"], ["sweep"]):
+        assert run("receive", "q", "--lease", "1ms").code == 0
+        time.sleep(0.01)
+        done = run(*argv)
+        assert (done.rows, done.err) == ([["lapsed", "1"]], "swept=1\n")
+    os.rename(Path(q.layout.target, sorted(os.listdir(q.layout.target))[0]), Path(q.layout.processing, "by-hand"))
+    assert run("sweep", "q", "--json").records[0]["foreign"] == 0
+    assert run("sweep", "q", "--foreign-older-than", "0s", "--json").records[0]["foreign"] == 1
+
+
+def test_fsck_finds_and_sets_aside(run: Run, root: Root, q: Queue) -> None:
+    assert run("fsck").code == 0
+    stray = Path(q.layout.target, "stray")
+    stray.symlink_to("/nowhere")
+    for argv in (["fsck"], ["fsck", "q"], ["fsck", "--repair", "--dry-run"]):
+        done = run(*argv)
+        assert done.code == 1
+        assert [(row[1], row[2], row[4]) for row in done.rows] == [("symlink", str(stray), "")]
+    repaired = run("fsck", "--repair", "--yes", "--json")
+    assert repaired.code == 0
+    assert [record["repaired"] for record in repaired.records] == [True]
+    assert not stray.is_symlink()
+    assert run("fsck", "nosuch").code == 66
+
+
+def test_fsck_repairs_a_queue_that_cannot_be_opened(run: Run, q: Queue) -> None:
+    os.rmdir(q.layout.error)
+    assert run("browse", "q").code != 0
+    assert run("fsck", "--repair", "--yes").code == 0
+    assert run("browse", "q").code == 0
+
+
+# -- as a process of its own -------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick(root: Root) -> None:
+    def seconds() -> float:
+        began = time.perf_counter()
+        assert ran("--help").code == 0
+        return time.perf_counter() - began
+
+    best = min(seconds() for _ in range(5))
+    assert best < 0.6, f"dropq --help took {best:.2f} s; 0.3 s is the aim, on a machine that does nothing else"
+
+
+def imported(*argv: str) -> set[str]:
+    """The packages that a command line imports."""
+    script = (
+        "import sys; from dropq.cli.main import main; code = main(sys.argv[1:]); "
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, check=True, timeout=60)
+    return set(done.stderr.decode().split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert not {"pydantic", "rich", "filelock", "watchdog", "pyspark"} & imported("--help")
+
+
+def test_a_command_of_a_script_imports_nothing_heavy(root: Root, tmp_path: Path) -> None:
+    root.create_queue("own", lease_period="5m", durability="none")
+    (tmp_path / "body").write_bytes(b"x")
+    for argv in (["send", "own", str(tmp_path / "body")], ["ls"]):
+        found = imported("--root", str(root.path), *argv)
+        assert not {"pydantic", "rich", "filelock", "watchdog", "pyspark"} & found, argv
+    for argv in (["receive", "own", "--lease", "1m"], ["health"], ["browse", "own"]):
+        found = imported("--root", str(root.path), *argv)
+        assert not {"pydantic", "rich", "watchdog", "pyspark"} & found, argv
+
+
+def test_text_is_taken_as_it_is_and_the_rest_is_converted(run: Run, q: Queue) -> None:
+    assert run("send", "q", "-p", "a=1", "-p", "b:I=2", "--priority", "7", input=b"x").code == 0
+    (message,) = q.browse()
+    assert (message.priority, dict(message.properties)) == (7, {"a": "1", "b": 2})
+    wrong = run("send", "q", "--priority", "high", input=b"x")
+    assert wrong.code == 2 and "'--priority'" in wrong.err and "integer" in wrong.err
+    wrong = run("receive", "q", "--wait", "soon")
+    assert wrong.code == 2 and "'--wait'" in wrong.err and "500ms" in wrong.err
+    assert run("receive", "q", "--nosuch").code == 2
+    assert "Did you mean 'send'" in run("sned", "q").err
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(root: Root, q: Queue) -> None:
+    q.send_many([b"x"] * 3000)
+    command = f'"{sys.executable}" -m dropq --root "{root.path}" browse q | head -1'
+    done = subprocess.run(["sh", "-c", command], env=environment(), capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == 1
+
+
+def test_what_changes_messages_finishes_though_nobody_reads(root: Root, q: Queue, tmp_path: Path) -> None:
+    q.send_many([b"x"] * 2000)
+    other = root.create_queue("other", durability="none")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = ran("--root", str(root.path), "move", "q", "other", "--all", "--yes", stdout=writing)
+    os.close(writing)
+    assert (done.code, done.err) == (0, "moved=2000 failed=0\n")
+    assert other.counts()["target"] == 2000
+
+
+def test_a_full_disk_under_stdout_is_an_error(root: Root, q: Queue) -> None:
+    with open("/dev/full", "wb") as full:
+        done = ran("--root", str(root.path), "ls", stdout=full)
+    assert done.code == 74
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1
+
+
+def test_closed_streams_do_no_harm(root: Root, q: Queue) -> None:
+    command = f'"{sys.executable}" -m dropq --root "{root.path}"'
+    script = f"echo x | {command} send q >&- && {command} ls >&- 2>&- && {command} browse nosuch 2>&-; test $? = 66"
+    done = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert q.counts()["target"] == 1
+
+
+def test_undecodable_arguments_and_names_work_end_to_end(root: Root, q: Queue, tmp_path: Path) -> None:
+    file = os.fsencode(tmp_path) + b"/caf\xe9"
+    with open(file, "wb") as writing:
+        writing.write(b"body")
+    assert ran("--root", str(root.path), "send", "q", file, "--move").code == 0
+    Path(q.layout.target, os.fsdecode(b"na\xefve.csv")).write_bytes(b"")
+    listed = ran("--root", str(root.path), "browse", "q")
+    assert b"na\\xefve.csv\t" in listed.raw
+    assert ran("--root", str(root.path), "purge", "q", "--state", "target", b"na\xefve.csv", "--yes").code == 0
+    assert ran("--root", str(root.path), "send", "q", "--id", b"\xff").code == 2
+    ascii_only = environment(PYTHONIOENCODING="ascii", DROPQ_ROOT=str(root.path))
+    q.send(b"", type="é")
+    assert ran("browse", "q", env=ascii_only).code == 0
+
+
+def test_ctrl_c_ends_a_wait_without_a_traceback(root: Root, q: Queue) -> None:
+    with process("--root", str(root.path), "tail", "-f", "q", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        id = q.send(b"x").id
+        assert child.stdout.readline().startswith(id.encode())
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert b"Traceback" not in err
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, *, at: int) -> None:
+    """Let Ctrl-C come at the end of the call of a method that is the `at`-th."""
+    real, calls = getattr(kind, name), iter(range(1, 1_000_000))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        if next(calls) == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(kind, name, call)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "at"),
+    [
+        (Transitions, "stage", 3),
+        (Transitions, "send", 1),
+        (Transitions, "send", 1000),
+        (Transitions, "send", 1700),
+        (Storage, "rename", 1234),
+        (Transitions, "sent", 2),
+        (Queue, "send_into", 1),
+        (_Sending, "_print", 1),
+        (_Sending, "_print", 1000),
+        (_Sending, "_print", 1001),
+    ],
+)
+def test_the_ids_of_all_lines_that_were_sent_are_printed_whenever_ctrl_c_comes(
+    run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: int
+) -> None:
+    interrupting(monkeypatch, kind, name, at=at)
+    done = run("send", "q", "--lines", input="line\n" * 2500)
+    assert sorted(done.out.split()) == sorted(message.id for message in q.browse())
+    assert os.listdir(q.layout.working) == []
+    assert (done.code, done.err) == (130, f"interrupted: {len(done.out.split())} sent, nothing after that\n")
+
+
+@pytest.mark.parametrize(("name", "sent"), [("stage", 1), ("send", 2), ("sent", 2)])
+def test_ctrl_c_in_a_send_of_files_tells_how_many_were_sent(
+    run: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sent: int
+) -> None:
+    files = [str(tmp_path / name) for name in "abc"]
+    for file in files:
+        Path(file).write_text("x")
+    interrupting(monkeypatch, *((Storage, "create") if name == "stage" else (Transitions, name)), at=2)
+    done = run("send", "q", *files)
+    assert done.code == 130 and done.err.startswith(f"interrupted: {sent} of 3 sent, nothing after that")
+    assert q.counts()["target"] == sent
+    assert all(message.id in done.out + done.err for message in q.browse())
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Storage, "adopt"), (Transitions, "send"), (Storage, "unlink")])
+def test_ctrl_c_in_a_move_of_files_leaves_each_where_it_was_or_says_that_it_was_sent(
+    run: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, name: str
+) -> None:
+    files = [tmp_path / name for name in "abc"]
+    for file in files:
+        file.write_text("x")
+
+    def other_file_system(self: Storage, source: str, destination: str) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    if name == "unlink":
+        monkeypatch.setattr(Storage, "adopt", other_file_system)
+    interrupting(monkeypatch, kind, name, at=2)
+    done = run("send", "q", "--move", *map(str, files))
+    sent = q.counts()["target"]
+    assert done.code == 130 and done.err.startswith(f"interrupted: {sent} of 3 sent, nothing after that")
+    assert sum(file.exists() for file in files) == 3 - sent
+    assert all(message.id in done.out + done.err for message in q.browse())
+    assert os.listdir(q.layout.working) == []
+
+
+def test_ctrl_c_stays_ignored_where_whoever_started_the_command_ignores_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with HeldOff() as interrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.asked is False
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_error_among_lines_tells_true_sums(run: Run, root: Root, tmp_path: Path) -> None:
+    few = root.create_queue("few", durability="none", max_unprocessed=1020)
+    (tmp_path / "lines").write_text("line\n" * 20_000)
+    done = run("send", "few", "--lines", str(tmp_path / "lines"))
+    assert done.code == 75
+    assert done.err.endswith("sent=1020 not_sent=18980\n") and "send_many" not in done.err
+    assert sorted(done.out.split()) == sorted(message.id for message in few.browse())
+
+
+def test_what_was_sent_is_told_when_its_id_cannot_be_written(root: Root, q: Queue, tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in "ab"]
+    for file in files:
+        Path(file).write_text("x")
+    with open("/dev/full", "wb") as full:
+        done = ran("--root", str(root.path), "send", "q", *files, stdout=full)
+    (message,) = q.browse()
+    why = "its id could not be written to standard output: No space left on device"
+    assert (done.code, done.err) == (74, f"error: message {message.id} was sent; {why}\n")
+    with open("/dev/full", "wb") as full:
+        done = ran("--root", str(root.path), "send", "q", "--lines", input=b"one\ntwo\n", stdout=full)
+    assert done.code == 74 and done.err.count("was sent; its id could not be written") == 2
+    assert all(f"message {message.id} was sent" in done.err for message in q.browse() if message.body != b"x")
+
+
+def test_a_send_goes_on_when_nobody_reads_its_ids_and_says_how_many_there_were(root: Root, q: Queue) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = ran("--root", str(root.path), "send", "q", "--lines", input=b"x\n" * 1500, stdout=writing)
+    os.close(writing)
+    assert (done.code, done.err) == (0, "sent=1500: not all ids were read\n")
+    assert q.counts()["target"] == 1500
+
+
+@pytest.mark.parametrize("out", ["a full disk", "a closed pipe"])
+def test_claims_that_nobody_is_told_of_are_given_back(root: Root, q: Queue, out: str) -> None:
+    q.send_many([b"1", b"2", b"3"])
+    if out == "a full disk":
+        stdout = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, stdout = os.pipe()
+        os.close(reading)
+    done = ran("--root", str(root.path), "receive", "q", "-n", "3", stdout=stdout)
+    os.close(stdout)
+    assert done.code == (74 if out == "a full disk" else 1)
+    assert "could not be written" in done.err and "3 given back: nobody was told of their receipts" in done.err
+    assert [(message.body, message.delivery_count) for message in q.browse()] == [(b"1", 0), (b"2", 0), (b"3", 0)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "at"), [(Transitions, "claim", 2), (Message, "size", 2), (Message, "size", 3)]
+)
+def test_ctrl_c_in_a_receive_gives_back_what_was_not_printed(
+    run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: int
+) -> None:
+    q.send_many([b"1", b"2", b"3"])
+    interrupting(monkeypatch, kind, name, at=at)
+    done = run("receive", "q", "-n", "3")
+    assert done.code == 130 and "given back" in done.err and "interrupted" in done.err
+    held = [message.file for message in q.browse("processing")]
+    assert [row[1] for row in done.rows] == held
+    assert len(held) + q.counts()["target"] == 3
+
+
+@pytest.mark.parametrize("at", [1, 2, 40])
+def test_an_interrupted_move_tells_how_many_were_moved_and_where_the_rest_is(
+    run: Run, root: Root, q: Queue, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    other = root.create_queue("other", durability="none")
+    q.send_many([b"x"] * 50)
+    interrupting(monkeypatch, Transitions, "carry", at=at)
+    done = run("move", "q", "other", "--all", "--yes")
+    told = f"moved={at} failed=0\ninterrupted: {at} of 50 moved, the rest stays in target/\n"
+    assert (done.code, done.err) == (130, told)
+    assert len(done.rows) == other.counts()["target"] == at
+    assert q.counts()["target"] == 50 - at
+
+
+def test_an_interrupted_wait_and_fsck_say_how_far_they_came(
+    run: Run, root: Root, q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.send(b"x")
+    root.create_queue("r", durability="none")
+    interrupting(monkeypatch, Queue, "counts", at=2)
+    done = run("wait", "q", "--empty")
+    assert done.code == 130 and done.err.startswith("interrupted: queue q: what was waited for did not happen until")
+    assert "1 in target" in done.err
+    interrupting(monkeypatch, Queue, "fsck", at=1)
+    done = run("fsck")
+    assert done.code == 130 and re.fullmatch("interrupted: [01] of 2 queues checked\n", done.err)
+
+
+def test_a_worker_says_what_it_left(run: Run, root: Root) -> None:
+    patient = root.create_queue("patient", durability="none")
+    patient.send(b"x")
+    done = run("work", "patient", "--until-empty", "--", "sh", "-c", "exit 75")
+    (delayed,) = patient.browse("delayed")
+    assert delayed.not_before is not None
+    due = output.time_text(delayed.not_before)
+    given_back, counts, left = done.err.splitlines()
+    assert "given back (exit status 75), try 1, again in" in given_back
+    assert counts.startswith("acked=0 failed=0 retried=1")
+    assert (done.code, left) == (0, f"1 given back wait until {due} at the latest")
+
+
+def test_lines_are_sent_as_they_come(root: Root, q: Queue) -> None:
+    argv = ("--root", str(root.path), "send", "q", "--lines")
+    with process(*argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(b"one\nhalf of ")
+        child.stdin.flush()
+        assert child.stdout.readline().strip()
+        until(lambda: q.counts()["target"] == 1, "the first line is sent")
+        child.communicate(b"two\n", timeout=60)
+    assert [message.body for message in q.browse()] == [b"one", b"half of two"]
+
+
+def test_a_worker_outlives_commands_that_do_not_read(root: Root, q: Queue) -> None:
+    q.send_many([b"x" * 1_000_000] * 3)
+    done = ran("--root", str(root.path), "work", "q", "--until-empty", "--", "true")
+    assert done.code == 0 and "acked=3" in done.err
+
+
+def test_on_a_terminal_it_asks(root: Root, q: Queue) -> None:
+    failed(q, b"x")
+    argv = ("--root", str(root.path), "requeue", "q", "--all")
+    code, shown = on_terminal(*argv, typed=b"n\n")
+    assert code == 1 and "Requeue 1 message in error/ of q?" in shown and "nothing was done" in shown
+    assert q.counts()["error"] == 1
+    code, shown = on_terminal(*argv, typed=b"y\n")
+    assert code == 0 and "requeued=1 failed=0" in shown
+    code, shown = on_terminal("--root", str(root.path), "purge", "q", "--all", "--state", "target", typed=b"\x04")
+    assert code == 130 and "Traceback" not in shown
+
+
+def test_on_a_terminal_it_shows_tables_and_no_control_characters(root: Root, q: Queue) -> None:
+    Path(q.layout.target, NASTY).write_bytes(b"\x1b[2Jbody\n")
+    (bad,) = failed_first(q)
+    root.create_queue("other")
+    q.send(b"plain")
+    for argv, says in (
+        (["ls"], "total"),
+        (["browse", "q"], "timestamp"),
+        (["browse", "q", "--state", "error"], "a\\x1b[31m"),
+        (["show", "q", output.escape(bad)], "\\x1b[2Jbody"),
+        (["cat", "q", output.escape(bad)], "\\x1b[2Jbody"),
+    ):
+        code, shown = on_terminal("--root", str(root.path), *argv)
+        assert code == 0 and says in shown, shown
+        text = re.sub(r"\x1b\[[0-9;]*m", "", shown)  # colours are our own
+        assert all(char.isprintable() or char == "\n" for char in text), argv
+    assert b"\x1b[2J" in on_terminal("--root", str(root.path), "cat", "q", output.escape(bad), "--raw")[1].encode()
+    code, shown = on_terminal("--root", str(root.path), "--json", "browse", "q")
+    assert [line[:1] for line in shown.splitlines()] == ["{"]
+
+
+def test_on_a_terminal_long_work_shows_how_far_it_is(root: Root, q: Queue) -> None:
+    q.send_many([b"x"] * 150)
+    root.create_queue("other")
+    code, shown = on_terminal("--root", str(root.path), "move", "q", "other", "--all", "--yes")
+    assert code == 0 and "150/150" in shown and "moved=150 failed=0" in shown
+    assert shown.count("moved to other") == 150
+    code, _ = on_terminal("--root", str(root.path), "send", "q")
+    assert code == 2

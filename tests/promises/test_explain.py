@@ -1,0 +1,229 @@
+"""`queue.explain` and `dropq browse --explain`: each reason why a message waits, and who holds what is held."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from actors import finish, said, start
+from children import unprivileged
+from helpers import Clock, base, make_queue, names_in, reopened, take
+
+from dropq import Queue, StorageError
+from dropq.cli import main as cli
+
+
+def why(queue: Queue, state: str | None = "target", **options: Any) -> list[tuple[str, str]]:
+    """The body and the reason of each message, in order."""
+    return [(told.message.text, told.why) for told in queue.explain(state, **options)]
+
+
+def details(queue: Queue, state: str = "target") -> list[str]:
+    return [told.detail for told in queue.explain(state)]
+
+
+def test_what_anybody_may_take_is_ready(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send_many(["a", "b"])
+    assert why(queue) == [("a", "ready"), ("b", "ready")]
+    assert details(queue)[0] == "nobody is subscribed; whoever asks is handed it"
+    with reopened(queue).subscribe() as subscription:
+        (told, _) = queue.explain("target")
+        assert told.holders == (subscription.id,)
+
+
+def test_a_pause_names_the_file_that_makes_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send("a")
+    queue.pause()
+    assert why(queue) == [("a", "paused")]
+    assert queue.layout.read_lock in details(queue)[0]
+    queue.resume()
+    Path(queue.root.layout.read_lock).touch()
+    assert queue.root.layout.read_lock in details(queue)[0]
+
+
+def test_what_the_queue_s_filter_leaves_out_says_so(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, filter="JMSPriority > 4")
+    queue.send("a")
+    queue.send("b", priority=9)
+    assert why(queue) == [("b", "ready"), ("a", "filter")]
+
+
+def test_what_has_expired_is_not_waited_for(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    queue.send("a", expires_in="1s")
+    clock.advance(2)
+    assert why(queue) == [("a", "expired")]
+
+
+def test_what_was_acknowledged_before_it_came_is_for_nobody(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    id = f"{clock.ms:013d}000-0123456789"
+    queue.ack(id, defer=True)
+    queue.send("a", message_id=id)
+    assert why(queue) == [("a", "acked")]
+
+
+def test_a_full_backlog_names_who_fills_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, max_backlog=1)
+    queue.send_many(["a", "b"])
+    with reopened(queue).subscribe() as subscription:
+        assert subscription.receive() is not None
+        (told,) = queue.explain("target")
+        assert (told.why, told.holders) == ("backlog", (subscription.id,))
+        assert told.detail == "1 held, as many as max_backlog allows"
+
+
+def test_whose_turn_it_is_is_told(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with reopened(queue).subscribe() as subscription:
+        assert subscription.receive() is None
+        queue.send("a")
+        (told,) = queue.explain("target")
+        assert (told.why, told.holders) == ("turn", (subscription.id,))
+
+
+def test_a_barrier_tells_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
+    for body, type in (("a", None), ("sync", "sync"), ("b", None)):
+        queue.send(body, type=type)
+    assert why(queue) == [("a", "ready"), ("sync", "barrier"), ("b", "barrier")]
+    assert why(queue, filter="JMSType = 'sync'") == [("sync", "barrier")]
+    assert details(queue)[1].endswith("1 before it wait, 0 are held, 0 were given back")
+    with reopened(queue).subscribe(max_backlog=None) as one, reopened(queue).subscribe() as other:
+        first = one.receive()
+        assert first is not None
+        assert details(queue)[0].endswith("0 before it wait, 1 are held, 0 were given back")
+        first.ack()
+        assert why(queue)[0] == ("sync", "ready")
+        share = one.receive()
+        assert share is not None
+        share.ack()
+        (told,) = queue.explain("target")
+        assert (told.message.text, told.why, told.holders) == ("b", "barrier", (other.id,))
+        (told,) = queue.explain("processing")
+        assert (told.message.text, told.why, told.holders) == ("sync", "barrier", (other.id,))
+
+
+def test_a_barrier_that_could_go_to_nobody_says_so(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
+    queue.send("sync", type="sync")
+    assert details(queue) == ["it is a barrier, and nobody is subscribed whom it could go to"]
+
+
+def test_a_delay_tells_why_and_until_when(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    queue.send("a", delay="1h")
+    queue.send("b")
+    take(queue).nack(delay=60)
+    by_body = {told.message.text: told for told in queue.explain("delayed")}
+    assert by_body["a"].why == by_body["b"].why == "delay"
+    assert "sent with a delay" in by_body["a"].detail
+    assert "given back" in by_body["b"].detail
+    assert by_body["a"].until is not None
+    clock.advance(7200)
+    assert "its time has come" in details(queue, "delayed")[0]
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[Any]:
+    """A process that holds the one message of a queue."""
+    queue = make_queue(tmp_path / "root")
+    queue.send("a")
+    actor = start("hold", tmp_path / "root", tmp_path / "notes", 1)
+    assert said(actor) == "holding"
+    yield actor, queue
+    finish(actor)
+
+
+def test_a_holder_that_lives_and_one_that_is_dead_are_told_apart(holder: Any) -> None:
+    actor, queue = holder
+    assert why(queue, "processing") == [("a", "held")]
+    actor.kill()
+    actor.wait(10)
+    assert why(queue, "processing") == [("a", "dead")]
+
+
+def test_leases_that_run_and_that_ran_out_are_told_apart(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    queue.send("a")
+    with queue.subscribe(lease_period="10s") as subscription:
+        assert subscription.receive() is not None
+        (told,) = queue.explain("processing")
+        assert (told.why, told.holders) == ("lease", (subscription.id,))
+        assert told.until is not None
+        clock.advance(11)
+        assert why(queue, "processing") == [("a", "lapsed")]
+
+
+def test_claims_that_nothing_brings_back_by_itself_name_the_way_out(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send_many(["a", "b"])
+    first, second = names_in(queue, "target")
+    target, processing = base(queue) / "target", base(queue) / "processing"
+    os.rename(target / first, processing / f"gone-0123456789-1,0,1~{first}")
+    os.rename(target / second, processing / f"client~{second}")
+    found = {told.message.text: (told.why, told.detail) for told in queue.explain("processing")}
+    assert found["a"][0] == "unleased"
+    assert "--unleased-older-than" in found["a"][1]
+    assert found["b"][0] == "script"
+    assert "--foreign-older-than" in found["b"][1]
+
+
+def test_explaining_changes_nothing(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, max_backlog=1, fairness_model="round-robin", barrier_expression="JMSType = 'sync'")
+    queue.send_many(["a", "b"])
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    assert len(list(queue.explain())) == 2
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("folder", ["acks", "consumers", "delayed"])
+def test_a_folder_that_may_not_be_listed_is_named_in_the_error(tmp_path: Path, folder: str) -> None:
+    queue = make_queue(tmp_path)
+    queue.send("a")
+    closed = base(queue) / ".dropq" / folder
+    closed.chmod(0)
+    try:
+        with pytest.raises(StorageError) as raised:
+            unprivileged(lambda: list(queue.explain()))
+    finally:
+        closed.chmod(0o755)
+    assert raised.value.path == str(closed) and str(raised.value).endswith("nothing was changed")
+
+
+def test_only_what_is_not_settled_is_explained(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    with pytest.raises(ValueError, match="target, delayed, processing"):
+        list(queue.explain("error"))
+
+
+def test_the_shell_tells_it_in_lines_and_in_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    queue = make_queue(tmp_path, max_backlog=1)
+    queue.send_many(["a", "b", "c"])
+    message = take(queue)
+    assert message.owner is not None
+    holder = message.owner.rpartition("-")[0]
+    browse = ["--root", str(tmp_path), "browse", "q", "--explain"]
+    assert cli.main(browse) == 0
+    lines = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
+    assert [line[1:5] for line in lines] == [
+        ["target", "backlog", "", holder],
+        ["target", "backlog", "", holder],
+        ["processing", "held", "", holder],
+    ]
+    assert cli.main([*browse, "--state", "processing", "--json"]) == 0
+    record = json.loads(capfd.readouterr().out)
+    assert (record["id"], record["why"], record["until"]) == (message.id, "held", None)
+    assert record["holders"] == [holder]
+    assert cli.main([*browse, "--state", "error"]) == 2
+    assert "target, delayed, processing" in capfd.readouterr().err

@@ -1,0 +1,89 @@
+"""What lies in a root: its queues, what was deleted, and what only looks like either."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import Clock, base, make_queue
+
+from dropq import InvalidName, Queue, Root
+from dropq.diagnosis.fsck import fsck_root
+from dropq.upkeep.queues import UNDECIDED_LIMIT
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture
+def deleted(tmp_path: Path, clock: Clock) -> Root:
+    """A root with a queue that a DropboxMQ deleted and kept."""
+    queue = make_queue(tmp_path / "root", clock=clock)
+    queue.root.create_queue("temp").send(b"a")
+    (queue.root.path / "temp").rename(queue.root.path / "temp.deleted-1700000000000")
+    return Root(queue.root.path, clock=clock)
+
+
+def test_what_a_dropboxmq_deleted_is_no_queue(deleted: Root, clock: Clock) -> None:
+    assert [queue.name for queue in deleted.queues()] == ["q"]
+    with pytest.raises(InvalidName, match="deleted"):
+        deleted.queue("temp.deleted-1700000000000")
+    with pytest.raises(InvalidName, match="deleted"):
+        deleted.create_queue("mine.deleted-1")
+    clock.advance(2 * 86_400)
+    deleted.sweep()
+    assert len(os.listdir(deleted.path / "temp.deleted-1700000000000" / "target")) == 1
+    assert deleted.create_queue("temp.deleted-by-me").exists()
+
+
+def test_what_a_dropboxmq_deleted_is_found_once(deleted: Root) -> None:
+    found = [finding for finding in fsck_root(deleted.context) if "temp.deleted" in finding.path]
+    assert [(finding.kind, finding.level) for finding in found] == [("deleted-queue", "info")]
+
+
+@pytest.mark.parametrize("length", [200, 201, 220, 255])
+def test_a_delete_that_died_brings_the_queue_back_under_its_whole_name(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    queue = make_queue(tmp_path / "root", clock=clock)
+    name = "orders-" + "ü" * ((length - 7) // 2) + "x" * ((length - 7) % 2)
+    queue.root.create_queue(name, durability="none")
+
+    def dies(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dropq.upkeep.queues._restore_if_unsettled", dies)
+        with pytest.raises(KeyboardInterrupt):
+            queue.root.delete_queue(name)
+    assert [one.name for one in queue.root.queues()] == ["q"]
+    clock.advance(UNDECIDED_LIMIT / 1000 + 1)
+    queue.root.sweep()
+    assert [one.name for one in queue.root.queues()] == [name, "q"]
+    queue.root.delete_queue(name)
+    assert [one.name for one in queue.root.queues()] == ["q"]
+
+
+@pytest.mark.parametrize("settle", ["ack", "reject"])
+def test_an_empty_message_that_nobody_may_open_is_no_reservation(make: Make, clock: Clock, settle: str) -> None:
+    queue = make()
+    marker = base(queue) / "working" / "marker"
+    os.close(os.open(marker, os.O_CREAT | os.O_WRONLY, 0))
+    marker.rename(base(queue) / "target" / "marker")
+    message = queue.receive()
+    assert message is not None
+    state = "processed" if settle == "ack" else "error"
+    message.ack() if settle == "ack" else message.reject("cannot be read")
+    assert [one.id for one in queue.browse(state)] == ["marker"]
+    clock.advance(2 * 86_400)
+    assert {finding.kind for finding in queue.fsck(repair=True)} <= {"unreadable"}
+    assert [outcome.ok for outcome in queue.requeue(state=state)] == [True]
+
+
+def test_what_a_dropboxmq_archived_is_not_told_message_by_message(make: Make) -> None:
+    queue = make()
+    for state in ("processed", "error", "expired"):
+        name = f"client7~4.1140429201295000-926257472{len(state)}.T.....JMSXDeliveryCountI=1"
+        (base(queue) / state / name).write_bytes(b"a")
+    assert queue.fsck() == []

