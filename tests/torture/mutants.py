@@ -42,8 +42,6 @@ MODULES = (
     "dropq/lifecycle/claims.py",
     "dropq/lifecycle/expiry.py",
     "dropq/lifecycle/transitions.py",
-    "dropq/lifecycle/claims.py",
-    "dropq/lifecycle/expiry.py",
     "dropq/storage/liveness.py",
     "dropq/storage/locks.py",
     "dropq/staging/jobs.py",
