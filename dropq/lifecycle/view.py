@@ -19,6 +19,7 @@ import random
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, count, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
@@ -87,8 +88,7 @@ class Ready:
         self._taken = count(1)
         self._pieces: Iterator[Iterator[MessageFile]] = iter(())
         self._worn_at = 0.0
-        self._again: MessageFile | None = None
-        #: What is left of the present piece of the view, beside what was put back; each message is offered once.
+        #: What is left of the present piece of the view; each message is offered once.
         self.view: Iterator[MessageFile] = iter(())
         #: When the view is too old to take from, on the monotonic clock.
         self.fresh_until = 0.0
@@ -105,17 +105,8 @@ class Ready:
 
     def clear(self) -> None:
         """Offer nothing until the next refresh."""
-        self.view, self._pieces, self._end, self._again = iter(()), iter(()), None, None
+        self.view, self._pieces, self._end = iter(()), iter(()), None
         self.fresh_until = self._worn_at = 0.0
-
-    def next(self) -> MessageFile | None:
-        """Return what was put back, else the next message of the present piece of the view; None where none is left."""
-        again, self._again = self._again, None
-        return next(self.view, None) if again is None else again
-
-    def put_back(self, file: MessageFile) -> None:
-        """Let `next` return a message again that it returned last: there is room for one."""
-        self._again = file
 
     def refresh(self, rank: int = 0, consumers: int = 1) -> None:
         """Make the view anew from a listing, for one of several consumers who know their order.
@@ -152,7 +143,7 @@ class Ready:
             self._pieces = chain.from_iterable(shared)
         else:
             self._pieces = iter((self._offered_all(groups),))
-        self.view, self._again = next(self._pieces, iter(())), None
+        self.view = next(self._pieces, iter(()))
         now = time.monotonic()
         self._worn_at = now + (now - started)
         self.fresh_until = now + max(MAX_AGE, LISTING_SHARE * (now - started))
@@ -165,14 +156,14 @@ class Ready:
         return chain.from_iterable(map(self._offered, groups))
 
     def _offered(self, group: _Group) -> Iterator[MessageFile]:
-        """Yield names of one priority as what may be claimed."""
-        plain, typed = 0, self._sidecars.typed_replies
-        for item in group:
-            if isinstance(item, MessageFile):
-                yield item
-            else:
-                plain = plain or names.plain_length(item)
-                yield MessageFile(item, 0, len(item) == plain, folder=self._folder, typed_replies=typed)
+        """Return names of one priority as what may be claimed."""
+        typed = self._sidecars.typed_replies
+        file_of = partial(MessageFile, folder=self._folder, typed_replies=typed)
+        coded = [item for item in group if isinstance(item, str)]
+        plain = names.plain_length(coded[0]) if coded else 0
+        if len(coded) == len(group) and {*map(len, coded)} == {plain}:  # all are plain, as they mostly are
+            return map(partial(file_of, plain=True), coded)
+        return (item if isinstance(item, MessageFile) else file_of(item, plain=len(item) == plain) for item in group)
 
     def _listed(self, behind: _Key | None = None) -> Iterator[_Group]:
         """List the folder; return what waits by priority, the highest first, each in order."""

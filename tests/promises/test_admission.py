@@ -310,7 +310,7 @@ def test_who_waits_and_dies_is_not_waited_for(
     tmp_path: Path, stage: list[Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair_share, "PATIENCE", 3600)
-    monkeypatch.setattr("dropq.queue.subscription.TURNS_PATIENCE", 3600)
+    monkeypatch.setattr("dropq.queue.by_policy.TURNS_PATIENCE", 3600)
     queue = make_queue(tmp_path / "root", fairness_model="round-robin")
     waiter = start("limited", tmp_path / "root", tmp_path / "notes", 1)
     stage.append(waiter)
@@ -328,7 +328,7 @@ def test_a_message_that_the_next_in_turn_does_not_want_is_not_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair_share, "PATIENCE", 3600)
-    monkeypatch.setattr("dropq.queue.subscription.TURNS_PATIENCE", 3600)
+    monkeypatch.setattr("dropq.queue.by_policy.TURNS_PATIENCE", 3600)
     queue = make_queue(tmp_path, fairness_model="round-robin")
     with reopened(queue).subscribe(filter="JMSPriority > 4") as picky, queue.subscribe(max_backlog=None) as other:
         assert picky.receive() is None
@@ -384,7 +384,7 @@ def test_each_body_is_read_once_for_its_priority(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(reading, "read_body", noted)
     with queue.subscribe(max_backlog=None) as subscription:
         for _ in range(5):
-            subscription._attend_at = subscription._ready.fresh_until = 0.0
+            subscription._attend_at = subscription._offers._target.fresh_until = 0.0
             assert subscription.receive() is not None
     assert len(read) == 5
 

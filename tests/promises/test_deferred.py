@@ -185,7 +185,7 @@ def test_another_process_remembers_and_another_meets_it(make: Make, id: str) -> 
 
 
 def test_messages_behind_a_full_view_meet_it(tmp_path: Path, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.queue.subscription.DEPTH", 2)
+    monkeypatch.setattr("dropq.queue.offers.DEPTH", 2)
     monkeypatch.setattr("dropq.lifecycle.view.MAX_AGE", 3600)
     monkeypatch.setattr("dropq.lifecycle.view.Ready.worn", False)
     queue = make_queue(tmp_path)

@@ -55,7 +55,7 @@ def test_a_file_system_without_locks_is_warned_of_once(
 
 def test_who_leaves_a_message_to_another_looks_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_share, "PATIENCE", 3600)
-    monkeypatch.setattr("dropq.queue.subscription.TURNS_PATIENCE", 0)
+    monkeypatch.setattr("dropq.queue.by_policy.TURNS_PATIENCE", 0)
     queue = make_queue(tmp_path, fairness_model="round-robin")
     with reopened(queue).subscribe() as waiting, queue.subscribe(max_backlog=None) as other:
         assert waiting.receive() is None

@@ -181,8 +181,8 @@ def test_once_it_is_closed_nothing_is_reached_for_also_where_its_view_is_fresh(
 
 def test_who_rests_after_a_long_look_is_woken_by_the_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
-    monkeypatch.setattr("dropq.queue.subscription.LONG_LOOK", 0.0)
-    monkeypatch.setattr("dropq.queue.subscription.LISTING_SHARE", 1_000_000)
+    monkeypatch.setattr("dropq.queue.waiting.LONG_LOOK", 0.0)
+    monkeypatch.setattr("dropq.queue.waiting.LISTING_SHARE", 1_000_000)
     queue.send(b"a")
     subscription = queue.subscribe(filter="JMSType = 'none'", max_backlog=None)
     with queue.subscribe() as other:
@@ -191,7 +191,7 @@ def test_who_rests_after_a_long_look_is_woken_by_the_end(make: Make, monkeypatch
         got: list[object] = []
         waiting = threading.Thread(target=lambda: got.append(subscription.receive(None)))
         waiting.start()
-        until(lambda: subscription._waits and subscription._watch is not None, "it waits")
+        until(lambda: subscription._waiting.waits and subscription._waiting._watch is not None, "it waits")
         subscription.close()
         waiting.join(10)
         assert got == [None]

@@ -28,7 +28,7 @@ from helpers import (
 from dropq import Message, Queue, Root, Subscription
 from dropq.format.layout import QueueLayout
 from dropq.policies import barrier
-from dropq.queue import subscription
+from dropq.queue import by_policy
 from dropq.staging import stream_journal
 from dropq.staging.jobs import Job
 from dropq.storage import reading, system_calls
@@ -437,7 +437,7 @@ def test_a_limit_counts_a_claim_that_is_renewed_between_its_listing_and_a_look_a
 def test_a_turn_is_left_to_who_waits_on_another_host(
     made: Callable[..., Queue], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "TURNS_PATIENCE", 0)
+    monkeypatch.setattr(by_policy, "TURNS_PATIENCE", 0)
     queue = made(fairness_model="round-robin")
     by_the_way = queue.subscribe(detached=True, lease_period="1h")
     assert by_the_way.receive() is None

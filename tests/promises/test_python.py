@@ -92,7 +92,7 @@ def test_a_loop_waits_for_what_another_thread_received(queue: Queue) -> None:
         assert held is not None
         thread = threading.Thread(target=loop)
         thread.start()
-        until(lambda: subscription._waits, "the loop waits for the other thread")
+        until(lambda: subscription._waiting.waits, "the loop waits for the other thread")
         assert seen == []
         held.ack()
         thread.join(10)

@@ -17,7 +17,7 @@ from dropq.storage.files import Storage
 def _turns_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose turn it is has all the time to come for it, and who gives way looks once."""
     monkeypatch.setattr(fair_share, "PATIENCE", 3600)
-    monkeypatch.setattr("dropq.queue.subscription.TURNS_PATIENCE", 0)
+    monkeypatch.setattr("dropq.queue.by_policy.TURNS_PATIENCE", 0)
 
 
 @pytest.mark.parametrize("model", ["round-robin", "proportional"])

@@ -63,7 +63,9 @@ def only_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watching(subscription: Subscription) -> bool:
     """Whether somebody waits on a subscription, for events."""
-    return subscription._waits and subscription._watch is not None and subscription._watch.events
+    return (
+        subscription._waiting.waits and subscription._waiting._watch is not None and subscription._waiting._watch.events
+    )
 
 
 def test_who_waits_a_moment_imports_no_watchdog_and_starts_no_thread(queue: Queue) -> None:
@@ -203,7 +205,7 @@ def test_a_child_of_one_who_waits_has_events_of_its_own_and_takes_none_of_its_pa
                 queue.send(b"childs", type="child")
                 return childs.body()
 
-        subscription._matches = lambda found: "child" not in found.filename
+        subscription._offers._matches = lambda found: "child" not in found.filename
         assert in_child(receives) == b"childs"
         queue.send(b"parents")
         assert waiting.body() == b"parents"
@@ -237,7 +239,7 @@ def test_where_there_are_no_events_it_looks_often(queue: Queue, monkeypatch: pyt
     with queue.subscribe() as subscription:
         assert subscription.receive(timeout=0.2) is None
         waiting = Waiting(subscription.receive)
-        until(lambda: subscription._waits, "it waits")
+        until(lambda: subscription._waiting.waits, "it waits")
         queue.send(b"a")
         assert waiting.body() == b"a"
 
@@ -258,7 +260,7 @@ def test_a_look_that_takes_long_and_finds_nothing_is_not_repeated_at_once(
         assert subscription.receive("300ms") is None
         often = len(looks)
         looks.clear()
-        monkeypatch.setattr("dropq.queue.subscription.LONG_LOOK", 0.0)
-        monkeypatch.setattr("dropq.queue.subscription.LISTING_SHARE", 10_000)
+        monkeypatch.setattr("dropq.queue.waiting.LONG_LOOK", 0.0)
+        monkeypatch.setattr("dropq.queue.waiting.LISTING_SHARE", 10_000)
         assert subscription.receive("300ms") is None
     assert len(looks) <= 2 < often

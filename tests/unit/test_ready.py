@@ -23,7 +23,7 @@ from dropq.lifecycle import view
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.transitions import Transitions
 from dropq.lifecycle.view import Ready
-from dropq.queue import subscription
+from dropq.queue import offers
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -160,7 +160,7 @@ def test_a_name_that_begins_like_ours_has_its_place_among_more_than_a_view_holds
 
 
 def test_what_lies_behind_all_that_a_view_holds_is_received(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "DEPTH", 10)
+    monkeypatch.setattr(offers, "DEPTH", 10)
     queue.send_many([{"body": b"late", "expires_in": 0.001}] * 25)
     queue.send_many([b"others"] * 25)
     last = queue.send(b"mine", type="mine")
@@ -244,7 +244,7 @@ def test_consumers_seldom_reach_for_the_same_message_also_where_most_of_the_know
 def test_who_shares_with_nobody_gets_in_its_own_way_no_more(queue: Queue, claims: list[bool]) -> None:
     queue.send_many([b"a"] * 1000)
     with queue.subscribe(), queue.subscribe() as consumer:
-        consumer._shares_until = float("inf")
+        consumer._offers._shares_until = float("inf")
         while acknowledge(consumer):
             pass
     assert (claims.count(True), claims.count(False)) == (1000, 0)
@@ -302,7 +302,7 @@ def test_an_urgent_message_goes_first_also_when_it_is_in_the_share_of_another(
     monkeypatch.setattr(view, "LISTING_SHARE", 0)
     queue.send_many([b"a"] * 100)
     with queue.subscribe() as idle, queue.subscribe() as busy:
-        busy._shares_until = idle._shares_until = float("inf")
+        busy._offers._shares_until = idle._offers._shares_until = float("inf")
         for priority in range(5, 15):
             queue.send(b"urgent", priority=priority)
             message = busy.receive()
@@ -357,7 +357,7 @@ def test_a_view_that_policies_look_into_stays_as_it_is_however_many_are_taken_fr
             message = consumer.receive()
             assert message is not None and message.id == id
             got.append(message.id)
-            sizes.add(made_of(consumer._ready.view))
+            sizes.add(made_of(consumer._offers.view))
         assert got == sent and len(sizes) == 1
         consumer.close()
 

@@ -1,0 +1,144 @@
+"""A look for a message where the queue has a policy: find what is wanted first, then take it under the policy lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TypeVar
+
+from dropq.errors import StorageError
+from dropq.format.claims import Claim
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.transitions import Transitions
+from dropq.policies.receive_policies import TURN_RECHECK, Gate
+from dropq.queue.offers import Offers
+
+#: Seconds that one call waits for others to take their turns.
+TURNS_PATIENCE = 0.2
+
+T = TypeVar("T")
+
+
+class Admission:
+    """What a subscription may take where the queue has a policy.
+
+    Args:
+        gate: the policies.
+        offers: what the subscription may take, as far as they allow it.
+        transitions: the queue's.
+        owners: the owners of its next claims.
+        deadline: returns when the lease of a claim runs out that is made now, in ms since 1970; 0 for never.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        offers: Offers,
+        transitions: Transitions,
+        *,
+        owners: Iterator[str],
+        deadline: Callable[[], int],
+    ) -> None:
+        self.gate = gate
+        self._offers = offers
+        self._transitions = transitions
+        self._owners = owners
+        self._deadline = deadline
+
+    def take(self, listings: int) -> tuple[Claim, Transitions, MessageFile | None] | None:
+        """Claim the next message, or the share of a barrier, with what settles it; None where there is none.
+
+        Args:
+            listings: how many listings there were when the look began.
+        """
+        met = False
+        gate = self.gate
+        for file, is_barrier in chain(self._candidates(listings), ((None, False),)):
+            if file is not None:
+                self._offers.put_back(file)  # until it is taken: an error is not to lead past it
+            taken = None
+            with gate.entered() as alone:
+                if alone and is_barrier and not gate.holds_up:
+                    self._meet_barrier(file, again=met)
+                    met = True
+                if alone:
+                    taken = self._take_alone(None if is_barrier else file)
+                if taken is not None:
+                    gate.passed()
+                elif alone and (file is None or gate.holds_up):
+                    gate.waits()
+            if taken is not None or gate.holds_up:
+                return taken
+        self._offers.raise_refused()
+        return None
+
+    def _candidates(self, listings: int) -> Iterator[tuple[MessageFile | None, bool]]:
+        """Yield what waits and is wanted, or is a barrier, and which."""
+        offers = self._offers
+        while True:
+            while (file := offers.next()) is not None:
+                if offers.settle_acked(file):
+                    continue
+                if self.gate.is_barrier(file):
+                    yield file, True
+                elif offers.wants(file) and not offers.expire(file):
+                    yield file, False
+            if not offers.more(listings):
+                return
+
+    def _take_alone(self, file: MessageFile | None) -> tuple[Claim, Transitions, MessageFile | None] | None:
+        """Take the share of a barrier that is out, or else a message; the policy lock is ours."""
+        gate, offers = self.gate, self._offers
+        shared = gate.share(
+            lambda: next(self._owners), self._deadline, lambda name: not offers.has_returned(MessageFile(name))
+        )
+        if shared is not None:
+            return *shared, None
+        if file is None or gate.holds_up:
+            return None
+        claim = self._claim(file)
+        if not gate.holds_up:
+            offers.next()  # it was this one: it is taken, or gone
+        return None if claim is None else (claim, self._transitions, file)
+
+    def _claim(self, file: MessageFile) -> Claim | None:
+        """Claim a message, unless it is to be left to another; None when it is not ours."""
+        gate = self.gate
+        try:
+            if not gate.admits(file):
+                return None
+            claim = self._transitions.claim(file, next(self._owners), self._deadline())
+            if claim is not None and gate.breaks():
+                self._transitions.give_back(claim, counted=False, delay=0)
+                return None
+        except StorageError as error:
+            self._offers.pass_over(file, error)
+            return None
+        return claim
+
+    def _meet_barrier(self, barrier: MessageFile | None, *, again: bool) -> None:
+        """Hand out a barrier, if it is the first of what waits now; else what is before it is taken first.
+
+        When it is met `again` in one look, what is before it is not for us to take, and the barrier waits.
+        """
+        gate, offers = self.gate, self._offers
+        if not gate.is_ready_for_barrier():
+            return
+        offers.refresh()
+        first = next(filter(gate.is_here, iter(offers.next, None)), None)
+        if first is not None:
+            offers.put_back(first)
+            if barrier is not None and first.filename == barrier.filename:
+                gate.hand_out(first)
+            elif again:
+                gate.wait_for_others()
+
+    def after_others(self, look: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
+        """Look again and again while it is another subscription's turn, which has a moment to come for it."""
+        until = time.monotonic() + TURNS_PATIENCE
+        found = None
+        while found is None and self.gate.gives_way and time.monotonic() < until and not is_closed():
+            time.sleep(TURN_RECHECK)
+            found = look()
+        return found

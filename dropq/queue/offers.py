@@ -1,0 +1,297 @@
+"""What a subscription may take, in order of delivery: the queue's view, without what the subscription leaves to others.
+
+A queue that asks for nothing special offers its view as it is. Consumers that take the same messages share the view for
+a while: each begins with its own part of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dropq.errors import NoSuchQueue, StorageError
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle import early_acks
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.view import DEPTH
+from dropq.policies.build import view_of
+from dropq.policies.wanted import belonging, wanting
+from dropq.storage import reading
+from dropq.storage.failures import error_context, storage_error
+from dropq.storage.liveness import Presence
+
+if TYPE_CHECKING:
+    from dropq.queue.message import Message
+
+log = logging.getLogger("dropq")
+
+#: Seconds for which consumers share the view, after one of them was quicker than another.
+SHARING = 1.0
+#: After this many lost races, list target/ again; double the number until a claim succeeds: as on NFS, a listing may
+#: show names for a while that are gone, and then no listing is better.
+LOSSES = 8
+#: How many files that cannot be claimed are remembered; when there are more, each is tried, and logged, again.
+UNCLAIMABLE = 1000
+#: What becomes of messages when a look fails.
+UNTOUCHED = "no message was touched"
+
+
+class Offers:
+    """The messages that one subscription may take.
+
+    Args:
+        context: the queue.
+        presence: the subscription's sign of life; None where its claims outlive it.
+        filter: which messages it takes; None for all.
+        owners: the owners of its next claims.
+        deadline: returns when the lease of a claim runs out that is made now, in ms since 1970; 0 for never.
+
+    Attributes:
+        view: what is left of the present piece of the view; each message is offered once.
+        listings: how many listings there were until now.
+        losses: how many races for a message were lost since the last claim.
+        frozen: whether only what waited at one moment is offered.
+    """
+
+    def __init__(
+        self,
+        context: QueueContext,
+        presence: Presence | None,
+        *,
+        filter: str | None,
+        owners: Iterator[str],
+        deadline: Callable[[], int],
+    ) -> None:
+        self._context = context
+        self._presence = presence
+        self._owners = owners
+        self._deadline = deadline
+        self._matches = _all_of(belonging(context), None if filter is None else wanting(context, filter))
+        self._target = view_of(context, depth=context.config.target_queue_depth or DEPTH)
+        self._acks = reading.Listing(context.layout.acks, context.clock)
+        self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
+        self._returned: set[tuple[str, str | None]] = set()  # ids, with what tells a file from its twins; None: all
+        self._returning: list[str] = []  # ids of messages that may be about to come back
+        self._unclaimable: set[str] = set()  # files whose claims would have too long a name here
+        self._refused: StorageError | None = None
+        self._shares_until = 0.0
+        self._list_at = LOSSES
+        self._again: MessageFile | None = None
+        self.listings = 0
+        self.losses = 0
+        self.frozen = False
+        self.view: Iterator[MessageFile] = iter(())
+
+    # -- listing ---------------------------------------------------------------------------------------------
+
+    @property
+    def fresh_until(self) -> float:
+        """When the view is too old to take from, by `time.monotonic()`."""
+        return self._target.fresh_until
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether the subscription shares the view with other consumers at present."""
+        return time.monotonic() < self._shares_until
+
+    def attend(self) -> None:
+        """List again where the view is too old; offer nothing while the queue is paused."""
+        if self._target.stale and not self.frozen:
+            self.refresh()
+        elif self._is_paused():
+            self._clear()
+
+    def freeze(self) -> None:
+        """Offer from now on only what waits at this moment."""
+        self._target.depth = None  # what lies behind a bounded view could only be found by a later listing
+        self.refresh()
+        self.frozen = True
+
+    def more(self, listings: int) -> bool:
+        """Offer the next piece of the view, or what lies behind it, or a new listing; return False where there is none.
+
+        Args:
+            listings: how many there were when the look for a message began: each look lists once.
+        """
+        listed = self.frozen or self.listings > listings
+        if not listed and self._target.worn:
+            self.refresh()  # instead of what the others left of their parts: some of it they took themselves
+            return True
+        if self._go_on():
+            return True
+        if listed:
+            return False
+        self.refresh()
+        return True
+
+    def refresh(self) -> None:
+        """List target/ again, unless the queue is paused."""
+        self.listings += 1
+        self._refused = None  # a message that still waits is met again
+        if self._is_paused():
+            self._clear()
+            return
+        with self._listing():
+            if self._presence is not None:
+                self._presence.keep()  # before the listing: what is claimed from it is claimed by the living
+            self._target.refresh(*self._position())
+            self._acked = self._acks.names()  # RACE: after the messages that it may be about
+        self._compose()
+
+    def _position(self) -> tuple[int, int]:
+        """Return the subscription's number among those that share the view, and how many these are."""
+        return self._presence.position() if self._presence is not None and self.are_shared else (0, 1)
+
+    def _go_on(self) -> bool:
+        with self._listing():
+            if not self._target.go_on():
+                return False
+            self._acked = self._acks.names()
+        self._compose()
+        return True
+
+    def _compose(self) -> None:
+        """Offer the view as it is, or by the tests that are needed now."""
+        view, self._again = self._target.view, None
+        asks = self._matches or self._acked or self._unclaimable or self._returned or self._returning
+        self.view = filter(self._takes, view) if asks else view
+
+    def _clear(self) -> None:
+        self._target.clear()
+        self._compose()
+
+    def next(self) -> MessageFile | None:
+        """Return what was put back, else the next message of the view, wanted or not; None at its end."""
+        again, self._again = self._again, None
+        return next(self._target.view, None) if again is None else again
+
+    def put_back(self, file: MessageFile) -> None:
+        """Let `next` return a message again that it returned last."""
+        self._again = file
+
+    def _is_paused(self) -> bool:
+        with error_context(UNTOUCHED):
+            return self._context.paused
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NoSuchQueue(
+                f"queue {self._context.name} is not there any more: {self._context.layout.home}"
+            ) from error
+        except OSError as error:
+            raise storage_error(error, UNTOUCHED) from error
+
+    # -- what is taken ---------------------------------------------------------------------------------------
+
+    def _takes(self, file: MessageFile) -> bool:
+        return not self.settle_acked(file) and self.wants(file)
+
+    def settle_acked(self, file: MessageFile) -> bool:
+        """Archive a message whose ack came before it; return False where it is to be delivered."""
+        if not self._acked or file.name.id not in self._acked:
+            return False
+        try:
+            return early_acks.settle(self._context, file, next(self._owners), self._deadline())
+        except StorageError as error:
+            self.pass_over(file, error)
+            return True
+
+    def wants(self, file: MessageFile) -> bool:
+        """Return whether the subscription may take a message, as far as its filter and its memory say."""
+        return (
+            (self._matches is None or self._matches(file))
+            and file.filename not in self._unclaimable
+            and not self.has_returned(file)
+        )
+
+    # -- what comes back -------------------------------------------------------------------------------------
+
+    @property
+    def passes_over(self) -> bool:
+        """Whether it leaves messages that came back to others."""
+        return bool(self._returned)
+
+    @contextmanager
+    def once(self, message: Message) -> Iterator[None]:
+        """Leave a message to others if it comes back within the block; until it ends, every message of its id."""
+        sidecars = self._context.sidecars
+        claimed = sidecars.parse(message.name)
+        self._returning.append(claimed.id)  # the listing that finds it again composes the view anew
+        try:
+            yield
+        finally:
+            if message.state in ("target", "delayed"):
+                name = sidecars.parse(message.name)
+                self._returned.add((name.id, name.copy))
+            elif message.state == "processing":  # lost: if it comes back, it is by a name that others gave it
+                self._returned.add((claimed.id, claimed.copy if claimed.generated else None))
+            self._returning.remove(claimed.id)
+
+    def has_returned(self, file: MessageFile) -> bool:
+        """Return whether a message came back before, or may be what comes back at this moment."""
+        if not self._returned and not self._returning:
+            return False
+        name = file.name
+        marks = {(name.id, name.copy), (name.id, None)}
+        return name.id in self._returning or not marks.isdisjoint(self._returned)
+
+    def expire(self, file: MessageFile) -> bool:
+        """Move a message to expired/ if its time is over; return whether it is."""
+        if not has_expired(self._context, file):
+            return False
+        try:
+            Transitions(self._context).expire_waiting(file)
+        except StorageError as error:
+            log.warning("an expired message is passed over: %s", error)  # the others are as good as before
+        return True
+
+    # -- what becomes of a claim -----------------------------------------------------------------------------
+
+    def pass_over(self, file: MessageFile, error: StorageError) -> None:
+        """Go on with the other messages, which may be as good as before; `raise_refused` raises the error later.
+
+        Where a file system never has room for a claim's name, nothing but another name helps: that is logged once.
+        """
+        if error.errno != errno.ENAMETOOLONG:
+            self._refused = self._refused or error
+            return
+        if len(self._unclaimable) >= UNCLAIMABLE:
+            self._unclaimable.clear()
+        self._unclaimable.add(file.filename)
+        self._compose()
+        log.warning(
+            "queue %s: message %r is passed over, as this file system has no room for the name of a claim on it; "
+            "`dropq fsck %s` says which name is short enough (%s)",
+            *(self._context.name, file.filename, self._context.name, error),
+        )
+
+    def raise_refused(self) -> None:
+        """Raise what refused a claim since the last listing, as there is no other message to take."""
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
+
+    def lose(self) -> None:
+        """Share the view with the other consumers for a while: one of them was quicker."""
+        now = time.monotonic()
+        begins = now >= self._shares_until
+        self._shares_until = now + SHARING
+        self._list_at = LOSSES if not self.losses else self._list_at
+        self.losses += 1
+        if (begins or (self.losses >= self._list_at and self._target.worn)) and not self.frozen:
+            self._list_at = 2 * max(self.losses, LOSSES)
+            self.refresh()
+
+
+def _all_of(*tests: Callable[[MessageFile], bool] | None) -> Callable[[MessageFile], bool] | None:
+    asked = [test for test in tests if test is not None]
+    return (lambda file: all(test(file) for test in asked)) if asked else None

@@ -1,0 +1,101 @@
+"""The wait of a subscription's threads for the next message: woken by the file system, or by another thread.
+
+Threads wait in turns. What ended one thread's wait may be for the next thread, too, which looks when its turn comes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dropq.lifecycle.view import LISTING_SHARE
+from dropq.storage.watch import RESCAN, Watch
+
+if TYPE_CHECKING:
+    from dropq.queue.message import Message
+
+#: Seconds of processor time that make a look without a result a long one: then the thread rests ten times as long
+#: before it looks again.
+LONG_LOOK = 0.02
+
+
+class Waiting:
+    """The waiting threads of one subscription.
+
+    Args:
+        folder: the folder in which messages come: the queue's target/.
+
+    Attributes:
+        news: another object each time that there may be something new to look for.
+        waits: whether a thread waits.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._turn = threading.RLock()
+        self._watch: Watch | None = None
+        self._closed = False
+        self.news = object()
+        self.waits = False
+
+    def wait(
+        self, news: object, until: float, *, look: Callable[[], Message | None], next_look: Callable[[], float]
+    ) -> Message | None:
+        """Look for a message each time that there may be one; return None when the time is over, or once closed.
+
+        Args:
+            news: what `self.news` was before the caller's own look, which found nothing.
+            until: when to give up, by `time.monotonic()`.
+            look: looks for a message.
+            next_look: returns the seconds after which to look again without news.
+        """
+        if not self._turn.acquire(timeout=max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0)):
+            return None
+        waits, self.waits = self.waits, True  # a signal handler may receive while its own thread waits
+        try:
+            return self._look_again(news, until, look, next_look)
+        finally:
+            self.waits = waits
+            self._turn.release()
+            if waits:
+                self.wake()  # what woke this wait of a signal handler may be for the wait that it interrupted
+
+    def _look_again(
+        self, news: object, until: float, look: Callable[[], Message | None], next_look: Callable[[], float]
+    ) -> Message | None:
+        watch = self._watch = self._watch or Watch(self._folder)
+        if self._closed:  # RACE: a close that comes later finds the watch, and one that came before is seen here
+            self._watch = None
+            return None
+        watch.begin()
+        while not self._closed and (left := until - time.monotonic()) > 0:
+            if news is self.news:
+                watch.wait(min(left, next_look()))
+                self.news = object()
+            news = self.news
+            began = time.thread_time()
+            if (message := look()) is not None:
+                return message
+            if (took := time.thread_time() - began) > LONG_LOOK:  # at many messages, none of them for this subscription
+                self._rest(watch, min(until, time.monotonic() + min(took, RESCAN) * LISTING_SHARE))
+        return None
+
+    def _rest(self, watch: Watch, until: float) -> None:
+        """Wait without a look, unless the subscription is closed."""
+        while not self._closed and (left := until - time.monotonic()) > 0:
+            watch.rest(left)
+
+    def wake(self) -> None:
+        """Let the thread that waits look again."""
+        self.news = object()
+        # RACE: a thread that is about to wait sets `waits` first, and then compares the news.
+        if self.waits and (watch := self._watch) is not None:
+            watch.wake()
+
+    def close(self) -> None:
+        """End every wait, now and later."""
+        self._closed = True
+        self.wake()
+        self._watch = None  # it goes with the thread that waits
