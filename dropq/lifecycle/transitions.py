@@ -61,6 +61,26 @@ class Transitions:
         except OSError as error:
             raise self.not_sent(error) from error
 
+    def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> None:
+        """Write a body, and send it, as durable as the queue's durability asks.
+
+        Args:
+            file: the message's file name.
+            data: the body.
+            not_before: when it may be delivered, in ms; 0 for at once.
+        """
+        staged = f"{self._layout.working}/{file}"
+        try:
+            self._storage.write_new(staged, data)
+        except OSError as error:
+            raise self.not_sent(error) from error
+        try:
+            self._storage.rename(staged, f"{self.sent_to(not_before) if not_before else self._layout.target}/{file}")
+        except OSError as error:
+            raise self._take_back(staged, error) from error
+        if self._storage.syncs_folders:
+            self.sent(not_before=not_before)
+
     def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> None:
         """Send a staged file: the rename is the send.
 
@@ -73,12 +93,16 @@ class Transitions:
         try:
             self._storage.rename(staged, f"{self.sent_to(not_before) if not_before else self._layout.target}/{file}")
         except OSError as error:
-            with suppress(OSError):  # what cannot be taken away now, fsck finds
-                if back_to is None:
-                    self._storage.unlink(staged)
-                else:
-                    self._storage.move(staged, back_to)
-            raise self.not_sent(error) from error
+            raise self._take_back(staged, error, back_to) from error
+
+    def _take_back(self, staged: str, error: OSError, back_to: str | None = None) -> DropqError:
+        """Remove a staged file that could not be sent, or move it back; return the error to raise."""
+        with suppress(OSError):  # what cannot be taken away now, fsck finds
+            if back_to is None:
+                self._storage.unlink(staged)
+            else:
+                self._storage.move(staged, back_to)
+        return self.not_sent(error)
 
     def not_sent(self, error: OSError) -> DropqError:
         """Return the error for a send that was refused before its rename."""

@@ -236,7 +236,11 @@ class Message:
             LeaseLost, NoSuchMessage: its file is not there any more.
             StorageError: the file cannot be read.
         """
-        return self._reading(reading.read_body)
+        claim = self._claim
+        try:
+            return reading.read_body(self.path if claim is None else claim.path)
+        except OSError:
+            return self._reading(reading.read_body)  # after a renewed lease, or to say why it cannot be read
 
     @property
     def text(self) -> str:

@@ -29,24 +29,26 @@ from dropq.storage.reading import READ_SIZE
 
 log = logging.getLogger("dropq")
 
-_NOTHING = (None,) * 7
-#: What a message of send_many may say: what `send` takes.
-_FIELDS = frozenset(
-    {
-        "body",
-        "correlation_id",
-        "delay",
-        "expires_in",
-        "message_class",
-        "message_id",
-        "priority",
-        "properties",
-        "reply_to",
-        "type",
-    }
-)
 #: Messages that send_many makes durable together.
 BATCH = 1000
+
+
+class Headers(NamedTuple):
+    """What a sender says of a message, beside its body: the other arguments of `Producer.send`, which explains them."""
+
+    priority: int = 4
+    type: str | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    expires_in: Duration | None = None
+    delay: Duration | None = None
+    properties: Mapping[str, Any] | None = None
+    message_class: str | None = None
+    message_id: str | None = None
+
+
+#: The headers of a message that has nothing but a body.
+PLAIN = Headers()
 
 
 class Sent(NamedTuple):
@@ -67,6 +69,8 @@ class Producer:
     #: What lets messages in, from the first send on, and when it is to be asked again, by `time.monotonic()`.
     _entry: Entry | None = None
     _asks_at = 0.0
+    #: The queue's transitions, once it is open.
+    _opened: Transitions | None = None
 
     @property
     def context(self) -> QueueContext:
@@ -110,24 +114,20 @@ class Producer:
             QueueFull: the queue is full, and rejects; nothing was sent.
             ValueError: a value that no name can hold; nothing was sent.
         """
-        transitions = self._transitions  # a queue that is refused is refused before the clock writes its probe
-        said = (type, correlation_id, reply_to, expires_in, delay, properties, message_id)
-        if said == _NOTHING:
-            message_class = _class_of(body, priority, message_class)
-            message_id = transitions.context.root.ids.next()
-            file, not_before = names.plain_name(message_id, priority, message_class), 0
+        headers = Headers(
+            priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
+        )
+        transitions = self._opened or self._transitions  # a queue that is refused is refused before all else
+        if headers == PLAIN:
+            message_id, not_before = transitions.context.root.ids.next(), 0
+            file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
             if time.monotonic() >= self._asks_at and not self._admit():
                 return Sent(message_id, False, "")
         else:
-            file, message_id, not_before = self.address(
-                body, priority, *said[:-1], message_class, message_id, asks=True
-            )
+            file, message_id, not_before = self._address(body, headers, asks=True)
             if not file:
                 return Sent(message_id, False, "")
-        transitions.stage(file, body.encode() if isinstance(body, str) else body)
-        transitions.send(file, not_before=not_before)
-        if transitions.context.storage.syncs_folders:
-            transitions.sent(not_before=not_before)
+        transitions.send_new(file, body.encode() if isinstance(body, str) else body, not_before=not_before)
         return Sent(message_id, True, self.name)
 
     def send_json(self, value: object, **fields: Any) -> Sent:
@@ -237,11 +237,12 @@ class Producer:
             for message in batch:
                 if isinstance(message, Mapping):
                     body = _body_of(message)
-                    file, message_id, not_before = self.address(**message)
+                    headers = Headers(**{key: value for key, value in message.items() if key != "body"})
+                    file, message_id, not_before = self._address(body, headers)
                 else:
                     body, not_before = message, 0
                     message_id = context.root.ids.next()
-                    file = names.plain_name(message_id, 4, _class_of(body, 4, None))
+                    file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
                 # First: an interrupt finds it mostly as its file is being made.
                 staged[file] = Sent(message_id, True, self.name), not_before
                 self._transitions.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
@@ -259,7 +260,7 @@ class Producer:
             QueueFull: the queue is full, and rejects; nothing was sent, and the file stays where it is.
         """
         source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-        file, message_id, not_before = self.address(b"", **fields, asks=True)
+        file, message_id, not_before = self._address(b"", Headers(**fields), asks=True)
         if not file:
             return Sent(message_id, False, "")
         context, sent = self.context, Sent(message_id, True, self.name)
@@ -336,7 +337,7 @@ class Producer:
         Raises:
             QueueFull: the queue is full, and rejects.
         """
-        file, _, not_before = self.address(b"", **fields, asks=True)
+        file, _, not_before = self._address(b"", Headers(**fields), asks=True)
         if not file:
             with open(os.devnull, "wb") as nowhere:
                 yield nowhere
@@ -369,52 +370,45 @@ class Producer:
                 store.unlink(path)
             raise
 
-    def address(
-        self,
-        body: bytes | str,
-        priority: int = 4,
-        type: str | None = None,
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-        expires_in: Duration | None = None,
-        delay: Duration | None = None,
-        properties: Mapping[str, Any] | None = None,
-        message_class: str | None = None,
-        message_id: str | None = None,
-        *,
-        asks: bool = False,
-    ) -> tuple[str, str, int]:
+    def address(self, body: bytes | str, **fields: Any) -> tuple[str, str, int]:
         """Return the file name of a message to send, its id, and the time before which it may not be delivered.
 
-        Where it `asks`, the message is good and let in before anything is written; of one that is discarded there is no
-        file name.
+        Args:
+            body: the message's body, for its class.
+            fields: the other arguments of `send`.
         """
-        context = self._transitions.context  # a queue that is refused is refused before the clock writes its probe
-        chosen = message_id is not None
-        if message_id is not None:
-            names.check_message_id(message_id)
-        message_class = _class_of(body, priority, message_class)
-        message_id = message_id or context.root.ids.next()
-        known: dict[str, Any] = {"id": message_id, "priority": priority, "message_class": message_class}
-        for header, text in (("type", type), ("correlation_id", correlation_id), ("reply_to", reply_to)):
-            if text is not None:
+        return self._address(body, Headers(**fields))
+
+    def _address(self, body: bytes | str, headers: Headers, *, asks: bool = False) -> tuple[str, str, int]:
+        """Do what `address` does; where it `asks`, the message is let in before anything is written.
+
+        Of a message that is discarded there is no file name.
+        """
+        # First: a queue that is refused is refused before the clock writes its probe.
+        transitions = self._opened or self._transitions
+        context, chosen = transitions.context, headers.message_id is not None
+        if headers.message_id is not None:
+            names.check_message_id(headers.message_id)
+        known: dict[str, Any] = {"priority": headers.priority, "message_class": _class_of(body, headers)}
+        known["id"] = message_id = headers.message_id or context.root.ids.next()
+        for header in ("type", "correlation_id", "reply_to"):
+            if (text := getattr(headers, header)) is not None:
                 check_text(header, text)
                 known[header] = text
-        if expires_in is not None:
-            known["expiration"] = self._in(expires_in)
-        if properties is not None:
-            known["properties"] = _typed(properties)
+        if headers.expires_in is not None:
+            known["expiration"] = self._in(headers.expires_in)
+        if headers.properties is not None:
+            for name in headers.properties:
+                names.check_property_name(name)
+            known["properties"] = {name: Typed.of(value) for name, value in headers.properties.items()}
         not_before = 0
-        if delay is not None:
-            known["not_before"] = not_before = self._in(delay)
+        if headers.delay is not None:
+            known["not_before"] = not_before = self._in(headers.delay)
         if asks and time.monotonic() >= self._asks_at and not self._admit():
             return "", message_id, 0
-        name = names.make(known)
-        return (
-            context.sidecars.fit(self._transitions.unique(name, chosen=True) if chosen else name),
-            message_id,
-            not_before,
-        )
+        made = names.make(known)
+        file = context.sidecars.fit(transitions.unique(made, chosen=True) if chosen else made)
+        return file, message_id, not_before
 
     def admit_job(self, count: int) -> bool:
         """Let in a job of so many messages as a whole, after a wait where one is due; False where it is discarded.
@@ -446,14 +440,15 @@ def _reading(source: str | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
     return open(source, "rb") if isinstance(source, str) else nullcontext(source)
 
 
-def _class_of(body: bytes | str, priority: int, message_class: str | None) -> str:
+def _class_of(body: bytes | str, headers: Headers) -> str:
     """Return the class of a message, after a look at its priority: ValueError where no name can hold either."""
+    message_class = headers.message_class
     if message_class is None:
         message_class = "T" if isinstance(body, str) else "B"
     elif message_class not in names.CLASSES or len(message_class) != 1:
         raise ValueError(f"message class {message_class!r}: one of {' '.join(names.CLASSES)}")
-    if not -(2**31) <= priority < 2**31:
-        raise ValueError(f"priority {priority}: an integer from -2147483648 to 2147483647")
+    if not -(2**31) <= headers.priority < 2**31:
+        raise ValueError(f"priority {headers.priority}: an integer from -2147483648 to 2147483647")
     return message_class
 
 
@@ -464,19 +459,10 @@ def _so_many(sent: list[Sent]) -> str:
 
 
 def _body_of(message: Mapping[str, Any]) -> bytes | str:
-    unknown = ", ".join(sorted(map(repr, message.keys() - _FIELDS)))
+    unknown = ", ".join(sorted(map(repr, message.keys() - {"body", *Headers._fields})))
     if unknown:
         raise ValueError(f"a message of send_many says {unknown}, which send does not take")
     if "body" not in message:
         raise ValueError("a message of send_many has no `body`")
     body: bytes | str = message["body"]
     return body
-
-
-def _typed(properties: Mapping[str, Any]) -> dict[str, Typed]:
-    typed = {}
-    for name in properties:
-        names.check_property_name(name)
-    for name, value in properties.items():
-        typed[name] = Typed.of(value)
-    return typed

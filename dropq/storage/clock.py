@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from functools import partial
 from typing import Protocol
 
 from dropq.storage.system_calls import TOUCH, open_file
@@ -17,7 +18,8 @@ LEASE_INTERVAL = 1.0
 CLOCK_TOLERANCE = 0.05
 #: How often a measurement is made at most: it is repeated when it took longer than the tolerance.
 CLOCK_TRIES = 3
-_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+#: Returns seconds on a clock that never steps; where the system has such a clock, it counts in sleep, too.
+_since_boot = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Clock(Protocol):
@@ -25,11 +27,6 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Return the time in milliseconds since 1970 UTC."""
-
-
-def _since_boot() -> float:
-    """Return seconds on a clock that never steps; where the system has such a clock, it counts in sleep, too."""
-    return time.clock_gettime(_STEADY_CLOCK)
 
 
 class ServerClock:
@@ -50,15 +47,12 @@ class ServerClock:
         self._own = 0.0
         self._measured_at = -math.inf
 
-    def now_ms(self) -> int:
-        """Return the server's time in milliseconds since 1970 UTC."""
-        return self._time_ms(CLOCK_INTERVAL)
+    def now_ms(self, *, interval: float = CLOCK_INTERVAL) -> int:
+        """Return the server's time in milliseconds since 1970 UTC.
 
-    def lease_ms(self) -> int:
-        """Return the server's time by a measurement of the last second, for the end of a lease."""
-        return self._time_ms(LEASE_INTERVAL)
-
-    def _time_ms(self, interval: float) -> int:
+        Args:
+            interval: after how many seconds the offset to the server's clock is measured again.
+        """
         now = _since_boot()
         own = time.time() - now
         if now >= self._measured_at + interval or abs(own - self._own) > CLOCK_TOLERANCE:
@@ -106,5 +100,5 @@ class ServerClock:
 
 def lease_end(clock: Clock, period: float) -> int:
     """Return the end of a lease that begins now, in milliseconds since 1970 UTC; `period` is in seconds."""
-    now = clock.lease_ms() if isinstance(clock, ServerClock) else clock.now_ms()
+    now = clock.now_ms(interval=LEASE_INTERVAL) if isinstance(clock, ServerClock) else clock.now_ms()
     return now + int(period * 1000)

@@ -140,7 +140,7 @@ class Storage:
             data: its content.
             synced: make it durable at once, if the durability asks for it; otherwise `together` does.
         """
-        fd = self.create(path)
+        fd = self.create(path) if self._owns else os.open(path, CREATE, self._create_mode)
         try:
             try:
                 if (written := os.write(fd, data)) < len(data):

@@ -1305,16 +1305,16 @@ def test_an_interrupted_send_many_takes_away_also_what_was_just_being_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make_queue(tmp_path)
-    create, made = Storage.create, iter(range(10))
+    opened, made = os.open, iter(range(10))
 
-    def interrupted(self: Storage, path: str) -> int:
-        fd = create(self, path)
-        if next(made) == 5:
+    def interrupted(path: str, flags: int, *args: Any, **options: Any) -> int:
+        fd = opened(path, flags, *args, **options)
+        if flags & os.O_EXCL and next(made) == 5:
             os.close(fd)
             raise KeyboardInterrupt
         return fd
 
-    monkeypatch.setattr(Storage, "create", interrupted)
+    monkeypatch.setattr(os, "open", interrupted)
     with pytest.raises(KeyboardInterrupt):
         queue.send_many([b"x"] * 10)
     assert where(queue) == {}
@@ -2147,13 +2147,13 @@ def test_a_send_that_returned_as_the_queue_was_deleted_brings_it_back(
 
 def test_a_send_that_was_half_way_as_the_queue_was_deleted_fails(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
-    stage = Transitions.stage
+    write_new = Storage.write_new
 
-    def before_a_delete(transitions: Transitions, *args: Any) -> None:
-        stage(transitions, *args)
+    def before_a_delete(storage: Storage, *args: Any) -> None:
+        write_new(storage, *args)
         Root(queue.root.path).delete_queue("q", force=True)
 
-    monkeypatch.setattr(Transitions, "stage", before_a_delete)
+    monkeypatch.setattr(Storage, "write_new", before_a_delete)
     with pytest.raises(NoSuchQueue):
         queue.send(b"a")
     assert not (Path(queue.root.path) / "q").exists()

@@ -24,7 +24,7 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.staging.jobs import Epoch, Job
 from dropq.storage import exclusive_rename, liveness, reading, system_calls
 from dropq.storage import files as storage_files
-from dropq.storage.clock import ServerClock
+from dropq.storage.clock import ServerClock, _since_boot
 from dropq.storage.files import Storage
 from dropq.storage.mounts import Mount
 from dropq.storage.reading import RESERVED_MODE
@@ -632,9 +632,10 @@ def test_a_process_that_is_stopped_while_it_measures_the_servers_clock_tells_the
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock here goes on while a host sleeps")
 def test_the_servers_clock_goes_on_while_this_host_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ServerClock(str(tmp_path / "probe"))
-    before, gettime, own = clock.now_ms(), time.clock_gettime, time.time
+    before, own = clock.now_ms(), time.time
     slept = {time.CLOCK_BOOTTIME: 30.0}  # the monotonic clock stood still
-    monkeypatch.setattr(time, "clock_gettime", lambda id: gettime(id) + slept.get(id, 0.0))
+    since_boot, (which,) = _since_boot, _since_boot.args
+    monkeypatch.setattr("dropq.storage.clock._since_boot", lambda: since_boot() + slept.get(which, 0.0))
     monkeypatch.setattr(time, "time", lambda: own() + 30.0)
     monkeypatch.setattr(ServerClock, "_measure", lambda self: pytest.fail("there was no need to ask the server"))
     assert 30_000 <= clock.now_ms() - before < 60_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_step_of_the_servers_clock_is_seen_by_leases_a_second_later_and_by_all
     clock.now_ms()
     stepped, later = step, LEASE_INTERVAL
     assert abs(clock.now_ms() - (own() + later) * 1000) < 1000  # not yet
-    assert abs(clock.lease_ms() - server() * 1000) < 1000
+    assert abs(clock.now_ms(interval=LEASE_INTERVAL) - server() * 1000) < 1000
     stepped, later = 2 * step, later + CLOCK_INTERVAL
     assert abs(clock.now_ms() - server() * 1000) < 1000
 
@@ -128,4 +129,5 @@ def test_a_clock_that_nobody_sets_is_measured_once_a_minute_and_for_leases_once_
     monkeypatch.setattr("dropq.storage.clock._since_boot", lambda: since_boot() + now)
     monkeypatch.setattr(time, "time", lambda: own() + now)
     assert measurements(clock.now_ms, 0, 0.4, 0.8, 30, 50, 61, 100) == [1, 1, 1, 1, 1, 2, 2]
-    assert measurements(clock.lease_ms, 100, 100.3, 100.6, 101.5, 101.9) == [3, 3, 3, 4, 4]
+    for_lease = partial(clock.now_ms, interval=LEASE_INTERVAL)
+    assert measurements(for_lease, 100, 100.3, 100.6, 101.5, 101.9) == [3, 3, 3, 4, 4]
