@@ -387,10 +387,11 @@ def _keeping_account(path: str, source: bytes) -> bytes:
             node.decorator_list = [one for one in node.decorator_list if ast.unparse(one) != "cache"]
             for inside in ast.walk(node):
                 _account(path, inside)
-    after = next(
+    statements = (
         number for number, node in enumerate(tree.body)
         if not isinstance(node, ast.Expr) and getattr(node, "module", "") != "__future__"
     )  # fmt: skip
+    after = next(statements, len(tree.body))
     tree.body.insert(after, ast.parse("from torture.hits import hit as _hit_").body[0])
     return ast.unparse(ast.fix_missing_locations(tree)).encode()
 

@@ -98,6 +98,13 @@ def test_each_pattern_of_modules_names_a_module(pattern: str) -> None:
     assert mutants.modules_of(mutants.TOP, [pattern]) != []
 
 
+def test_every_module_keeps_account_also_an_empty_one() -> None:
+    for module in mutants.modules_of(mutants.TOP):
+        source = (mutants.TOP / module).read_bytes()
+        assert ast.parse(mutants._keeping_account(module, source)).body, module
+    assert mutants._keeping_account("m.py", b"") == b"from torture.hits import hit as _hit_"
+
+
 def test_a_seed_chooses_the_same_again_and_another_seed_others() -> None:
     listed = mutants_of("m.py", SOURCE)
     assert mutants.sampled(listed, 4, seed=1) == mutants.sampled(listed, 4, seed=1)
