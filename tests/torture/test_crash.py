@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable
-from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -98,12 +96,10 @@ def test_a_move_that_for_a_moment_leaves_none_is_seen(tmp_path: Path, monkeypatc
 
 
 def test_a_send_that_writes_in_sight_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_in_target(self: Transitions, file: str, data: bytes) -> None:
+    def write_in_target(self: Transitions, file: str, data: bytes, *, not_before: int = 0) -> None:
         self.context.storage.write_new(f"{self.context.layout.target}/{file}", data)
 
-    monkeypatch.setattr(Transitions, "stage", write_in_target)
-    for step in ("send", "sent"):
-        monkeypatch.setattr(Transitions, step, lambda *args, **options: None)
+    monkeypatch.setattr(Transitions, "send_new", write_in_target)
     assert any("is not whole" in line for line in tried(tmp_path, Queue, "send").wrong)
 
 
@@ -126,16 +122,15 @@ def test_a_commit_of_a_part_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_fault_that_is_told_wrongly_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, said: str
 ) -> None:
-    stage, send = Transitions.stage, Transitions.send
+    send_new = Transitions.send_new
 
-    def wrongly(call: Callable[..., None], *args: object, **options: object) -> None:
+    def wrongly(self: Transitions, file: str, data: bytes, *, not_before: int = 0) -> None:
         try:
-            call(*args, **options)
+            send_new(self, file, data, not_before=not_before)
         except StorageError:
             if error is not None:
                 raise error from None
 
-    monkeypatch.setattr(Transitions, "stage", partialmethod(lambda *args: wrongly(stage, *args)))
-    monkeypatch.setattr(Transitions, "send", partialmethod(lambda *args, **options: wrongly(send, *args, **options)))
+    monkeypatch.setattr(Transitions, "send_new", wrongly)
     row = tried(tmp_path, Queue, "send", fault=True)
     assert any(said in line for line in row.wrong), row.wrong
