@@ -1,20 +1,19 @@
-"""The public verbs: a root, the directory that holds queues, and a queue, with what its users do to messages in it.
+"""`Root`, a directory that holds queues, and `Queue`, with the verbs that users call.
 
-They know all rooms below, and have no rules of their own: each verb opens what it needs, and asks the room that has the
-rule. A queue object may be used by several threads, by a signal handler at any moment of its own thread, and after a
-fork: so it has no lock, which one of these could wait for in vain. It opens its folders and its configuration at its
-first use.
+A verb has no rule of its own: it opens what it needs, and calls the room that has the rule. Several threads may share a
+queue object, a signal handler may use it at any moment, and a child may use it after a fork. So it has no lock, for
+which a handler or a child could wait for ever. It opens its folders and its configuration at its first use.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
@@ -32,11 +31,11 @@ from dropq.storage.clock import Clock
 from dropq.storage.failures import error_context
 from dropq.storage.files import Storage
 
-# What sends and counts is imported here; the rest by the verbs that need it, so that a shell's `send` does not wait.
+# Imported here: what sends and counts. Each other verb imports what it needs, so that a shell's `send` starts quickly.
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
-    from dropq.diagnosis.fsck import Finding
+    from dropq.diagnosis.fsck_kinds import Finding
     from dropq.diagnosis.health import Health
     from dropq.queue.subscription import Subscription
     from dropq.upkeep.bulk import Outcome
@@ -44,25 +43,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dropq")
 
-#: What is told where a pause of the whole root, or its end, met an error.
-PAUSING = "whether the queues are paused, `dropq ls` tells"
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _telling(fate: str) -> Callable[[Callable[Concatenate[Queue, P], T]], Callable[Concatenate[Queue, P], T]]:
-    """Let a verb of a queue raise our own errors alone; what the file system refuses is told with this fate."""
-
-    def wrap(verb: Callable[Concatenate[Queue, P], T]) -> Callable[Concatenate[Queue, P], T]:
-        @wraps(verb)
-        def told(queue: Queue, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            with queue.context.error_context(fate):
-                return verb(queue, *args, **kwargs)
-
-        return told
-
-    return wrap
+#: What an error says of `pause` and `resume`, of a root and of a queue.
+_ROOT_PAUSE = "`dropq ls` shows whether the queues are paused"
+_QUEUE_PAUSE = "`dropq ls` shows whether the queue is paused"
 
 
 class Root:
@@ -70,16 +53,16 @@ class Root:
 
     Args:
         path: the directory.
-        clock: what tells the time; None asks the file server's clock.
+        clock: an object whose `now_ms()` returns milliseconds since 1970 UTC; None takes the file server's clock.
 
     Raises:
         NoSuchQueue: there is no such directory.
-        StorageError: it cannot be opened.
+        StorageError: the directory cannot be opened.
         ConfigError: its dropq.toml cannot be used, or was written by a newer dropq.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
-        #: What dropq's own modules need to know of it.
+        #: What dropq's own modules need to know of the root.
         self.context = open_root(os.path.abspath(os.fspath(path)), clock)
         self.layout = self.context.layout
         self.config = self.context.config
@@ -91,16 +74,16 @@ class Root:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, dropboxmq: bool = False, clock: Clock | None = None) -> Root:
-        """Make a directory a root; what is there already stays as it is.
+        """Make a directory a root; what is in it already stays as it is.
 
         Args:
-            path: the directory, made where it is missing.
+            path: the directory; it is created if it is missing.
             dropboxmq: also make what a running DropboxMQ 1.2 needs to share the root.
             clock: as for the constructor.
 
         Raises:
-            StorageError: it cannot be made.
-            ConfigError: it is a root already, and one that DropboxMQ cannot share.
+            StorageError: the root cannot be made.
+            ConfigError: the directory is a root already, and DropboxMQ cannot share it.
         """
         from dropq.upkeep import queues
 
@@ -116,15 +99,15 @@ class Root:
         return Path(self.layout.path)
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its name, whether it is there or not: its first use tells."""
+        """Return the queue of a name; its first use opens it, and raises NoSuchQueue if it is not there."""
         return Queue(self, name)
 
     def queues(self) -> list[Queue]:
-        """Return the queues that are there, by name."""
+        """Return the queues of the root, ordered by name."""
         return [Queue(self, name) for name in queue_names(self.context)]
 
     def create_queue(self, name: str, *, dropboxmq: bool = False, **options: Any) -> Queue:
-        """Make a queue; it appears whole, by one rename.
+        """Create a queue; it appears complete, by one rename.
 
         Args:
             name: the queue's name.
@@ -132,8 +115,8 @@ class Root:
             options: keys of queue.toml, which are written there.
 
         Raises:
-            QueueExists: there is something of that name already.
-            InvalidName, ConfigError: the name, or an option, cannot be used; nothing was made.
+            QueueExists: something of that name is there already.
+            InvalidName, ConfigError: the name, or an option, cannot be used; nothing was created.
         """
         from dropq.upkeep import queues
 
@@ -142,17 +125,17 @@ class Root:
         return queue
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:
-        """Remove a queue with its history; one that has messages to work on is refused.
+        """Remove a queue with its history; refuse while messages wait, are delayed or are held.
 
-        The queue is renamed away first, so a send that is half-way fails rather than vanish.
+        The queue is renamed first, so that a send under way fails instead of vanishing.
 
         Args:
             name: the queue's name.
-            force: remove it with all that waits and is worked on.
+            force: remove the queue with all of its messages.
 
         Raises:
             NoSuchQueue: there is no such queue.
-            StorageError: messages wait in it, or it cannot be removed; it stays as it was.
+            StorageError: messages are in the queue, or it cannot be removed; it stays as it was.
         """
         from dropq.upkeep import queues
 
@@ -166,13 +149,13 @@ class Root:
         unleased_older_than: Duration | None = None,
         jobs_older_than: Duration | None = None,
     ) -> SweepReport:
-        """Sweep every queue, then collect the metadata files that no name refers to any more.
+        """Sweep every queue, then remove the metadata files that no name refers to any more.
 
         Args:
             foreign_older_than, unleased_older_than, jobs_older_than: as for `Queue.sweep`.
 
         Raises:
-            ConfigError, StorageError: of the first queue that cannot be swept, once all others are.
+            ConfigError, StorageError: the error of the first queue that cannot be swept; the others were swept.
         """
         from dropq.upkeep.sweep import SweepReport
 
@@ -187,7 +170,7 @@ class Root:
                         jobs_older_than=jobs_older_than,
                     )
                 )
-            except DropqError as error:  # the other queues are swept all the same
+            except DropqError as error:  # the other queues can be swept
                 log.error("queue %s was not swept: %s", queue.name, error)
                 errors.append(error)
         if errors:
@@ -196,10 +179,10 @@ class Root:
         return report
 
     def tidy(self) -> SweepReport:
-        """Do what a sweep does beside the queues: undo deletes that were cut short, collect metadata files.
+        """Do a sweep's work outside the queues: undo deletes that were interrupted, remove unused metadata files.
 
         Raises:
-            StorageError: the file system refuses; the next sweep goes on.
+            StorageError: the file system refused; the next sweep goes on.
         """
         from dropq.upkeep import queues
 
@@ -208,7 +191,7 @@ class Root:
     def health(
         self, *, max_age: Duration | None = None, max_count: int | None = None, max_error: int | None = 10
     ) -> list[Health]:
-        """Report of each queue, by name, whether it is well, and why not; also of those that cannot be opened.
+        """Report whether each queue is well, and why not, ordered by name; report queues that cannot be opened, too.
 
         Args:
             max_age, max_count, max_error: as for `Queue.health`.
@@ -224,10 +207,10 @@ class Root:
     def doctor(self, queues: Iterable[str] | None = None) -> list[Diagnosis]:
         """Report whether the root's file system is fit for dropq, and what this user may do there.
 
-        It changes no queue, and removes its own files.
+        The doctor changes no queue, and removes its own files.
 
         Args:
-            queues: the names of those whose folders to try; None tries those of all queues.
+            queues: names of the queues whose folders to try; None tries all queues.
 
         Raises:
             NoSuchQueue: there is no such queue.
@@ -239,13 +222,13 @@ class Root:
             return doctor(self.context, queues=queues)
 
     def pause(self) -> None:
-        """Make the consumers of every queue see an empty queue, until `resume`."""
-        with error_context(PAUSING):
+        """Make the consumers of every queue see an empty queue until `resume`."""
+        with error_context(_ROOT_PAUSE):
             Storage().touch(self.layout.read_lock)
 
     def resume(self) -> None:
         """Let the consumers of every queue see their queues again."""
-        with error_context(PAUSING):
+        with error_context(_ROOT_PAUSE):
             Storage().unlink(self.layout.read_lock)
 
 
@@ -257,7 +240,7 @@ class Queue(Producer):
         name: the queue's name, which is its folder's.
 
     Raises:
-        InvalidName: it cannot be the name of a queue.
+        InvalidName: the name cannot be the name of a queue.
     """
 
     def __init__(self, root: Root, name: str) -> None:
@@ -274,7 +257,7 @@ class Queue(Producer):
 
     @property
     def context(self) -> QueueContext:
-        """What dropq's own modules need to know of it; opens the queue when that was not done.
+        """What dropq's own modules need to know of the queue, which this opens if it is not open yet.
 
         Raises:
             NoSuchQueue: there is no such queue in the root.
@@ -287,22 +270,22 @@ class Queue(Producer):
     def _transitions(self) -> Transitions:
         opened = self._opened
         if opened is None:
-            # RACE: threads that open it at once open the same queue; any of their results will do.
+            # RACE: threads that open the queue at the same moment get equal results; the last of them stays.
             opened = self._opened = Transitions(open_queue(self.root.context, self.name, self))
         return opened
 
     @property
     def layout(self) -> QueueLayout:
-        """Where its folders are."""
+        """Where the queue's folders are."""
         return self.context.layout
 
     @property
     def config(self) -> QueueConfig:
-        """Its configuration, as it was when the queue was opened."""
+        """The queue's configuration, as it was when this object opened the queue."""
         return self.context.config
 
     def exists(self) -> bool:
-        """Tell whether the queue is there."""
+        """Return whether the queue is there."""
         return find_layout(self.root.layout.path, self.name) is not None
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -319,14 +302,16 @@ class Queue(Producer):
         """Begin to receive; close the subscription, or leave its `with` block, to return what it holds.
 
         Args:
-            client_id: who receives, for people who read processing/; None takes host and process.
-            filter: other messages are left to others, as those are that the queue's own filter does not match.
-            max_backlog: how many messages it may hold at once; None for as many as the queue's cap allows.
-            lease_period: after which a claim runs out, at least 1ms; None takes the queue's, which may have none.
-            detached: its claims outlive the process, as those of a shell command; they must have a lease.
+            client_id: who receives, for people who read processing/; None takes the names of host and process.
+            filter: receive only messages that match it, and the queue's own filter.
+            max_backlog: how many messages the subscription may hold at once; None takes the queue's
+                max_per_subscription_backlog, which may be no limit.
+            lease_period: how long each claim lasts, at least 1ms; None takes the queue's lease_period, which may be
+                unset: then claims do not run out.
+            detached: claims outlive the process, as those of a shell command do; they must have a lease.
 
         Raises:
-            ConfigError: a detached subscription without a lease.
+            ConfigError: a detached subscription has no lease.
             InvalidFilter: the filter cannot be read, or is empty.
             Unavailable: a filter needs an extra that is not installed.
             ValueError: max_backlog is below 1, or lease_period is 0 or no period.
@@ -346,10 +331,10 @@ class Queue(Producer):
         )
 
     def receive(self, timeout: Duration | None = 0) -> Message | None:
-        """Claim the next message, on a subscription that lives as long as this object.
+        """Claim the next message, on a subscription of this object's own, without limit, that `close` ends.
 
         Args:
-            timeout: how long to wait for one: 0 looks once, None waits for ever.
+            timeout: how long to wait for a message: 0 looks once, None waits for ever.
 
         Returns:
             The message, or None, as `Subscription.receive` does.
@@ -362,53 +347,53 @@ class Queue(Producer):
     def _own_subscription(self) -> Subscription:
         before = self._own  # None, or after a fork the parent's
         opened = self.subscribe(max_backlog=None)
-        # RACE: threads, and a signal handler, that open one at once: all use the first that is kept. Nothing comes in
-        # between looking and keeping, as nothing is called there.
+        # RACE: threads, and a signal handler, may open subscriptions at the same moment: all use the first that is
+        # kept. Nothing can come between the test and the assignment, because no call is made there.
         if self._own is before:
             self._own = opened
             return opened
         opened.close()
         return self._own_subscription() if self._own is None or self._own.inherited else self._own
 
-    @_telling("nothing was changed")
     def claimed(self, receipt: str) -> Message:
-        """Take up a claim by its receipt, or, where leasing is `sublet`, by the message's id.
+        """Return a held message by its receipt, or, where leasing is `sublet`, by its id; any process may settle it.
 
         Raises:
-            LeaseLost: there is no such claim.
+            LeaseLost: nobody holds such a message.
         """
         from dropq.queue import by_id
 
-        return by_id.claimed(self.context, receipt, self._own)
+        with self.context.error_context("nothing was changed"):
+            return by_id.claimed(self.context, receipt, self._own)
 
-    @_telling("whether the message was acknowledged, `dropq show` tells")
     def ack(self, id: str, defer: bool = False) -> bool:
-        """Acknowledge a message by its id, wherever it is held, waits or is delayed; False when it is nowhere.
+        """Acknowledge a message by its id, whether it is held, waits or is delayed; return False if it is not there.
 
-        With strict leasing a message that somebody else holds is left alone; while the queue is paused, one that waits
-        or is delayed is. It takes a listing: receipts are quicker.
+        This lists folders: receipts are quicker. With strict leasing it leaves a message alone that another consumer
+        holds. While the queue is paused it leaves messages alone that wait or are delayed.
 
         Args:
             id: the message's id.
-            defer: remember the ack of a message that is not here yet, for deferred_ack_expiration: it is archived once
-                it comes, and not delivered. This still returns False then: nothing was acknowledged so far.
+            defer: if the message is not there yet, return False and remember the ack for deferred_ack_expiration: the
+                message is archived when it comes, and not delivered.
 
         Raises:
-            ValueError: the ack of an id that dropq did not make cannot be deferred: another message may come under it.
+            ValueError: dropq did not make this id, so the ack cannot be deferred: another message may have the id.
         """
         from dropq.queue import by_id
 
         subscribe = partial(self.subscribe, client_id="ack")
-        return by_id.ack(self.context, id, own=self._own, subscribe=subscribe, defer=defer)
+        with self.context.error_context("`dropq show` shows whether the message was acknowledged"):
+            return by_id.ack(self.context, id, own=self._own, subscribe=subscribe, defer=defer)
 
     # -- looking ---------------------------------------------------------------------------------------------
 
     def browse(self, state: str = "target", filter: str | None = None) -> Iterator[Message]:
-        """Yield the messages of a state in order of delivery, without touching any.
+        """Yield the messages of a state in order of delivery; change nothing.
 
         Args:
-            state: the state.
-            filter: only what it matches.
+            state: target, delayed, processing, processed, error, expired or working.
+            filter: only messages that match it.
 
         Raises:
             InvalidFilter: the filter cannot be read; the error points at the column.
@@ -416,11 +401,11 @@ class Queue(Producer):
         yield from browsing.browse(self.context, state, filter)
 
     def explain(self, state: str | None = None, filter: str | None = None) -> Iterator[Explanation]:
-        """Say of each message that is not settled why nobody is handed it, or who holds it.
+        """Explain for each message that is not settled why it still waits, or who holds it.
 
         Args:
             state: target, delayed or processing; None for all three.
-            filter: only what it matches.
+            filter: only messages that match it.
 
         Raises:
             InvalidFilter: the filter cannot be read; the error points at the column.
@@ -429,51 +414,55 @@ class Queue(Producer):
 
         yield from explain(self.context, state, filter)
 
-    @_telling("nothing was changed")
     def find(self, id: str, states: Iterable[str] = SEARCHED) -> Message:
-        """Return a message by its id, its file name or its receipt, wherever it lies.
+        """Return a message by its id, its file name or its receipt; if several have it, the first in order of delivery.
 
-        Of several in one state it is the first in order of delivery.
+        Args:
+            id: an id, a file name or a receipt.
+            states: where to look, in this order.
 
         Raises:
-            NoSuchMessage: it is in none of the states.
+            NoSuchMessage: the message is in none of the states.
         """
         return self.find_all(id, states)[0]
 
-    @_telling("nothing was changed")
     def find_all(self, id: str, states: Iterable[str] = SEARCHED) -> list[Message]:
         """Return the messages of an id in the first state that has any, in order of delivery.
 
         Args:
-            id: an id, which a sender may have given to several, a file name or a receipt.
+            id: an id, which a sender may have given to several messages, a file name or a receipt.
             states: where to look, in this order.
 
         Raises:
-            NoSuchMessage: there is none in any of the states.
+            NoSuchMessage: no such message is in any of the states.
         """
-        return browsing.find_all(self.context, id, states)
+        with self.context.error_context("nothing was changed"):
+            return browsing.find_all(self.context, id, states)
 
-    @_telling("nothing was changed")
     def counts(self) -> dict[str, int]:
-        """Return how many messages lie in each state, by one listing of each folder."""
-        return browsing.counts(self.context)
+        """Return the number of messages in each state, by one listing of each folder."""
+        with self.context.error_context("nothing was changed"):
+            return browsing.counts(self.context)
 
-    @_telling("nothing was changed")
     def stats(self) -> dict[str, StateStats]:
-        """Return count, bytes and oldest message of each state; it looks at every file."""
-        return browsing.stats(self.context)
+        """Return count, bytes and oldest time of each state; this looks at every file."""
+        with self.context.error_context("nothing was changed"):
+            return browsing.stats(self.context)
 
     # -- keeping it in order -----------------------------------------------------------------------------------
 
     def requeue(
         self, ids: Iterable[str] | None = None, *, state: str = "error", filter: str | None = None
     ) -> list[Outcome]:
-        """Move messages back into target/ as if they were new; return what became of each.
+        """Move messages back into target/ as new ones, without counts and expirations; return what became of each.
 
         Args:
-            ids: which; None takes all of the state.
+            ids: which messages; None takes all of the state.
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims.
-            filter: only what it matches.
+            filter: only messages that match it.
+
+        Raises:
+            ValueError: messages of that state cannot be requeued.
         """
         from dropq.upkeep import bulk
 
@@ -488,17 +477,17 @@ class Queue(Producer):
         to: Queue | None = None,
         dry_run: bool = False,
     ) -> list[Outcome]:
-        """Send archived messages again, each once and oldest first; return what became of each. The archive stays.
+        """Send copies of archived messages, each once and oldest first; return what became of each. The archive stays.
 
-        They come as redelivered ones, without their own expirations, and the queue's clock starts again.
+        The copies are marked as redelivered. They have no expirations of their own, and the queue's starts again.
 
         Args:
-            start: `epoch`, `now`, `creation`, an id that dropq made, an ISO 8601 date or time (UTC where it does not
-                say); None is the queue's recovery_point, or all where ids are given.
-            filter: a JMS selector: only what it matches.
-            ids: which; None takes all from the point on.
-            to: the queue that they go to; None is this one.
-            dry_run: only say what would be done.
+            start: where to begin: `epoch`, `now`, `creation`, an id that dropq made, an ISO 8601 date or time (UTC if
+                it names no zone); None takes the queue's recovery_point, or `epoch` if ids are given.
+            filter: only messages that match it.
+            ids: which messages; None takes all from the start on.
+            to: the queue that they go to; None is this queue.
+            dry_run: change nothing, and return what would be done.
 
         Raises:
             ValueError: start is no point to begin at.
@@ -521,10 +510,10 @@ class Queue(Producer):
 
         Args:
             goal: the queue that they go to.
-            ids: which; None takes all of the state.
+            ids: which messages; None takes all of the state.
             state: where they lie.
-            filter: only what it matches.
-            dry_run: only say what would be done.
+            filter: only messages that match it.
+            dry_run: change nothing, and return what would be done.
         """
         from dropq.upkeep import bulk
 
@@ -542,11 +531,11 @@ class Queue(Producer):
         """Remove messages for good; return what became of each.
 
         Args:
-            ids: which; None takes all of the state.
+            ids: which messages; None takes all of the state.
             state: where they lie.
-            filter: only what it matches.
-            older_than: only what came to the state longer ago.
-            dry_run: only say what would be done.
+            filter: only messages that match it.
+            older_than: only messages that came to the state longer ago than this.
+            dry_run: change nothing, and return what would be done.
         """
         from dropq.upkeep import bulk
 
@@ -565,16 +554,15 @@ class Queue(Producer):
 
         Args:
             state: where they lie.
-            keep_age: how long a message stays there; None takes the queue's history_age.
-            keep_count: how many stay there; None takes the queue's max_history.
-            dry_run: only say what would be done.
+            keep_age: keep messages that came to the state in this time; None takes the queue's history_age.
+            keep_count: how many messages to keep; None takes the queue's max_history.
+            dry_run: change nothing, and return what would be done.
         """
         from dropq.upkeep import bulk
 
         age = _seconds(keep_age)
         return list(bulk.prune(self.context, state=state, keep_age=age, keep_count=keep_count, dry_run=dry_run))
 
-    @_telling("the sweep did not come to its end: the next one goes on")
     def sweep(
         self,
         *,
@@ -582,24 +570,25 @@ class Queue(Producer):
         unleased_older_than: Duration | None = None,
         jobs_older_than: Duration | None = None,
     ) -> SweepReport:
-        """Return what the dead held and what outlived its lease, deliver the delayed, expire, finish jobs, prune.
+        """Return messages of dead consumers and lapsed leases, deliver delayed messages, expire, prune, finish jobs.
 
         Args:
-            foreign_older_than: also return claims that scripts or DropboxMQ clients made so long ago.
-            unleased_older_than: also return claims without lease and known holder that are so old.
-            jobs_older_than: also drop jobs that were not committed and had no activity for so long.
+            foreign_older_than: also return claims that scripts or DropboxMQ clients made longer ago than this.
+            unleased_older_than: also return older claims that have neither a lease nor a known holder.
+            jobs_older_than: also drop jobs that were never committed, and idle for longer than this.
         """
         from dropq.upkeep.sweep import sweep
 
-        return sweep(
-            self.context,
-            foreign_older_than=_seconds(foreign_older_than),
-            unleased_older_than=_seconds(unleased_older_than),
-            jobs_older_than=_seconds(jobs_older_than),
-        )
+        with self.context.error_context("the sweep did not come to its end: the next one goes on"):
+            return sweep(
+                self.context,
+                foreign_older_than=_seconds(foreign_older_than),
+                unleased_older_than=_seconds(unleased_older_than),
+                jobs_older_than=_seconds(jobs_older_than),
+            )
 
     def fsck(self, repair: bool = False) -> list[Finding]:
-        """Find what does not belong, and set it aside where asked; nothing is ever deleted."""
+        """Find what does not belong in the queue; with `repair`, set it aside. Nothing is ever deleted."""
         from dropq.diagnosis.fsck import fsck
 
         return fsck(self.root.context, self.name, repair=repair)
@@ -615,7 +604,7 @@ class Queue(Producer):
             max_error: how many messages may lie in error/; None sets no limit.
 
         Raises:
-            NoSuchQueue: there is no such queue; any other error is in what this returns.
+            NoSuchQueue: there is no such queue; any other error is in the result.
         """
         from dropq.diagnosis.health import health
 
@@ -624,31 +613,31 @@ class Queue(Producer):
     def doctor(self) -> list[Diagnosis]:
         """Report whether the queue's file system is fit for dropq, and what this user may do in the queue.
 
-        It changes no queue, and removes its own files.
+        The doctor changes no queue, and removes its own files.
 
         Raises:
             NoSuchQueue: there is no such queue.
         """
         return self.root.doctor([self.name])
 
-    @_telling("whether the queue is paused, `dropq ls` tells")
     def pause(self) -> None:
-        """Make consumers see an empty queue, until `resume`; senders go on."""
-        self.context.storage.touch(self.layout.read_lock)
+        """Make consumers see an empty queue until `resume`; senders go on."""
+        with self.context.error_context(_QUEUE_PAUSE):
+            self.context.storage.touch(self.layout.read_lock)
 
-    @_telling("whether the queue is paused, `dropq ls` tells")
     def resume(self) -> None:
         """Let consumers see the queue again."""
-        self.context.storage.unlink(self.layout.read_lock)
+        with self.context.error_context(_QUEUE_PAUSE):
+            self.context.storage.unlink(self.layout.read_lock)
 
     @property
-    @_telling("nothing was changed")
     def paused(self) -> bool:
-        """Whether consumers see an empty queue: by this queue's read-lock or the root's."""
-        return self.context.paused
+        """Whether consumers see an empty queue, because this queue or the root is paused."""
+        with self.context.error_context("nothing was changed"):
+            return self.context.paused
 
     def close(self) -> None:
-        """Return what this object's own subscription holds."""
+        """End the subscription of `receive`, and return what it holds to the queue."""
         own, self._own = self._own, None
         if own is not None:
             own.close()
