@@ -1,6 +1,6 @@
 """dropq: a message queue that is nothing but directories.
 
-What a name here stands for is imported when it is first used: a command that only parses and prints stays quick.
+A name is imported when it is first used, so that a command that only parses and prints starts quickly.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ if TYPE_CHECKING:
     from dropq.queue.subscription import Subscription
     from dropq.upkeep.bulk import Outcome
     from dropq.upkeep.sweep import SweepReport
-    from dropq.worker.loop import Left, Reject, Retry, Stop, WorkReport, work
+    from dropq.worker.loop import Cancelled, Fail, Halt, Left, Reject, Retry, Stop, WorkReport, work
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BacklogReached",
+    "Cancelled",
     "ConfigError",
     "Diagnosis",
     "DropqError",
     "Duration",
     "Explanation",
+    "Fail",
     "Finding",
+    "Halt",
     "Health",
     "InvalidFilter",
     "InvalidName",
@@ -77,10 +80,13 @@ __all__ = [
 
 #: The modules of the public names; those that are not listed live in `errors`.
 _HOMES = {
+    "Cancelled": "worker.loop",
     "Diagnosis": "diagnosis.doctor_kinds",
     "Duration": "queue.message",
     "Explanation": "diagnosis.explain",
+    "Fail": "worker.loop",
     "Finding": "diagnosis.fsck_kinds",
+    "Halt": "worker.loop",
     "Health": "diagnosis.health",
     "Left": "worker.loop",
     "Message": "queue.message",

@@ -221,10 +221,11 @@ def work(
 ) -> WorkReport:
     """Handle a queue's messages until asked to stop.
 
-    A handler that returns acknowledges its message; one that raises `Retry` gives it back, `Reject` refuses it, any
-    other exception fails it, with the traceback kept. A handler may also settle its message itself. It may look at
-    `message.held`, which turns false when the claim is lost; a method `cancel(message)` of the handler is called then,
-    from another thread, and must return at once.
+    A handler that returns acknowledges its message. If it raises `Retry`, its message is given back; `Reject` refuses
+    the message, `Halt` gives it back and ends the worker, any other exception fails it, with the traceback kept (`Fail`
+    without). A handler may also settle its message itself. It may look at `message.held`, which turns false when the
+    claim is lost. If the handler has a method `cancel(message)`, that is called then, and when a message is to be given
+    back, from another thread; it must return at once, and the handler raises `Cancelled`.
 
     SIGTERM, SIGHUP and Ctrl-C, in the main thread and where the program has no handler of its own for them, are
     requests to stop: what runs is finished, and the report says `stopped`. A second one gives back what runs, and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pkgutil
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import datetime
@@ -18,7 +19,7 @@ from helpers import Clock, make_queue, take, until, where
 
 import dropq
 from cli import output
-from dropq import BacklogReached, NoSuchQueue, Queue, Root
+from dropq import BacklogReached, Message, NoSuchQueue, Queue, Root
 from dropq.diagnosis.health import MAX_ERROR
 
 
@@ -178,6 +179,42 @@ def test_a_body_that_is_not_json_is_told_with_its_message(queue: Queue, body: by
     assert message.held
 
 
+# -- what a handler says -----------------------------------------------------------------------------------------------
+
+
+def test_a_handler_that_cannot_work_at_all_ends_the_worker_and_its_message_goes_back_uncounted(queue: Queue) -> None:
+    queue.send_many([b"a", b"b"])
+
+    def handler(message: Message) -> None:
+        raise dropq.Halt("the database is down")
+
+    report = dropq.work(queue, handler, until_empty=True)
+    assert (report.halted, report.returned) == ("the database is down", 1)
+    assert [message.delivery_count for message in queue.browse()] == [0, 0]
+
+
+def test_a_handler_that_is_cancelled_says_so_and_its_message_goes_back_uncounted(queue: Queue) -> None:
+    queue.send(b"a")
+    stop = dropq.Stop()
+
+    class Handler:
+        def __init__(self) -> None:
+            self.cancelled = threading.Event()
+
+        def __call__(self, message: Message) -> None:
+            stop.ask()
+            stop.ask()
+            assert self.cancelled.wait(60)
+            raise dropq.Cancelled
+
+        def cancel(self, message: Message) -> None:
+            self.cancelled.set()
+
+    report = dropq.work(queue, Handler(), stop=stop)
+    assert (report.returned, report.failed, report.stopped) == (1, 0, True)
+    assert [message.delivery_count for message in queue.browse()] == [0]
+
+
 # -- what administrators do --------------------------------------------------------------------------------------------
 
 
@@ -262,6 +299,16 @@ def verbs() -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{member}", inspect.unwrap(plain)
 
 
+def fields() -> Iterator[tuple[str, Any, str]]:
+    """Yield the fields of the public records: record and field, the record, and the type as it is written."""
+    for name in dropq.__all__:
+        thing = getattr(dropq, name)
+        for field in getattr(thing, "__dataclass_fields__", getattr(thing, "_fields", ())):
+            if not field.startswith("_"):
+                said = thing.__annotations__[field]
+                yield f"{name}.{field}", thing, getattr(said, "__forward_arg__", said)
+
+
 def classes(hint: object) -> Iterator[type]:
     """Yield the classes of dropq that a type is made of."""
     if isinstance(hint, type) and hint.__module__.startswith("dropq"):
@@ -284,12 +331,26 @@ def test_what_public_verbs_return_is_public() -> None:
     assert hidden == set()
 
 
-def test_every_error_is_public() -> None:
-    for module in pkgutil.walk_packages(dropq.__path__, "dropq."):
-        if not module.name.startswith(("dropq.spark", "dropq.__main__")):
-            import_module(module.name)
-    waiting, found = [dropq.DropqError], set[str]()
+def test_what_the_fields_of_public_records_hold_is_public() -> None:
+    public = {name: getattr(dropq, name) for name in dropq.__all__}
+    looked_at, hidden = set(), set()
+    for name, record, said in fields():
+        looked_at.add(name)
+        for kind in classes(eval(said, {**vars(sys.modules[record.__module__]), **public})):  # an unknown name raises
+            if public.get(kind.__name__) is not kind:
+                hidden.add(f"{name} holds {kind.__name__}")
+    assert {"Sent.id", "Health.reasons", "Explanation.message", "WorkReport.left"} <= looked_at
+    assert hidden == set()
+
+
+def test_every_exception_is_public() -> None:
+    modules = [module.name for module in pkgutil.walk_packages(dropq.__path__, "dropq.")]
+    library = {name for name in modules if not name.startswith(("dropq.spark", "dropq.cli", "dropq.__main__"))}
+    for name in library:
+        import_module(name)
+    waiting: list[type[BaseException]] = [Exception]
+    found = set[str]()
     while waiting:
-        found |= {kind.__name__ for kind in waiting}
-        waiting = [inner for kind in waiting for inner in kind.__subclasses__() if inner.__module__[:5] == "dropq"]
-    assert found <= set(dropq.__all__)
+        waiting = [inner for kind in waiting for inner in kind.__subclasses__()]
+        found |= {kind.__name__ for kind in waiting if kind.__module__ in library}
+    assert {"DropqError", "LeaseLost", "Retry"} <= found <= set(dropq.__all__)
