@@ -83,6 +83,20 @@ def test_the_unit_of_the_operations_paper_works_and_stops(tmp_path: Path) -> Non
         assert worker.wait(20) == 0
 
 
+def test_the_examples_of_the_python_paper_print_what_it_says(tmp_path: Path) -> None:
+    program = "\n".join(text for _, text in blocks(TOP / "docs/python.md", "python"))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == re.findall(r"^ *print\(.*\)  # (.+)$", program, re.MULTILINE)
+
+
+def test_the_python_paper_names_everything_that_is_public() -> None:
+    paper = (TOP / "docs/python.md").read_text()
+    assert [name for name in dropq.__all__ if not re.search(rf"\b{name}\b", paper)] == []
+
+
 @pytest.mark.spark
 def test_the_spark_example_of_the_readme_runs(tmp_path: Path) -> None:
     (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs the extra" in text)
