@@ -1,8 +1,8 @@
-"""What a consumer holds: a message's metadata out of its name, its body, and the verbs that settle it.
+"""What users get of a message: its metadata, read from its file name, its body, and the verbs that settle it.
 
 A message object is a view of one file. Its verbs are serialised, and each of them is one rename by the lifecycle. A
-signal handler may settle a message while its own thread does: the first of their renames counts, and the other verb
-finds the claim gone.
+signal handler may settle a message while its own thread does: the first rename counts, and the other verb raises
+LeaseLost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ T = TypeVar("T")
 
 
 class Message:
-    """A message of a queue: held by a claim, or looked at in any state."""
+    """A message of a queue: held by a claim, or looked at in any state.
+
+    Each verb that settles it or renews its lease raises what `ack` raises, also where it was never held.
+    """
 
     __slots__ = (
         "_claim",
@@ -90,12 +93,12 @@ class Message:
 
     @property
     def queue(self) -> Queue:
-        """The queue that it was met in."""
+        """The queue in which it was found."""
         return cast("Queue", self.context.public)
 
     @property
     def state(self) -> str:
-        """The state folder it lay in when it was last looked at or moved by this object."""
+        """The state in which this object found it, or to which this object moved it."""
         return self._state
 
     @property
@@ -106,7 +109,7 @@ class Message:
 
     @property
     def file(self) -> str:
-        """Its file name as it stands in its folder, with the claim's prefix."""
+        """Its file name in its folder, with the claim's prefix."""
         claim = self._claim
         return claim.filename if claim is not None else self._file.filename
 
@@ -122,7 +125,7 @@ class Message:
 
     @property
     def receipt(self) -> str | None:
-        """What proves the claim to another process: the file's name in processing/; None when not held."""
+        """What proves the claim to another process: the file's name in processing/; None if it is not held."""
         claim = self._claim
         return claim.filename if claim is not None else None
 
@@ -168,7 +171,7 @@ class Message:
 
     @property
     def timestamp(self) -> datetime:
-        """When it was sent: the time in its id, else when its file came to where it was first seen."""
+        """When it was sent: the time in its id, else when its file came to the folder where dropq first saw it."""
         name = self._name
         claim = self._claim
         known = name.timestamp or name.since or (claim.arrival if claim is not None else 0)
@@ -181,12 +184,12 @@ class Message:
 
     @property
     def not_before(self) -> datetime | None:
-        """Until when it is delayed; None when it is not."""
+        """When its delay ends; None if it has none."""
         return utc(self._name.not_before) if self._name.not_before else None
 
     @property
     def since(self) -> datetime | None:
-        """Since when the queue's expiration counts where its id does not tell, as after a requeue; else None."""
+        """When the queue's expiration began to count, if the id does not show that, as after a requeue; else None."""
         return utc(self._name.since) if self._name.since else None
 
     @property
@@ -196,7 +199,7 @@ class Message:
 
     @property
     def cancels(self) -> int:
-        """How often its holders gave it back of their own will."""
+        """How often its holders gave it back by `nack`."""
         return self._name.cancels
 
     @property
@@ -206,19 +209,19 @@ class Message:
 
     @property
     def deadline(self) -> datetime | None:
-        """When its lease runs out; None when it is not held or its lease never does."""
+        """When its lease runs out; None if it is not held, or has no lease."""
         claim = self._claim or self._file.claim
         return utc(claim.deadline) if claim is not None and claim.deadline else None
 
     @property
     def owner(self) -> str | None:
-        """Who holds it: client, subscription and claim; None when nobody does."""
+        """Who holds it: client, subscription and claim; None if nobody holds it."""
         claim = self._claim or self._file.claim
         return claim.owner if claim is not None and self._state == "processing" else None
 
     @property
     def reason(self) -> Mapping[str, object] | None:
-        """Why it lies in error/ or expired/, with time, holder and traceback; None when nothing is known."""
+        """Why it lies in error/ or expired/: `reason`, `time`, and details such as `traceback`; None if unknown."""
         if self._state not in ("error", "expired"):
             return None
         try:
@@ -230,10 +233,11 @@ class Message:
 
     @property
     def body(self) -> bytes:
-        """Its body, read whole.
+        """Its whole body.
 
         Raises:
-            LeaseLost, NoSuchMessage: its file is not there any more.
+            LeaseLost: the claim is gone.
+            NoSuchMessage: the message was not held, and its file is not there any more.
             StorageError: the file cannot be read.
         """
         claim = self._claim
@@ -244,11 +248,11 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Its body as UTF-8 text; bytes that are none become U+FFFD."""
+        """Its body as UTF-8 text; bytes that are not UTF-8 become U+FFFD."""
         return self.body.decode("utf-8", errors="replace")
 
     def json(self) -> Any:
-        """Return its body as a value, read as JSON.
+        """Return the value that its body is the JSON of.
 
         Raises:
             ValueError: the body is not JSON; the message stays as it is.
@@ -263,9 +267,12 @@ class Message:
             raise ValueError(f"message {self.id}: its body is not JSON: {error}") from error
 
     def open(self) -> IO[bytes]:
-        """Open its body for reading, to be read piece by piece.
+        """Open its body, to read it piece by piece.
 
-        What another NFS client removes meanwhile cannot be read to its end: that raises OSError with ESTALE.
+        If another NFS client removes the file meanwhile, reading raises OSError with ESTALE.
+
+        Raises:
+            LeaseLost, NoSuchMessage, StorageError: as of `body`.
         """
         return self._reading(reading.open_body)
 
@@ -304,18 +311,19 @@ class Message:
     # -- what becomes of it ----------------------------------------------------------------------------------
 
     def ack(self) -> None:
-        """Acknowledge it: it moves to processed/, or is removed where the queue keeps no history.
+        """Acknowledge it: it moves to processed/, or is removed if the queue keeps no history.
 
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
+            StorageError: the file system refused; the text says what became of the message.
         """
         self._settle(self._transitions.archive)
 
     def nack(self, delay: Duration | None = None) -> None:
-        """Give it back: it returns to target/, a cancel is counted.
+        """Give it back: it returns to target/, and the delivery and a cancel are counted.
 
         Args:
-            delay: how long it is kept from everybody; None takes the queue's redelivery_delay.
+            delay: how long no consumer receives it; None takes the queue's redelivery_delay.
         """
         seconds = None if delay is None else parse_duration(delay)
         self._give_back(cancel=True, delay=seconds)
@@ -329,11 +337,11 @@ class Message:
         self._give_back(counted=counted, delay=None if counted else 0)
 
     def fail(self, reason: str, **details: object) -> None:
-        """Say that handling it failed: it returns to target/ while redelivery_attempts last, then goes to error/.
+        """Report that handling it failed: it returns to target/ while redelivery_attempts last, then goes to error/.
 
         Args:
-            reason: what went wrong, for whoever reads error/.
-            details: what else is kept with the reason, such as `traceback`, `exit_status` or `stderr`.
+            reason: what went wrong, for people who look into error/.
+            details: what else to keep with the reason, such as `traceback`, `exit_status` or `stderr`.
         """
         if self._claimed().number <= self.context.config.redelivery_attempts:
             self._give_back()
@@ -349,7 +357,7 @@ class Message:
         self._set_aside("expired", "forced_expire", {})
 
     def extend(self, period: Duration) -> None:
-        """Renew its lease: it ends a period from now; the receipt changes.
+        """Renew its lease: it ends a period from now; the receipt changes, and older ones stay valid.
 
         Args:
             period: how long from now, at least 1ms.
