@@ -193,7 +193,7 @@ def config_show(
 
     shell = Shell(ctx, json)
     found, root = shell.queue(queue), shell.root
-    settings = explain_queue(found.name, root.config, root.layout.config_file, found.layout.config_file)
+    settings = explain_queue(found.name, root.context.config, root.layout.config_file, found.layout.config_file)
     if key is not None and key not in {setting.key for setting in settings}:
         near = get_close_matches(key.lower(), [setting.key for setting in settings], n=1)
         hint = f"; the nearest is {near[0]}" if near else ""

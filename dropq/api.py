@@ -65,9 +65,7 @@ class Root:
         #: What dropq's own modules need to know of the root.
         self.context = open_root(os.path.abspath(os.fspath(path)), clock)
         self.layout = self.context.layout
-        self.config = self.context.config
         self.clock = self.context.clock
-        self.ids = self.context.ids
 
     def __repr__(self) -> str:
         return f"<Root {self.layout.path}>"
@@ -89,7 +87,7 @@ class Root:
 
         queues.create_root(os.path.abspath(os.fspath(path)), dropboxmq=dropboxmq)
         root = cls(path, clock=clock)
-        if dropboxmq and root.config.reply_to_style != "typed":
+        if dropboxmq and root.context.config.reply_to_style != "typed":
             raise ConfigError(f'{root.layout.config_file}: reply_to_style: DropboxMQ needs reply_to_style = "typed"')
         return root
 

@@ -586,7 +586,7 @@ def test_most_ages_are_told_by_names_alone(queue: Queue, monkeypatch: pytest.Mon
 def test_what_is_read_at_a_glance_is_what_the_grammar_reads(
     queue: Queue, clock: Clock, priority: int, properties: dict[str, Typed]
 ) -> None:
-    told = names.Name(queue.root.ids.next(), priority, properties=properties)
+    told = names.Name(queue.root.context.ids.next(), priority, properties=properties)
     for name in (told, replace(told, since=clock.ms - 5000), replace(told, since=clock.ms - 7000, delivery_count=2)):
         file = names.file_name(name)
         drop(queue, file, b"x")

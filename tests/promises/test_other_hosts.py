@@ -335,7 +335,7 @@ def test_an_ack_that_came_first_on_another_host_is_met(made: Callable[..., Queue
     queue = made()
     with queue.subscribe() as one:
         assert one.receive() is None
-        early = queue.root.ids.next()
+        early = queue.root.context.ids.next()
         with client.elsewhere():
             queue.ack(early, defer=True)
         drop(queue, f"4.{early}.B", b"x")
@@ -350,7 +350,7 @@ def test_a_second_ack_is_met_that_came_within_a_tick_of_a_file_server_whose_cloc
     tick = clock.ms * 1_000_000
 
     def ack_early() -> str:
-        early = queue.root.ids.next()
+        early = queue.root.context.ids.next()
         queue.ack(early, defer=True)
         os.utime(queue.layout.acks, ns=(tick, tick))
         return early
@@ -537,7 +537,7 @@ def test_no_verb_makes_a_folder_that_is_there_from_the_beginning(
     before = {path for path, _, _ in os.walk(queue.layout.home)}
     calls = RecordingOs().record(monkeypatch).calls
     queue.send(b"a", delay="1h")
-    queue.ack(queue.root.ids.next(), defer=True)
+    queue.ack(queue.root.context.ids.next(), defer=True)
     run_job(queue)
     taken: Message = take(queue)
     taken.reject("as it comes")

@@ -129,7 +129,7 @@ def staged_job(queue: Queue, *rows: bytes) -> tuple[Job, list[Any]]:
     job = Job(queue.context, "job")
     job.begin()
     attempt = job.attempt("0")
-    attempt.write_all([f"4.{queue.root.ids.next()}.B" for _ in rows], rows)
+    attempt.write_all([f"4.{queue.root.context.ids.next()}.B" for _ in rows], rows)
     return job, [attempt.finish()]
 
 

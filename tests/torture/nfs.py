@@ -617,7 +617,7 @@ def an_ack_that_came_first_is_met_by_the_other_client(clients: Clients) -> None:
     with other.subscribe() as subscription:
         for number in range(3):
             assert subscription.receive() is None
-            early = one.root.ids.next()
+            early = one.root.context.ids.next()
             assert not one.ack(early, defer=True)
             drop(one, f"4.{early}.B", body(f"m{number}"))
             until(partial(_settles, subscription, folder, number + 1), "the message to be settled by its ack")
