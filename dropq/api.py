@@ -552,8 +552,8 @@ class Queue(Producer):
 
         Args:
             state: where they lie.
-            keep_age: keep messages that came to the state in this time; None takes the queue's history_age.
-            keep_count: how many messages to keep; None takes the queue's max_history.
+            keep_age: keep messages that came to the state in this time; None takes history_age, for processed/ alone.
+            keep_count: how many messages to keep; None takes max_history, for processed/ alone.
             dry_run: change nothing, and return what would be done.
         """
         from dropq.upkeep import bulk
