@@ -1,6 +1,6 @@
 """Looking at a queue: what lies in each state, in order of delivery, by names; nothing is touched, no body is opened.
 
-What a listing shows was so when it was made. A message may move on meanwhile; whoever acts on it is told.
+A message may move on after the listing that shows it; then the verb that acts on it raises an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEARCHED = ("target", "processing", "delayed", "error", "expired", "processed")
 
 @dataclass(frozen=True, slots=True)
 class StateStats:
-    """What lies in a state: messages, bytes, and since when the oldest message exists."""
+    """What lies in a state: how many messages, how many bytes, and when the oldest message was sent."""
 
     count: int
     bytes: int
@@ -40,7 +40,7 @@ def browse(context: QueueContext, state: str = "target", filter: str | None = No
     Args:
         context: the queue.
         state: the state.
-        filter: only what it matches.
+        filter: which messages; None for all.
 
     Raises:
         InvalidFilter: the filter cannot be read; the error points at the column.
@@ -79,7 +79,7 @@ def find_all(context: QueueContext, message_id: str, states: Iterable[str] = SEA
 
 
 def bearing(context: QueueContext, state: str, message_id: str) -> list[MessageFile]:
-    """Return the files of a state that have an id, or that name, in order of delivery; no sidecar is read."""
+    """Return the files of a state that have an id, or that file name, in order of delivery; read no sidecar."""
     bears, sidecars = names.bears(message_id), context.sidecars
     folder = context.layout.folder(state)
     found = {
@@ -92,7 +92,7 @@ def bearing(context: QueueContext, state: str, message_id: str) -> list[MessageF
     }
     if len(found) > 1:
         in_order = [file for file in _in_order(context, state) if file.filename in found]
-        return in_order or list(found.values())  # RACE: all of them moved on since; who acts on them is told
+        return in_order or list(found.values())  # RACE: all of them moved on since the listing
     return list(found.values())
 
 
@@ -106,11 +106,11 @@ def _in_order(context: QueueContext, state: str) -> Iterator[MessageFile]:
 
 
 def _is_reserved(context: QueueContext, state: str, file: str) -> bool:
-    """Tell whether a file only keeps a name for a move that is under way."""
+    """Return whether a file only reserves a name for a move that is under way."""
     try:
         return state in RESERVED and reading.is_reservation(os.lstat(f"{context.layout.folder(state)}/{file}"))
     except FileNotFoundError:
-        return False  # RACE: it moved on since the listing; who acts on it is told
+        return False  # RACE: it moved on since the listing
 
 
 def counts(context: QueueContext) -> dict[str, int]:

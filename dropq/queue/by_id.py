@@ -1,6 +1,6 @@
 """Settling without the message object: by a receipt, which proves a claim, or by the id of a message.
 
-An id proves nothing, so it settles what the caller holds, what waits, and what nobody has any more; with `sublet`
+An id proves no claim. So it settles what the caller holds, what waits, and what a dead consumer held; with `sublet`
 leasing it settles any claim.
 """
 
@@ -38,7 +38,7 @@ def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Me
         return _claimed_by_id(context, receipt, own)
     ours = held_here(context, claim.owner)
     if ours is not None:
-        return ours  # settled by its receipt, or by who received it: it is one message
+        return ours  # the message object that holds it: what settles the one settles the other
     found, transitions = find_claim(context, claim.owner), Transitions(context)
     if found is None and reading.is_there(context.layout.barriers, context.clock):
         from dropq.policies.barrier import find_share
@@ -69,14 +69,14 @@ def ack(
         context: the queue.
         message_id: the message's id.
         own: the caller's own subscription; None where there is none.
-        subscribe: opens the subscription that takes what waits.
+        subscribe: opens a subscription that claims the message if it waits.
         defer: remember the ack of a message that is not here yet.
     """
     if not defer:
         return _acknowledged(context, message_id, own, subscribe)
     early_acks.check(message_id)
     early_acks.remember(context, message_id)
-    # RACE: a message that comes from now on meets its ack, whoever takes it; one that came before is found here.
+    # RACE: a consumer that takes the message from now on finds its ack; a message that came before is found here.
     done = _acknowledged(context, message_id, own, subscribe)
     if done or _is_past_ack(context, message_id):
         early_acks.forget(context, message_id)
@@ -93,16 +93,16 @@ def _acknowledged(
         _claimed_by_id(context, message_id, own, unleased=True).ack()
         return True
     except LeaseLost:
-        pass  # not held, or not any more, or another's: it may wait
+        pass  # it is not held, or by another consumer: it may wait
     return _ack_waiting(context, message_id, subscribe)
 
 
 def _claimed_by_id(
     context: QueueContext, message_id: str, own: Subscription | None, *, unleased: bool = False
 ) -> Message:
-    """Take up a claim by the message's id: the caller's own, and where leasing is `sublet` anybody's.
+    """Take up a claim by the message's id: the caller's own; where leasing is `sublet`, any consumer's.
 
-    With `unleased`, where it is `strict`, also one that nobody has any more, which a sweep would return.
+    With `unleased`, strict leasing also gives up a claim that a sweep would return.
     """
     for message in own.held if own is not None and not own.inherited else ():
         if message.id == message_id:
@@ -115,7 +115,7 @@ def _claimed_by_id(
     for claim in _claims_of(context, message_id):
         if claim.of_barrier:
             raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
-        found = _nobodys(context, claim) if strict else find_claim(context, claim.owner)
+        found = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
         if found is not None:
             return _held(Transitions(context), found)
     paused = f", which is paused: what waits stays until `dropq resume {context.name}`" if context.paused else ""
@@ -128,17 +128,17 @@ def _claims_of(context: QueueContext, message_id: str) -> Iterator[Claim]:
             yield file.claim
 
 
-def _nobodys(context: QueueContext, claim: Claim) -> Claim | None:
-    """Return a claim whose lease ran out, or whose holder is dead; None of any other."""
+def _if_ended(context: QueueContext, claim: Claim) -> Claim | None:
+    """Return the claim if its lease ran out, or its holder is dead; else None."""
     lapsed = 0 < claim.deadline <= context.clock.now_ms()
     if not lapsed and not liveness.is_dead(context.layout.consumers, claim.subscription):
         return None
-    claim.exact = True  # RACE: whoever renewed it since the listing keeps it
+    claim.exact = True  # RACE: a holder that renewed it since the listing keeps it
     return claim
 
 
 def _is_past_ack(context: QueueContext, message_id: str) -> bool:
-    """Tell whether an ack has nothing to wait for: the message is settled, or another's by strict leasing."""
+    """Return whether an ack has nothing to wait for: the message is settled, or strictly held by another consumer."""
     try:
         state = find_all(context, message_id)[0].state
     except NoSuchMessage:
@@ -151,7 +151,7 @@ def _ack_waiting(
 ) -> bool:
     if context.paused:
         return False  # nobody claims then
-    # RACE: a sweep moves what is due from delayed/ to target/: what is missed in the one is met in the other.
+    # RACE: a sweep moves messages from delayed/ to target/: what is missed in the first folder is met in the second.
     for state in ("delayed", "target"):
         for file in bearing(context, state, message_id):
             with subscribe() as subscription:

@@ -1,4 +1,4 @@
-"""Opening a root, and a queue of it: where its folders are, whether they can be used, and what is in force for it."""
+"""Open a root or a queue: find its folders, check that they can be used, read its configuration."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
         for layout in layouts:
             if os.path.isdir(layout.folder(by)):
                 return layout
-        with error_context(f"whether queue {name} is there cannot be told"):
+        with error_context(f"whether queue {name} is there is not known"):
             reading.ask_server(root)  # on NFS another host may have made it just now
     return None
 
 
 def refuse_closed(root: str, name: str) -> None:
-    """Tell what this user may not look into, where one sees no queue, from what is none.
+    """Refuse a name under which there may be a queue that this user may not see.
 
     Raises:
-        StorageError: there may be a queue, and he may not look.
+        StorageError: the user may not look there.
     """
     for layout in (QueueLayout.flat(f"{root}/{name}"), QueueLayout.incoming(f"{root}/{name}")):
         try:
@@ -77,14 +77,14 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     Args:
         root: the root.
         name: the queue's name.
-        public: the object that users know the queue as; None where nobody is handed a message of it.
+        public: the object that users know the queue as; None where no message of it is handed out.
 
     Raises:
         NoSuchQueue: there is no such queue.
         ConfigError: its configuration cannot be used.
         StorageError: a folder is missing, or lies on another file system.
     """
-    # That target/ alone is missing is told below.
+    # A queue that lacks target/ alone is refused below.
     layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
     if layout is None:
         refuse_closed(root.layout.path, name)

@@ -453,7 +453,7 @@ def _class_of(body: bytes | str, headers: Headers) -> str:
 
 
 def _so_many(sent: list[Sent]) -> str:
-    """Say how much of a send_many was sent before an error."""
+    """Return a note that says how many messages of a send_many were sent before an error."""
     count = sum(1 for one in sent if one.accepted)
     return f"{count} messages of this send_many were sent before the error"
 

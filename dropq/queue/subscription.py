@@ -3,9 +3,9 @@
 A subscription never gives a message to two callers, and holds no more than its backlog allows. It may be used by
 several threads; after a fork the child has to open its own.
 
-A signal handler may use it at any moment of its own thread, which no lock keeps out. So a thread's look for a message
-cannot be entered by its own handlers: a receive in there returns None, and a close leaves the end to the look, which
-still has a sign of life for what it claims, and returns it before that ends.
+No lock keeps out a signal handler, which may use the subscription at any moment of its own thread. So a handler cannot
+enter the look for a message that it interrupted: its receive returns None, and its close leaves the end to the look.
+The look still has a sign of life for what it claims, and returns that before it ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import RESCAN
 
 if TYPE_CHECKING:
-    pass
+    from dropq.queue.by_policy import Admission
 
 log = logging.getLogger("dropq")
 
@@ -54,7 +54,7 @@ _ALPHABET = string.digits + string.ascii_lowercase
 
 
 class SweepOnTheWay(Protocol):
-    """What a consumer brings back in order between its looks for a message; upkeep/sweep.py has it.
+    """The sweep that a consumer does between its looks for a message; upkeep/sweep.py has it.
 
     Attributes:
         again: when it is due again, by `time.monotonic()`.
@@ -64,10 +64,10 @@ class SweepOnTheWay(Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether it is time to run it."""
+        """Whether it is time for it."""
 
     def run(self, *, idle: bool = False) -> object:
-        """Bring back what the dead and lapsed leases held; where `idle`, clear away the dead that held nothing, too."""
+        """Return what dead consumers and lapsed leases held; if `idle`, also remove dead consumers that held nothing."""
 
 
 class Subscription:
@@ -79,7 +79,7 @@ class Subscription:
         max_backlog: how many messages it may hold at once; None for no limit.
         lease: seconds after which a claim runs out; None for never.
         filter: which messages it takes; None for all.
-        sweep: what it brings back in order on the way.
+        sweep: the sweep that it does on the way.
         detached: its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
 
     Raises:
@@ -123,7 +123,7 @@ class Subscription:
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
         self._admission: Admission | None = None
         if gate is not None:
-            from dropq.queue.by_policy import Admission
+            from dropq.queue.by_policy import Admission  # few queues have a policy
 
             self._admission = Admission(
                 gate, self._offers, self._transitions, owners=self._owners, deadline=self._deadline
@@ -132,7 +132,7 @@ class Subscription:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def receive(self, timeout: Duration | None = 0) -> Message | None:
-        """Claim the next message; it is nobody else's until it is settled or its lease runs out.
+        """Claim the next message; no other consumer gets it until it is settled or its lease runs out.
 
         Args:
             timeout: how long to wait for one: 0 looks once, None waits for ever.
@@ -155,7 +155,7 @@ class Subscription:
         return self._waiting.wait(news, until, look=self._next, next_look=lambda: self.next_look)
 
     def receive_many(self, n: int, timeout: Duration | None = 0) -> list[Message]:
-        """Claim up to n messages; wait for the first, take of the rest what is there.
+        """Claim up to n messages: wait for the first, then take as many of the others as are there.
 
         Raises:
             ValueError: n is below 1, or more than the subscription may hold.
@@ -186,7 +186,7 @@ class Subscription:
         return ack_all(messages)
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages as they come, for ever; each has to be settled before the loop goes on (with max_backlog 1).
+        """Yield messages as they come, for ever; settle each before the loop goes on, as max_backlog is 1 by default.
 
         Raises:
             BacklogReached: it holds as many messages as it may, and all were handed to loops of this thread: no other
@@ -226,12 +226,12 @@ class Subscription:
 
     @property
     def inherited(self) -> bool:
-        """Whether it was opened before a fork, by the parent of this process, whose it stays."""
+        """Whether a parent of this process opened it, before a fork: it stays the parent's."""
         return self._forks != FORKS.count
 
     @property
     def next_look(self) -> float:
-        """Seconds after which to look again without news: then a delay or a lease may have ended."""
+        """Seconds after which to look again without an event: then a delay or a lease may have ended."""
         again = min(self._sweep.again - time.monotonic(), RESCAN)
         if self._admission is not None and self._admission.gate.recheck is not None:
             again = min(again, self._admission.gate.recheck)
@@ -248,7 +248,7 @@ class Subscription:
         return self._admission is not None and self._admission.gate.at_barrier and self._offers.passes_over
 
     def once(self, message: Message) -> AbstractContextManager[None]:
-        """Take a message that it holds no more where it comes back within the block; until then, none of its id."""
+        """Leave a message to others if it comes back within the block; until it ends, every message of its id."""
         return self._offers.once(message)
 
     def snapshot(self) -> None:
@@ -260,7 +260,7 @@ class Subscription:
         return self._hold(claim, self._transitions, None)
 
     def _next(self, look: Callable[[], None] | None = None) -> Message | None:
-        """Look for a message as one at a time may do, which not even a signal handler gets into; None once closed.
+        """Look for a message, one thread at a time, and no signal handler of that thread; return None once closed.
 
         Args:
             look: what is done instead, and finds no message.
@@ -319,7 +319,7 @@ class Subscription:
                 return None
 
     def _attend(self) -> None:
-        """See to what is not done for each message: sweeps, read-locks, an old view."""
+        """Do what is not done for each message: sweep, look for read-locks, replace an old view."""
         if self._sweep.due:
             self._forget_lost()  # before the sweep that returns them
             self._sweep_on_the_way()
@@ -340,7 +340,7 @@ class Subscription:
         return self.max_backlog is None or len(self._held) < self.max_backlog
 
     def next_owner(self) -> str:
-        """Return what identifies the next claim: no two claims, of whichever process, ever share it."""
+        """Return the owner of the next claim: no two claims of any processes have the same."""
         return next(self._owners)
 
     def _hold(self, claim: Claim, transitions: Transitions, file: MessageFile | None) -> Message:
@@ -368,7 +368,7 @@ class Subscription:
             waiting.wake()
 
     def _settled_first(self, claim: Claim) -> Message | None:
-        """Archive, then deliver: whoever dies now, the message is not delivered twice."""
+        """Archive a message, then deliver it: whichever process dies, it is not delivered twice."""
         context = self._context
         try:
             if context.config.history:
@@ -398,7 +398,7 @@ class Subscription:
     # -- ending ----------------------------------------------------------------------------------------------
 
     def give_back_but(self, owners: Collection[str]) -> int:
-        """Give back, uncounted, every claim that it made but those of some owners; return how many there were."""
+        """Give back, uncounted, all of its claims but those of some owners; return how many it gave back."""
         returned = 0
         for claim in claims_of(self._context, self.id):
             if claim.owner not in owners:
@@ -423,11 +423,11 @@ class Subscription:
             self._end()
 
     def _end(self, unseen: Message | None = None) -> None:
-        """Return what is held, then take the sign of life down; `unseen` was handed to nobody."""
+        """Return what is held, then end the sign of life; no caller has got the message `unseen`."""
         presence, self._presence = self._presence, None
         try:
-            fate = "what is still held returns with the next sweep"
-            with self._context.error_context(fate), listing_once(self._context):
+            outcome = "what is still held returns with the next sweep"
+            with self._context.error_context(outcome), listing_once(self._context):
                 if unseen is not None and unseen.held:
                     with suppress(LeaseLost):
                         unseen.release(counted=False)
@@ -506,7 +506,7 @@ def subscribe(
     detached: bool,
     sweep: SweepOnTheWay,
 ) -> Subscription:
-    """Begin to receive from a queue, as `Queue.subscribe` says; `sweep` brings it back in order on the way."""
+    """Begin to receive from a queue, as `Queue.subscribe` says; `sweep` is the sweep that it does on the way."""
     if filter is not None:
         from dropq.filters import check_chooses
 

@@ -167,7 +167,7 @@ def test_an_id_of_what_is_settled_changes_nothing(make: Make, leasing: Leasing, 
 
 @each_leasing
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "ack"])
-def test_what_waits_is_nobodys_to_give_back_refuse_or_renew(make: Make, leasing: Leasing, verb: str) -> None:
+def test_what_waits_is_if_ended_to_give_back_refuse_or_renew(make: Make, leasing: Leasing, verb: str) -> None:
     queue = make(leasing=leasing)
     sent = queue.send(b"a")
     assert not settled(queue, verb, sent.id)
@@ -239,14 +239,14 @@ def test_a_lease_that_is_renewed_in_the_last_moment_is_its_holders(
     queue, message = held(make, "strict")
     clock.advance(61)
     other = reopened(queue)
-    nobodys = by_id._nobodys
+    nobodys = by_id._if_ended
 
     def renewed_meanwhile(*args: Any) -> object:
         found = nobodys(*args)
         message.extend("1m")
         return found
 
-    monkeypatch.setattr(by_id, "_nobodys", renewed_meanwhile)
+    monkeypatch.setattr(by_id, "_if_ended", renewed_meanwhile)
     assert other.ack(message.id) is False
     message.ack()
 
