@@ -67,7 +67,7 @@ class SweepOnTheWay(Protocol):
         """Whether it is time for it."""
 
     def run(self, *, idle: bool = False) -> object:
-        """Return what dead consumers and lapsed leases held; if `idle`, also remove dead consumers that held nothing."""
+        """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing."""
 
 
 class Subscription:
