@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dropq.errors import LeaseLost, NoSuchMessage, NoSuchQueue
+from dropq.format.layout import WITH_REASON
 
 from . import output
 from .options import Filter, Json, MessageId, QueueName, QueueNames, QueueOrRoot, State, duration, state
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 #: The columns of messages, and the further columns of some states.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
-MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), "error": ("reason",), "expired": ("reason",)}
+MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
 #: The columns of `browse --explain`.
 WHY = ("id", "state", "why", "until", "holders", "detail")
 #: Columns that a table leaves out where the state has further ones.
@@ -46,8 +47,7 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     def look(name: str) -> None:
         queue = shell.queue(name)
         counts = queue.counts()
-        order = ("target", "delayed", "processing", "error", "expired", "processed", "working")
-        records.append({"queue": queue.name, **{key: counts[key] for key in order}, "paused": queue.paused})
+        records.append({"queue": queue.name, **counts, "paused": queue.paused})
 
     names = shell.queues(queues)
     code = shell.each(names, look)

@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dropq.format.layout import STATES
-
-#: What --state takes: the states, with those of messages that are delayed, or not sent yet.
-STATE_CHOICES = (STATES[0], "delayed", *STATES[1:], "working")
+from dropq.format.layout import ALL_STATES
 
 if TYPE_CHECKING:
     State = str
 else:  # typer takes the choices from here
-    State = Literal[STATE_CHOICES]
+    State = Literal[ALL_STATES]
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
 QueueNames = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Which queues; all when none is named.")]
@@ -74,4 +71,4 @@ def _lease_seconds(text: str) -> float:
 
 def state(help: str) -> Any:
     """Return the option that names a state."""
-    return typer.Option("--state", metavar="S", help=f"{help} One of {', '.join(STATE_CHOICES)}.")
+    return typer.Option("--state", metavar="S", help=f"{help} One of {', '.join(ALL_STATES)}.")

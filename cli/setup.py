@@ -155,14 +155,14 @@ def delete(
 
     A queue that has messages to work on is refused, unless --force is given.
     """
-    from dropq.upkeep.queues import UNSETTLED
+    from dropq.upkeep.queues import TO_WORK_ON
 
     shell = Shell(ctx, json)
     found = shell.queue(queue)
     counts = found.counts()
     listed = ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
     if dry_run:
-        refused = not force and any(counts[state] for state in UNSETTLED)
+        refused = not force and any(counts[state] for state in TO_WORK_ON)
         shell.line({"queue": found.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dropq.errors import NoSuchMessage
-from dropq.format.layout import RESERVED
+from dropq.format.layout import UNSETTLED
 
 from . import output
 from .messages import LEASE
-from .options import STATE_CHOICES, Json, QueueName, duration, lease_period
+from .options import Json, QueueName, duration, lease_period
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, despite_closed_stdout
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 #: Seconds between two looks of `wait`: the first pause, and the longest, to which it doubles.
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
-#: States of messages that are sent, and not done with: `wait` waits for them to be empty.
-AWAITED = tuple(state for state in STATE_CHOICES if state not in (*RESERVED, "working"))
 
 
 def work(
@@ -112,7 +110,7 @@ def wait(
 
     def reached() -> bool:
         counts = found.counts()
-        return not any(counts[state] for state in AWAITED) if empty else counts["target"] >= least
+        return not any(counts[state] for state in UNSETTLED) if empty else counts["target"] >= least
 
     return OK if _until(reached, found, timeout) else _timed_out(found)
 
@@ -121,7 +119,7 @@ def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) ->
     state = _state(queue, id)
     if state is None and queue.config.history:
         queue.find(id)  # it raises: the message is nowhere
-    if not _until(lambda: _state(queue, id) not in AWAITED, queue, timeout):
+    if not _until(lambda: _state(queue, id) not in UNSETTLED, queue, timeout):
         return _timed_out(queue)
     ended = _state(queue, id) or "processed"
     shell.line({"id": id, "state": ended}, ("state",))
@@ -144,7 +142,7 @@ def _timed_out(queue: Queue) -> int:
 
 def _not_yet(queue: Queue, when: str) -> str:
     counts = queue.counts()
-    left = ", ".join(f"{counts[state]} in {state}" for state in AWAITED)
+    left = ", ".join(f"{counts[state]} in {state}" for state in UNSETTLED)
     return f"queue {queue.name}: what was waited for did not happen {when} ({left})"
 
 

@@ -19,11 +19,11 @@ from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, DropqError
 from dropq.format import names
-from dropq.format.layout import QueueLayout
+from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue import browsing
-from dropq.queue.browsing import SEARCHED, StateStats
+from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
 from dropq.queue.open_queue import find_layout, open_queue, open_root, queue_names
 from dropq.queue.sender import Producer
@@ -412,7 +412,7 @@ class Queue(Producer):
 
         yield from explain(self.context, state, filter)
 
-    def find(self, id: str, states: Iterable[str] = SEARCHED) -> Message:
+    def find(self, id: str, states: Iterable[str] = STATES) -> Message:
         """Return a message by its id, its file name or its receipt; if several have it, the first in order of delivery.
 
         Args:
@@ -424,7 +424,7 @@ class Queue(Producer):
         """
         return self.find_all(id, states)[0]
 
-    def find_all(self, id: str, states: Iterable[str] = SEARCHED) -> list[Message]:
+    def find_all(self, id: str, states: Iterable[str] = STATES) -> list[Message]:
         """Return the messages of an id in the first state that has any, in order of delivery.
 
         Args:

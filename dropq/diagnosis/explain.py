@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from dropq.format.layout import UNSETTLED
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claimed_files, find_claim
 from dropq.lifecycle.context import QueueContext
@@ -18,9 +19,6 @@ from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
 from dropq.storage import liveness, reading
-
-#: The states whose messages are explained, in this order.
-EXPLAINED = ("target", "delayed", "processing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +54,11 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
         InvalidFilter: the filter cannot be read.
         StorageError: a folder of the queue cannot be listed.
     """
-    if state is not None and state not in EXPLAINED:
-        raise ValueError(f"state {state!r}: why a message waits is told of {', '.join(EXPLAINED)}")
+    if state is not None and state not in UNSETTLED:
+        raise ValueError(f"state {state!r}: why a message waits is told of {', '.join(UNSETTLED)}")
     with context.error_context("nothing was changed"):
         look, transitions = _Look(context), Transitions(context)
-        for where in EXPLAINED if state is None else (state,):
+        for where in UNSETTLED if state is None else (state,):
             explained = {"target": look.waiting, "delayed": look.delayed, "processing": look.held}[where]
             wanted = None if filter is None else wanting(context, filter, where)
             for file in listed(context, where):

@@ -26,8 +26,10 @@ from dropq.format.layout import (
     GONE_PREFIX,
     KEEPER,
     PRIVATE,
-    RESERVED,
+    SETTLED,
     STATES,
+    WAITING,
+    WITH_REASON,
     QueueLayout,
     ignoring,
 )
@@ -197,7 +199,7 @@ def writable_folders(case: Case) -> Iterator[Finding]:
 def states(case: Case) -> Iterator[Finding]:
     """Find what is no message in the state folders, and what is odd about those that are."""
     links: dict[int, list[Seen]] = defaultdict(list)
-    for state in (*STATES, "delayed"):
+    for state in STATES:
         writable: list[Seen] = []
         for seen in case.look(case.layout.folder(state), state):
             if (kind := stray(case, seen)) is not None:
@@ -226,7 +228,7 @@ def stray(case: Case, seen: Seen) -> str | None:
         return "directory"
     if not stat.S_ISREG(mode):
         return "special-file"
-    return "placeholder" if seen.state in RESERVED and reading.is_reservation(seen.status) else None
+    return "placeholder" if seen.state in SETTLED and reading.is_reservation(seen.status) else None
 
 
 def _stray_finding(kind: str, seen: Seen) -> Finding:
@@ -249,7 +251,7 @@ def bad_name(case: Case, seen: Seen) -> Finding | None:
 
 def unclaimable_name(case: Case, seen: Seen) -> Finding | None:
     """Find a name for whose claim this file system has no room, even when it is shortened."""
-    if seen.state not in ("target", "delayed"):
+    if seen.state not in WAITING:
         return None
     name, length = seen.file.name, len(os.fsencode(seen.file.own_name))
     if length > names.room(name):
@@ -368,7 +370,7 @@ def working(case: Case) -> Iterator[Finding]:
 
 def reasons(case: Case) -> Iterator[Finding]:
     """Find reasons that cannot be read, and those of files that went."""
-    for state in ("error", "expired"):
+    for state in WITH_REASON:
         for seen in case.look(f"{case.layout.reasons}/{state}"):
             if seen.name.startswith("."):
                 continue

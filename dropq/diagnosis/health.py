@@ -20,7 +20,7 @@ from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.claims import Claim
-from dropq.format.layout import ignoring
+from dropq.format.layout import SETTLED, UNSETTLED, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.queue.message import Duration
@@ -36,8 +36,7 @@ __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", 
 MAX_ERROR = 10
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
-#: The states that `max_unprocessed` is about, and what each `overflow` does to a send.
-_UNPROCESSED = ("target", "delayed", "processing")
+#: What each `overflow` does to a send.
 _OVERFLOW = {"reject": "sends are refused", "discard": "what is sent is discarded", "block": "senders wait"}
 
 #: Folders of a root that may be closed to whoever looks, and are no queues.
@@ -203,12 +202,12 @@ class _Look:
         self._name = shlex.quote(context.name)
         self._now = context.clock.now_ms()
         # RACE: messages move on while this looks, so that one may be seen twice, or not at all.
-        self._waiting, self._delayed, self._held = map(self._files, ("target", "delayed", "processing"))
+        self._waiting, self._delayed, self._held = map(self._files, UNSETTLED)
         self.counts = {
             "target": len(self._waiting),
             "delayed": len(self._delayed),
             "processing": len(self._held),
-            **{state: sum(1 for _ in self._messages(state)) for state in ("error", "expired", "processed", "working")},
+            **{state: sum(1 for _ in self._messages(state)) for state in (*SETTLED, "working")},
         }
 
     def _messages(self, state: str) -> Iterator[str]:
@@ -288,7 +287,7 @@ class _Look:
             yield Reason("paused", f"consumers see an empty queue; {self._pause}")
         if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):
             yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them go on")
-        count, most = sum(self.counts[state] for state in _UNPROCESSED), self._context.config.max_unprocessed
+        count, most = sum(self.counts[state] for state in UNSETTLED), self._context.config.max_unprocessed
         if most is not None and count >= most:
             text = f"{_many(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
             fate = _OVERFLOW[self._context.config.overflow]

@@ -15,12 +15,20 @@ from fnmatch import translate
 from dropq.format.claims import split_claim
 from dropq.format.escapes import is_coded
 
-#: The folders that hold messages, one state each, in the order of a message's life.
-STATES = ("target", "processing", "processed", "expired", "error")
-#: Those in which a name may be reserved before the file is renamed over it.
-RESERVED = ("processed", "expired", "error")
-#: The folders of a queue; routing/ belongs to administrators and may be missing.
-FOLDERS = ("working", *STATES)
+#: The states of messages that consumers may take, now or later.
+WAITING = ("target", "delayed")
+#: The states of messages that are sent and not settled.
+UNSETTLED = (*WAITING, "processing")
+#: The states of messages that lie there for a reason, which is kept beside them.
+WITH_REASON = ("error", "expired")
+#: The states of messages that are settled. A name may be reserved there before the file is renamed over it.
+SETTLED = (*WITH_REASON, "processed")
+#: All states of messages that are sent.
+STATES = (*UNSETTLED, *SETTLED)
+#: All states: in working/, messages are written.
+ALL_STATES = (*STATES, "working")
+#: The folders that every queue has. An older queue may lack delayed/; routing/ belongs to administrators.
+FOLDERS = ("working", "target", "processing", *SETTLED)
 #: DropboxMQ 1.2's folders for the transactions of a root.
 DROPBOXMQ_TRANSACTIONS = (
     "associated",
@@ -111,7 +119,7 @@ class QueueLayout:
         object.__setattr__(self, "read_lock", f"{self.base}/read-lock")
         object.__setattr__(self, "write_lock", f"{self.base}/write-lock.properties")
         object.__setattr__(self, "config_file", f"{self.base}/queue.toml")
-        object.__setattr__(self, "folders", {state: getattr(self, state) for state in (*FOLDERS, "delayed")})
+        object.__setattr__(self, "folders", {state: getattr(self, state) for state in ALL_STATES})
 
     @classmethod
     def flat(cls, home: str) -> QueueLayout:

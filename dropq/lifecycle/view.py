@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 from dropq.format import names
+from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.storage import reading
@@ -317,7 +318,7 @@ class Lookups:
 
     def __init__(self, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json") -> None:
         self._sidecars = sidecars
-        self._waits = state in ("target", "delayed")
+        self._waits = state in WAITING
         self._folder = folder
         self._message_type = message_type
 

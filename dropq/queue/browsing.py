@@ -12,7 +12,7 @@ from datetime import datetime
 
 from dropq.errors import NoSuchMessage
 from dropq.format import names
-from dropq.format.layout import FOLDERS, RESERVED, ignoring
+from dropq.format.layout import ALL_STATES, SETTLED, STATES, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
@@ -20,9 +20,6 @@ from dropq.policies.build import view_of
 from dropq.policies.wanted import wanting
 from dropq.queue.message import Message, utc
 from dropq.storage import reading
-
-#: States in which `find` looks for a message, in this order.
-SEARCHED = ("target", "processing", "delayed", "error", "expired", "processed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ def listed(context: QueueContext, state: str = "target", filter: str | None = No
                 yield file
 
 
-def find_all(context: QueueContext, message_id: str, states: Iterable[str] = SEARCHED) -> list[Message]:
+def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STATES) -> list[Message]:
     """Return the messages of an id in the first state that has any, in order of delivery.
 
     Args:
@@ -108,7 +105,7 @@ def _in_order(context: QueueContext, state: str) -> Iterator[MessageFile]:
 def _is_reserved(context: QueueContext, state: str, file: str) -> bool:
     """Return whether a file only reserves a name for a move that is under way."""
     try:
-        return state in RESERVED and reading.is_reservation(os.lstat(f"{context.layout.folder(state)}/{file}"))
+        return state in SETTLED and reading.is_reservation(os.lstat(f"{context.layout.folder(state)}/{file}"))
     except FileNotFoundError:
         return False  # RACE: it moved on since the listing
 
@@ -116,12 +113,12 @@ def _is_reserved(context: QueueContext, state: str, file: str) -> bool:
 def counts(context: QueueContext) -> dict[str, int]:
     """Return how many messages lie in each state, by one listing of each folder."""
     count, ignore = reading.message_counts, context.config.ignore
-    return {state: sum(count(context.layout.folder(state), ignore)) for state in (*FOLDERS, "delayed")}
+    return {state: sum(count(context.layout.folder(state), ignore)) for state in ALL_STATES}
 
 
 def stats(context: QueueContext) -> dict[str, StateStats]:
     """Return count, bytes and oldest message of each state; it looks at every file."""
-    return {state: _state_stats(context, state) for state in (*FOLDERS, "delayed")}
+    return {state: _state_stats(context, state) for state in ALL_STATES}
 
 
 def _state_stats(context: QueueContext, state: str) -> StateStats:

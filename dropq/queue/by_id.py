@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format.claims import Claim
-from dropq.format.layout import RESERVED
+from dropq.format.layout import SETTLED
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.context import QueueContext
@@ -143,7 +143,7 @@ def _is_past_ack(context: QueueContext, message_id: str) -> bool:
         state = find_all(context, message_id)[0].state
     except NoSuchMessage:
         return False
-    return state in RESERVED or (state == "processing" and context.config.leasing == "strict")
+    return state in SETTLED or (state == "processing" and context.config.leasing == "strict")
 
 
 def _ack_waiting(

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, StorageError
 from dropq.format.claims import Claim, Location
+from dropq.format.layout import WAITING, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.lifecycle.claims import find_claim, listing_once
@@ -205,7 +206,7 @@ class Message:
     @property
     def redelivered(self) -> bool:
         """Whether it was delivered before the present delivery."""
-        return self.delivery_count > (0 if self._state in ("target", "delayed") else 1)
+        return self.delivery_count > (0 if self._state in WAITING else 1)
 
     @property
     def deadline(self) -> datetime | None:
@@ -222,7 +223,7 @@ class Message:
     @property
     def reason(self) -> Mapping[str, object] | None:
         """Why it lies in error/ or expired/: `reason`, `time`, and details such as `traceback`; None if unknown."""
-        if self._state not in ("error", "expired"):
+        if self._state not in WITH_REASON:
             return None
         try:
             return self.context.reasons.find(self._state, self._file.filename, reading.inode(self.path))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dropq.errors import NoSuchQueue, StorageError
+from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
@@ -229,7 +230,7 @@ class Offers:
         try:
             yield
         finally:
-            if message.state in ("target", "delayed"):
+            if message.state in WAITING:
                 name = sidecars.parse(message.name)
                 self._returned.add((name.id, name.copy))
             elif message.state == "processing":  # lost: if it comes back, it is by a name that others gave it

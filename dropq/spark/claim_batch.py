@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropq.api import Queue
 from dropq.errors import DropqError, LeaseLost
+from dropq.format.layout import WITH_REASON
 from dropq.queue.lease_renewer import LeaseRenewer, renew_held
 from dropq.queue.message import Duration, Message, ack_all
 from dropq.spark.options import CLAIM_OPTIONS, ReadOptions, known
@@ -88,7 +89,7 @@ def _release(messages: list[Message]) -> None:
 def _set_aside(queue: Queue, messages: list[Message]) -> set[str | None]:
     """Return the owners of those messages that were rejected or expired by their receipts, in another process."""
     ids = {message.id for message in messages}
-    found = (one.reason for state in ("error", "expired") if ids for one in queue.browse(state) if one.id in ids)
+    found = (one.reason for state in WITH_REASON if ids for one in queue.browse(state) if one.id in ids)
     return {str(reason.get("owner")) for reason in found if reason is not None}
 
 

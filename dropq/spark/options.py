@@ -18,7 +18,7 @@ from dropq.api import Queue, Root
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError
 from dropq.filters import check_chooses, compile_filter
-from dropq.format import layout
+from dropq.format.layout import STATES
 
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
 WRITE_OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")
@@ -30,8 +30,6 @@ STREAM_READ_OPTIONS = (
 CLAIM_OPTIONS = ("bodyFormat", "numPartitions")
 #: Spark's own options of a stream, which it hands over too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
-#: The states that can be read: where messages lie, delayed ones too.
-STATES = (*layout.STATES, "delayed")
 #: Tasks that read messages, where there are enough of them, and how many messages of which only names and short
 #: bodies are read are enough for one.
 PARTITIONS = 8

@@ -435,7 +435,7 @@ def _remove_what_was_sent(context: QueueContext, folder: str, listed: Mapping[st
     twice = [path for path in paths if reading.has_another_name(path)]
     if not twice:
         return
-    states = map(context.layout.folder, (*STATES, "delayed"))
+    states = map(context.layout.folder, STATES)
     sent = {entry.inode() for state in states for entry in reading.entries(state)}
     for path in twice:
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first

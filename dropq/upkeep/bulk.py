@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dropq.errors import DropqError
 from dropq.filters import check_chooses
+from dropq.format.layout import SETTLED, WITH_REASON
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.browsing import browse
@@ -19,7 +20,7 @@ from dropq.storage.failures import error_context
 from dropq.upkeep.sweep import surplus_history
 
 #: States that messages can be brought back from.
-REQUEUED = ("error", "expired", "processed", "processing")
+REQUEUED = (*SETTLED, "processing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def requeue(
 
     def one(message: Message) -> str | None:
         folder = context.layout.folder(state)
-        explained = _inode(message) if state in ("error", "expired") else None
+        explained = _inode(message) if state in WITH_REASON else None
         placed = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
         if placed is not None and explained is not None:
             context.reasons.drop(state, message.file, explained)

@@ -17,7 +17,7 @@ from typing import Any
 from dropq.config.load import toml_text, validate_options
 from dropq.errors import QueueExists, StorageError
 from dropq.format import names
-from dropq.format.layout import FOLDERS, KEEPER, QueueLayout, RootLayout
+from dropq.format.layout import FOLDERS, KEEPER, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.sidecars import collect, forget, make_known
 from dropq.queue import browsing
@@ -36,7 +36,7 @@ UNDECIDED_LIMIT = 60_000
 _UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 
 #: States whose messages keep a queue from being deleted.
-UNSETTLED = ("working", "target", "processing", "delayed")
+TO_WORK_ON = ("working", *UNSETTLED)
 
 
 def create_root(path: str, *, dropboxmq: bool) -> None:
@@ -123,7 +123,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
 def _refuse_unsettled(context: QueueContext) -> None:
     with context.error_context("nothing was changed"):
         counts = browsing.counts(context)
-    waiting = {state: counts[state] for state in UNSETTLED if counts.get(state)}
+    waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
     if waiting:
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
         raise StorageError(

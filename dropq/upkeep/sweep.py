@@ -24,7 +24,7 @@ from typing import NamedTuple
 from dropq.errors import DropqError, LeaseLost
 from dropq.format import names
 from dropq.format.claims import Claim, is_owner, subscription_of
-from dropq.format.layout import GONE_PREFIX, ignoring
+from dropq.format.layout import GONE_PREFIX, WITH_REASON, ignoring
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
@@ -529,7 +529,7 @@ def _clear_leftovers(context: QueueContext, report: SweepReport) -> Iterator[Non
     for path in early_acks.expired(context):
         yield
         clear(path)  # RACE: an ack that is given anew at this moment may go too
-    for state in ("error", "expired"):
+    for state in WITH_REASON:
         yield from _clear_reasons(context, report, state)
 
 

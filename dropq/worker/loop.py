@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import LeaseLost
+from dropq.format.layout import WAITING
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import Duration, Message, utc
 from dropq.storage.watch import RESCAN, Watch
@@ -50,9 +51,7 @@ SIGNAL_LOOK = 0.01
 _BY_STOP = frozenset(status for number in STOPS for status in (-number, 128 + number))
 
 #: How a message that its handler settled itself is counted, by the state that it went to.
-_SETTLED = {"processed": "acked", "removed": "acked", "target": "retried", "delayed": "retried"}
-#: Where a message is when it can be taken again.
-_COMES_BACK = ("target", "delayed")
+_SETTLED = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
 #: The outcomes that are logged, in words.
 _TOLD = {"retried": "given back", "rejected": "rejected", "failed": "failed"}
 
@@ -409,9 +408,9 @@ class _Worker:
                 outcome = "lost" if message.state == "processing" else _SETTLED.get(message.state, "failed")
         except LeaseLost:
             outcome = "lost"
-        if outcome in ("retried", "returned") and message.state not in _COMES_BACK:
+        if outcome in ("retried", "returned") and message.state not in WAITING:
             outcome = "failed"  # it was given back too often: the queue has set it aside
-        if self._until_empty and outcome != "lost" and message.state in _COMES_BACK:
+        if self._until_empty and outcome != "lost" and message.state in WAITING:
             self._leave(message)
         if outcome == "lost":
             log.warning("message %s: its claim was lost while it was handled; nothing was changed", message.id)

@@ -30,8 +30,8 @@ from dropq import Message, Queue, Root
 from dropq.cli import main as cli
 from dropq.cli import output
 from dropq.cli.messages import _Sending
-from dropq.cli.options import STATE_CHOICES
 from dropq.cli.shell import HeldOff
+from dropq.format.layout import ALL_STATES
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage.files import Storage
 
@@ -484,8 +484,8 @@ def test_ls_counts_the_states_and_goes_on_past_a_broken_queue(run: Run, root: Ro
 
 def test_every_state_that_a_queue_counts_is_listed_and_can_be_named(run: Run, q: Queue) -> None:
     (listed,) = run("--json", "ls", "q").records
-    assert set(q.counts()) == set(STATE_CHOICES) == listed.keys() - {"queue", "paused"}
-    for state in STATE_CHOICES:
+    assert set(q.counts()) == set(ALL_STATES) == listed.keys() - {"queue", "paused"}
+    for state in ALL_STATES:
         assert run("browse", "q", "--state", state).code == 0
 
 

@@ -27,11 +27,12 @@ from test_spark_writer import kill_session
 
 import dropq.spark
 from dropq import ConfigError, DropqError, LeaseLost, Message, Queue, StorageError
+from dropq.format.layout import STATES
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
 from dropq.spark.columns import COLUMNS, check_columns
 from dropq.spark.datasource import DropqDataSource
-from dropq.spark.options import BODY_FORMATS, STATES, ReadOptions
+from dropq.spark.options import BODY_FORMATS, ReadOptions
 from dropq.spark.reader import QueueReader
 from dropq.storage.reading import RESERVED_MODE
 from dropq.upkeep import bulk
