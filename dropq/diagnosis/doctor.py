@@ -28,7 +28,7 @@ from threading import Barrier
 from dropq.diagnosis.doctor_kinds import KINDS, LEVELS, Diagnosis, Kind
 from dropq.diagnosis.fsck import queues as all_queues
 from dropq.errors import DropqError, NoSuchQueue
-from dropq.format.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, WITH_REASON, QueueLayout
+from dropq.format.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.queue.open_queue import open_queue
 from dropq.storage import liveness, reading, system_calls
@@ -675,8 +675,8 @@ def _kept_in(layout: QueueLayout) -> list[str]:
 
     Nothing is tried in them: a file there would be taken for a sign of life, or for a body.
     """
-    reasons = (f"{layout.reasons}/{state}" for state in WITH_REASON)
-    return list(dict.fromkeys(map(_or_above, (layout.consumers, layout.held, *reasons, layout.delayed))))
+    own = (layout.consumers, layout.held, *layout.reason_folders, layout.delayed)
+    return list(dict.fromkeys(map(_or_above, own)))
 
 
 def _part(context: QueueContext, access: _Access, parts: set[str]) -> Iterator[Diagnosis]:

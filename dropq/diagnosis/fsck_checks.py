@@ -401,7 +401,7 @@ def leftovers(case: Case) -> Iterator[Finding]:
 def temporaries(case: Case) -> Iterator[Finding]:
     """Find small files that were being written when their writer died."""
     layout = case.layout
-    private = (layout.private, layout.acks, layout.ledger, f"{layout.reasons}/error", f"{layout.reasons}/expired")
+    private = (layout.private, layout.acks, layout.ledger, *layout.reason_folders)
     streams = (seen.path for seen in look(layout.streams, case.now) if stat.S_ISDIR(seen.status.st_mode))
     return temporaries_in((layout.base, *private, *streams), case.now)
 

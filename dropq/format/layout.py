@@ -6,10 +6,9 @@ where a queue has DropboxMQ's layout.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import translate
 
 from dropq.format.claims import split_claim
@@ -55,71 +54,49 @@ GONE_PREFIX = ".gone-"
 DOCTOR_PREFIX = "doctor-"
 
 
-#: What lies in a queue's private folder under its own name.
-_PRIVATE = (
-    "consumers",
-    "held",
-    "reasons",
-    "delayed",
-    "staged",
-    "ledger",
-    "streams",
-    "acks",
-    "turns",
-    "barriers",
-    "lock",
-    "created",
-    "swept",
-    "deleting",
-)
-
-
-@dataclass(frozen=True, slots=True)
 class QueueLayout:
-    """The paths of one queue; `base` is where `target/` lies, `home` is the queue's own folder."""
+    """The paths of one queue; nothing changes them.
 
-    home: str
-    base: str
-    working: str = field(init=False)
-    target: str = field(init=False)
-    processing: str = field(init=False)
-    processed: str = field(init=False)
-    routing: str = field(init=False)
-    expired: str = field(init=False)
-    error: str = field(init=False)
-    private: str = field(init=False)
-    consumers: str = field(init=False)
-    held: str = field(init=False)
-    reasons: str = field(init=False)
-    delayed: str = field(init=False)
-    staged: str = field(init=False)
-    ledger: str = field(init=False)
-    streams: str = field(init=False)
-    acks: str = field(init=False)
-    created: str = field(init=False)
-    swept: str = field(init=False)
-    deleting: str = field(init=False)
-    set_aside: str = field(init=False)
-    turns: str = field(init=False)
-    barriers: str = field(init=False)
-    lock: str = field(init=False)
-    read_lock: str = field(init=False)
-    write_lock: str = field(init=False)
-    config_file: str = field(init=False)
-    folders: dict[str, str] = field(init=False, repr=False, hash=False, compare=False)
+    Args:
+        home: the queue's own folder.
+        base: the folder that `target/` lies in.
+        processing: where claims lie, if not in `processing/`.
+    """
 
-    def __post_init__(self) -> None:
-        private = f"{self.base}/{PRIVATE}"
-        for name in (*FOLDERS, "routing"):
-            object.__setattr__(self, name, f"{self.base}/{name}")
-        for name in _PRIVATE:
-            object.__setattr__(self, name, f"{private}/{name}")
-        object.__setattr__(self, "private", private)
-        object.__setattr__(self, "set_aside", f"{private}/set-aside")
-        object.__setattr__(self, "read_lock", f"{self.base}/read-lock")
-        object.__setattr__(self, "write_lock", f"{self.base}/write-lock.properties")
-        object.__setattr__(self, "config_file", f"{self.base}/queue.toml")
-        object.__setattr__(self, "folders", {state: getattr(self, state) for state in ALL_STATES})
+    def __init__(self, home: str, base: str, *, processing: str = "") -> None:
+        private = f"{base}/{PRIVATE}"
+        self.home = home
+        self.base = base
+        self.working = f"{base}/working"
+        self.target = f"{base}/target"
+        self.delayed = f"{private}/delayed"
+        self.processing = processing or f"{base}/processing"
+        self.error = f"{base}/error"
+        self.expired = f"{base}/expired"
+        self.processed = f"{base}/processed"
+        self.routing = f"{base}/routing"
+        self.config_file = f"{base}/queue.toml"
+        self.read_lock = f"{base}/read-lock"
+        self.write_lock = f"{base}/write-lock.properties"
+        self.private = private
+        self.acks = f"{private}/acks"
+        self.barriers = f"{private}/barriers"
+        self.consumers = f"{private}/consumers"
+        self.created = f"{private}/created"
+        self.deleting = f"{private}/deleting"
+        self.held = f"{private}/held"
+        self.ledger = f"{private}/ledger"
+        self.lock = f"{private}/lock"
+        self.reasons = f"{private}/reasons"
+        self.set_aside = f"{private}/set-aside"
+        self.staged = f"{private}/staged"
+        self.streams = f"{private}/streams"
+        self.swept = f"{private}/swept"
+        self.turns = f"{private}/turns"
+        #: The folder of each state.
+        self.folders: dict[str, str] = {state: getattr(self, state) for state in ALL_STATES}
+        #: The folders of the reasons of messages.
+        self.reason_folders = tuple(f"{self.reasons}/{state}" for state in WITH_REASON)
 
     @classmethod
     def flat(cls, home: str) -> QueueLayout:
@@ -132,30 +109,28 @@ class QueueLayout:
         return cls(home, f"{home}/{INCOMING}")
 
     def holding_in(self, folder: str) -> QueueLayout:
-        """Return the same layout with another folder for what is held."""
-        other = copy.copy(self)
-        object.__setattr__(other, "processing", folder)
-        object.__setattr__(other, "folders", {**self.folders, "processing": folder})
-        return other
+        """Return the same layout with another folder for claims."""
+        return QueueLayout(self.home, self.base, processing=folder)
 
     @property
     def first_folders(self) -> tuple[str, ...]:
         """The folders that a queue is made with, parents first.
 
-        Those of private files are among them so that no host of NFS ever remembers them as missing. An older queue may
-        lack some, and a delete that was undone: then whoever needs one makes it.
+        Those of private files are among them so that no NFS client ever remembers them as missing. An older queue may
+        lack some, and so may a queue whose delete was undone: they are made when they are needed.
         """
-        reasons = (f"{self.reasons}/error", f"{self.reasons}/expired")
-        own = (self.consumers, self.held, self.reasons, *reasons, self.delayed, self.ledger, self.streams, self.acks)
-        states = (getattr(self, name) for name in (*FOLDERS, "routing"))
-        above = dict.fromkeys((self.home, self.base))
-        return (*above, *states, self.private, *own, self.turns, self.barriers)
+        states = (self.folders[state] for state in FOLDERS)
+        return (*dict.fromkeys((self.home, self.base)), *states, self.routing, *self._first_private_folders)
 
     @property
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are never links."""
-        first = (path for path in self.first_folders if f"{path}/".startswith(f"{self.private}/"))
-        return (*first, self.staged, self.set_aside)
+        return (*self._first_private_folders, self.staged, self.set_aside)
+
+    @property
+    def _first_private_folders(self) -> tuple[str, ...]:
+        own = (self.consumers, self.held, self.reasons, *self.reason_folders, self.delayed, self.ledger)
+        return (self.private, *own, self.streams, self.acks, self.turns, self.barriers)
 
     def folder(self, state: str) -> str:
         """Return the folder of a state, `delayed` included.
