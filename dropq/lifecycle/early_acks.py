@@ -6,7 +6,6 @@ a claim, which any sweep returns: then the message is delivered all the same, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 from dropq.errors import LeaseLost, StorageError
@@ -80,11 +79,9 @@ def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) 
     return True
 
 
-def expired(context: QueueContext) -> Iterator[str]:
-    """Yield the paths of acks that were remembered for long enough."""
-    for name in remembered(context.layout):
-        if Name(name).generated and not _in_force(context, name):
-            yield _path(context, name)
+def is_over(context: QueueContext, filename: str) -> bool:
+    """Return whether a file in `.dropq/acks/` is an ack that was remembered for long enough."""
+    return Name(filename).generated and not _in_force(context, filename)
 
 
 def _in_force(context: QueueContext, message_id: str) -> bool:

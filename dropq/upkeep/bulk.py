@@ -17,7 +17,7 @@ from dropq.queue.browsing import browse
 from dropq.queue.message import Message
 from dropq.storage import reading
 from dropq.storage.failures import error_context
-from dropq.upkeep.sweep import surplus_history
+from dropq.upkeep.retention import surplus
 
 #: States that messages can be brought back from.
 REQUEUED = (*SETTLED, "processing")
@@ -147,8 +147,9 @@ def prune(
     """Remove the oldest messages of a state beyond an age, in seconds, or a count; None takes the queue's limits."""
     transitions, done = Transitions(context), "would be removed" if dry_run else "removed"
     with context.error_context("what was not told as removed was not touched"):
-        for file in surplus_history(context, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
-            yield Outcome(Message(transitions, state, context.sidecars.file(file)).id, file, True, done)
+        for file in surplus(context, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
+            if file is not None:
+                yield Outcome(Message(transitions, state, context.sidecars.file(file)).id, file, True, done)
 
 
 def _each(

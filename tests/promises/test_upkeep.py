@@ -19,7 +19,7 @@ from dropq.lifecycle.sidecars import PASSES_APART, collect
 from dropq.staging.jobs import Job
 from dropq.storage import reading
 from dropq.storage.files import Storage
-from dropq.upkeep import sweep
+from dropq.upkeep import retention, sweep
 from dropq.upkeep.sweep import QuickSweep, SweepReport
 
 Make = Callable[..., Queue]
@@ -100,8 +100,8 @@ def test_of_a_history_from_which_others_take_meanwhile_no_more_is_removed_than_i
     queue.send_many([b"a"] * 6)
     with queue.subscribe(max_backlog=None) as subscription:
         subscription.ack_many(subscription.receive_many(6))
-    monkeypatch.setattr(sweep, "COUNT_AGE", -1.0)  # it is counted again before each
-    oldest = sweep._oldest
+    monkeypatch.setattr(retention, "COUNT_AGE", -1.0)  # it is counted again before each
+    oldest = retention._oldest
 
     def some_go(*args: Any) -> Any:
         found = yield from oldest(*args)
@@ -109,8 +109,8 @@ def test_of_a_history_from_which_others_take_meanwhile_no_more_is_removed_than_i
             os.unlink(base(queue) / "processed" / file)
         return found
 
-    monkeypatch.setattr(sweep, "_oldest", some_go)
-    assert len(list(sweep.surplus_history(queue.context, keep_count=2, remove=True))) == 2
+    monkeypatch.setattr(retention, "_oldest", some_go)
+    assert len(list(filter(None, retention.surplus(queue.context, keep_count=2, remove=True)))) == 2
     assert len(names_in(queue, "processed")) == 2
 
 
@@ -389,7 +389,7 @@ def test_a_history_within_its_limit_is_counted_and_not_looked_at(
     with queue.subscribe() as subscription:
         while (message := subscription.receive()) is not None:
             message.ack()
-    monkeypatch.delattr(sweep, "_with_times")  # so that who asks fails
+    monkeypatch.delattr(retention, "_with_times")  # so that who asks fails
     report = queue.sweep()
     assert (report.pruned, report.refused) == (0, 0)
 
@@ -417,7 +417,7 @@ def test_what_came_back_into_the_history_while_it_is_pruned_stays(
         return sorts(found, **how)  # type: ignore[call-overload, no-any-return]
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "sorted", come_between, raising=False)
+        patch.setattr(retention, "sorted", come_between, raising=False)
         assert queue.sweep().pruned == 0
     assert names_in(queue, "processed") == [message.name]
     assert queue.sweep().pruned == 1

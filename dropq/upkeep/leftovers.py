@@ -1,0 +1,149 @@
+"""What crashes leave in a queue's private folder, and when any sweep removes it.
+
+    .gone-*      a file whose removal was cut short: after a day
+    acks/        an early ack whose time is over: at once
+    consumers/   a sign of life that never appeared, or that nobody here can verify and that holds nothing: after a day
+    held/        what a dead consumer had of a message: at once, the only copy after a day; an empty folder: in an hour
+    reasons/     a reason of a file that is gone: after a day
+    streams/     the journal of a stream that nobody continues: after 30 days
+    turns/       the turn of a subscription that has ended: at once
+
+The jobs in working/ have rules of their own, in `staging.jobs`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from dropq.format.claims import is_owner, subscription_of
+from dropq.format.layout import GONE_PREFIX, WITH_REASON
+from dropq.lifecycle import early_acks
+from dropq.lifecycle.claims import claims_in, claims_of
+from dropq.lifecycle.context import QueueContext
+from dropq.policies import barrier, fair_share
+from dropq.storage import liveness, reading
+
+#: Milliseconds that leftovers are kept which somebody may need yet.
+LEFTOVERS_AGE = 86_400_000
+#: Milliseconds that an empty folder in held/ is kept while its subscription lives.
+EMPTY_AGE = 3_600_000
+#: Milliseconds that a stream is remembered which nobody continues: 30 days.
+STREAMS_AGE = 30 * 86_400_000
+
+#: A private file, or a folder of such files, and what removes it if nothing needs it; that returns whether it did.
+Leftover = tuple[str, Callable[[], int]]
+
+
+def leftovers(context: QueueContext) -> Iterator[Leftover]:
+    """Yield what may be a leftover."""
+    layout = context.layout
+    removals = {
+        layout.private: _remove_given_up_name,
+        layout.consumers: _remove_sign_of_life,
+        layout.streams: _remove_stream,
+        layout.acks: _remove_ack,
+    }
+    for folder, remove in removals.items():
+        for entry in reading.entries(folder):
+            yield entry.path, partial(remove, context, entry)
+    yield layout.turns, partial(fair_share.clear, context, liveness.known(layout.consumers))
+    yield from _held(context)
+    for state in WITH_REASON:
+        for path in context.reasons.unmatched(state):
+            yield path or context.layout.reasons, partial(_remove_reason, context, state, path)
+
+
+def _remove_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    old = entry.name.startswith(GONE_PREFIX) and context.age_ms(entry.path) > LEFTOVERS_AGE
+    return old and context.storage.unlink(entry.path)
+
+
+def _remove_sign_of_life(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    """Remove a sign of life that never appeared, or that has another mount's lock while its subscription holds nothing.
+
+    A subscription that is alive all the same makes it again before its next claim.
+    """
+    if context.age_ms(entry.path) <= LEFTOVERS_AGE or entry.name.startswith(".nfs"):
+        return False
+    if not entry.name.startswith("."):
+        if liveness.is_verifiable(context.layout.consumers, entry.name):
+            return False
+        if claims_of(context, entry.name) or entry.name in barrier.sharers(context):
+            return False
+    return context.storage.unlink(entry.path)
+
+
+def _remove_stream(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    if not entry.is_dir(follow_symlinks=False):
+        return False
+    ages = [context.age_ms(path) for path in (entry.path, *(each.path for each in reading.entries(entry.path)))]
+    if min(ages) <= STREAMS_AGE:
+        return False
+    context.storage.remove_tree(entry.path)
+    return True
+
+
+def _remove_ack(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    # RACE: an ack that is given again at this moment may go, too.
+    return early_acks.is_over(context, entry.name) and context.storage.unlink(entry.path)
+
+
+def _held(context: QueueContext) -> Iterator[Leftover]:
+    """Yield what holders have of messages that are not claimed any more."""
+    kept = list(reading.entries(context.layout.held))
+    # RACE: a holder is known before it claims, and has its claim before a folder in held/. Asked for in this order, a
+    # folder without either is of a holder that is gone.
+    claimed = {claim.owner for claim in claims_in(context)} if kept else set()
+    known = liveness.known(context.layout.consumers) if kept else frozenset()
+    for entry in kept:
+        if is_owner(entry.name) and entry.name not in claimed:
+            remove = _remove_empty if subscription_of(entry.name) in known else _remove_held
+            yield entry.path, partial(remove, context, entry)
+
+
+def _remove_held(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    """Remove what a dead consumer held.
+
+    What was delivered at most once, without a history, stays for a day: its holder may yet read it.
+    """
+    if _holds_the_only_copy(entry) and context.age_ms(entry.path) <= LEFTOVERS_AGE:
+        return False
+    context.storage.remove_tree(entry.path)
+    return True
+
+
+def _remove_empty(context: QueueContext, folder: os.DirEntry[str]) -> bool:
+    """Remove a folder that has been empty for a while; return False for any other.
+
+    RACE: its holder may be about to put a message there, if it was stopped for an hour in between: then that is
+    refused, and the message goes back.
+    """
+    try:
+        is_folder = folder.is_dir(follow_symlinks=False)
+        if not is_folder or context.age_ms(folder.path) <= EMPTY_AGE or reading.names_in(folder.path):
+            return False
+        context.storage.remove_folder(folder.path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _holds_the_only_copy(folder: os.DirEntry[str]) -> bool:
+    try:
+        return folder.is_dir(follow_symlinks=False) and any(
+            entry.stat(follow_symlinks=False).st_nlink == 1 for entry in reading.entries(folder.path)
+        )
+    except OSError:
+        return False  # RACE: its reader, or another sweep, removed it
+
+
+def _remove_reason(context: QueueContext, state: str, path: str | None) -> bool:
+    """Remove the reason of a file that is gone; in a copied root, file it by its file's new inode."""
+    if path is None or context.age_ms(path) <= LEFTOVERS_AGE or context.reasons.refile(state, path):
+        return False
+    return context.storage.unlink(path)
