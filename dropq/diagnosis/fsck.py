@@ -93,8 +93,7 @@ def queues(root: RootContext) -> list[str]:
 
 def _layout(root: RootContext, name: str) -> QueueLayout | None:
     """Return where a queue's folders are, or should be; None where nothing looks like a queue."""
-    home = f"{root.layout.path}/{name}"
-    layouts = QueueLayout.flat(home), QueueLayout.incoming(home)
+    layouts = QueueLayout.candidates(f"{root.layout.path}/{name}")
     whole = [layout for layout in layouts if os.path.isdir(layout.target)]
     damaged = [layout for layout in layouts if _folder_count(layout) > 1 or os.path.lexists(layout.config_file)]
     return next(iter(whole + damaged), None)

@@ -108,6 +108,11 @@ class QueueLayout:
         """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
         return cls(home, f"{home}/{INCOMING}")
 
+    @classmethod
+    def candidates(cls, home: str) -> tuple[QueueLayout, QueueLayout]:
+        """Return the layouts that a queue may have: flat, and `incoming`."""
+        return cls.flat(home), cls.incoming(home)
+
     def holding_in(self, folder: str) -> QueueLayout:
         """Return the same layout with another folder for claims."""
         return QueueLayout(self.home, self.base, processing=folder)

@@ -384,7 +384,7 @@ def _layouts(root: str) -> Iterator[QueueLayout]:
     """
     for entry in entries(root):
         if names.can_name_queue(entry.name):
-            for layout in (QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)):
+            for layout in QueueLayout.candidates(entry.path):
                 if os.path.islink(layout.base):
                     os.stat(layout.base)
                 if _is_there(layout):

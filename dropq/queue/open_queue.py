@@ -39,10 +39,8 @@ def open_root(path: str, clock: Clock | None) -> RootContext:
 
 def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
     """Return how a queue is laid out, flat or in `incoming/`, by one of its folders; None where there is none."""
-    home = f"{root}/{name}"
-    layouts = QueueLayout.flat(home), QueueLayout.incoming(home)
     for _ in range(2):
-        for layout in layouts:
+        for layout in QueueLayout.candidates(f"{root}/{name}"):
             if os.path.isdir(layout.folder(by)):
                 return layout
         with error_context(f"whether queue {name} is there is not known"):
@@ -56,7 +54,7 @@ def refuse_closed(root: str, name: str) -> None:
     Raises:
         StorageError: the user may not look there.
     """
-    for layout in (QueueLayout.flat(f"{root}/{name}"), QueueLayout.incoming(f"{root}/{name}")):
+    for layout in QueueLayout.candidates(f"{root}/{name}"):
         try:
             reading.exists(f"{layout.base}/.")
         except OSError as error:

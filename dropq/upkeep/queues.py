@@ -1,7 +1,7 @@
 """Making a root; making a queue and removing it, each by one rename from, or to, a hidden folder.
 
-A delete is undecided until its queue proves empty under the hidden name; what dies before that, the next sweep of the
-root undoes.
+A delete is undecided until its queue proves empty under the hidden name. The next sweep of the root undoes a delete
+that died before that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")
 
-#: Milliseconds after which a delete that was not decided is taken for one that died.
+#: Milliseconds after which a delete that is undecided counts as dead.
 UNDECIDED_LIMIT = 60_000
 
 _UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
@@ -76,14 +76,14 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
         store.move_folder(hidden, home)
     except OSError as error:
-        with suppress(OSError):  # what cannot be taken away now, fsck finds
+        with suppress(OSError):  # fsck finds what cannot be removed now
             store.remove_tree(hidden)
         if isinstance(error, FileExistsError):
             raise QueueExists(f"queue {name!r} is there already: {home}") from error
         raise storage_error(error, f"queue {name!r} was not made") from error
     with error_context(f"queue {name!r} is made, but a power cut may take it back"):
         store.sync(root.layout.path)
-    with suppress(OSError):  # a queue that cannot be noted now, the next sweep of the root notes
+    with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
         make_known(root.layout.queues, _moved(layout, home).private, store)
 
 
@@ -106,7 +106,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             undecided = f"{hidden}.deleting-{mark}"
             if _cut(name) != name:
                 store.make_folder(layout.private)
-                store.write_small(layout.deleting, os.fsencode(name))  # what the folder cannot be called
+                store.write_small(layout.deleting, os.fsencode(name))  # the folder has only a part of it
             store.rename_folder(layout.home, undecided)
             _restore_if_unsettled(context, _moved(layout, undecided))
             store.rename_folder(undecided, away)
@@ -157,21 +157,21 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
 
 
 def tidy(root: RootContext) -> SweepReport:
-    """Do what a sweep does beside the queues, as `Root.tidy` says."""
+    """Do what a sweep does outside of the queues, as `Root.tidy` says."""
     with error_context("the queues are swept; the next sweep goes on with what is the root's"):
         _undo_cut_short_deletes(root)
         return SweepReport(sidecars=sum(collect(root.layout.path, root.layout.meta, Storage(), root.clock)))
 
 
 def _undo_cut_short_deletes(root: RootContext) -> None:
-    """Bring back queues whose delete died before it was decided: a send may have returned just before."""
+    """Bring back queues whose delete died before it was decided: a send may have returned just before it."""
     for entry in list(reading.entries(root.layout.path)):
         found = _UNDECIDED.fullmatch(entry.name)
         if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
             continue
         store = _private_store(entry.path)
-        layouts = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
-        layout = layouts[os.path.isdir(layouts[1].base)]
+        flat, incoming = QueueLayout.candidates(entry.path)
+        layout = incoming if os.path.isdir(incoming.base) else flat
         try:
             for folder in FOLDERS:
                 store.make_folder(layout.folder(folder))
@@ -189,17 +189,17 @@ def _moved(layout: QueueLayout, home: str) -> QueueLayout:
 
 
 def _cut(name: str) -> str:
-    """Cut a queue's name to what leaves room in a file name for what is put around it."""
+    """Cut a queue's name, so that a file name has room for what is put around it."""
     return os.fsencode(name)[:200].decode(errors="ignore")
 
 
 def _whole_name(layout: QueueLayout, cut: str) -> str:
-    """Return the name of a queue that is being deleted, where its folder is called by a part of that."""
+    """Return the name of a queue that is being deleted; its folder may have only a part of it."""
     name = os.fsdecode(reading.read_small(layout.deleting) or b"")
     return name if names.can_name_queue(name) and _cut(name) == cut else cut
 
 
 def _private_store(root: str) -> Storage:
-    """Return what makes a root's private files: whoever may write in the root may write in them."""
+    """Return a storage for a root's private files: every user who may write in the root may write in them."""
     mode = os.stat(root).st_mode & 0o2775
     return Storage(file_mode=mode & 0o664, dir_mode=mode, lenient=True)
