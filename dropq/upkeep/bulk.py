@@ -1,6 +1,6 @@
 """What administrators do in bulk: requeue, move, purge and prune, one message at a time, with an outcome for each.
 
-Each is an iterator: what was yielded is done, what was not yielded was not touched.
+Each function returns an iterator: what it yielded is done, and what it did not yield was not touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.upkeep.retention import surplus
 
-#: States that messages can be brought back from.
+#: States that messages can be requeued from.
 REQUEUED = (*SETTLED, "processing")
 
 
@@ -42,14 +42,14 @@ def select(
     filter: str | None = None,
     older_than: float | None = None,
 ) -> Iterator[Message]:
-    """Yield the messages of a state, in order: all, or those of some ids, or those that came there long enough ago.
+    """Yield the messages of a state, in order of delivery.
 
     Args:
         context: the queue.
         state: the folder.
-        ids: message ids, file names or receipts.
-        filter: only what it matches.
-        older_than: seconds since a message came to this state.
+        ids: only those of these message ids, file names or receipts.
+        filter: only those that match.
+        older_than: only those that came to this state more than this many seconds ago.
     """
     if filter is not None:
         check_chooses(filter)
@@ -77,11 +77,11 @@ def requeue(
     """Move messages back into target/ as if they were new: counters and the queue's clock start again.
 
     Args:
-        context: where they lie.
-        ids, filter: which; neither takes all of the state.
+        context: the queue that they lie in.
+        ids, filter: which; without both, all of the state.
         state: error, expired, processed, or processing, whose holders lose their claims.
         to: the queue that they go to; None is this one.
-        keep_expiration: their own expiration stays.
+        keep_expiration: keep their own expiration.
         dry_run: only say what would be done.
 
     Raises:
@@ -91,15 +91,15 @@ def requeue(
         raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}")
     goal = to or context
 
-    def one(message: Message) -> str | None:
+    def act(message: Message) -> str | None:
         folder = context.layout.folder(state)
-        explained = _inode(message) if state in WITH_REASON else None
-        placed = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
-        if placed is not None and explained is not None:
-            context.reasons.drop(state, message.file, explained)
-        return placed
+        inode = _inode(message) if state in WITH_REASON else None
+        file = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+        if file is not None and inode is not None:
+            context.reasons.drop(state, message.file, inode)
+        return file
 
-    return _each(context, state, ids, filter, one, f"requeued to {goal.name}", dry_run)
+    return _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run)
 
 
 def move(
@@ -113,10 +113,10 @@ def move(
 ) -> Iterator[Outcome]:
     """Move messages into another queue's target/, with their counters and expirations as they are."""
 
-    def one(message: Message) -> str | None:
+    def act(message: Message) -> str | None:
         return Transitions(context).carry(context.layout.folder(state), message.file, to)
 
-    return _each(context, state, ids, filter, one, f"moved to {to.name}", dry_run)
+    return _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run)
 
 
 def purge(
@@ -130,10 +130,10 @@ def purge(
 ) -> Iterator[Outcome]:
     """Remove messages for good."""
 
-    def one(message: Message) -> str | None:
+    def act(message: Message) -> str | None:
         return "" if Transitions(context).remove(state, message.file) else None
 
-    return _each(context, state, ids, filter, one, "removed", dry_run, older_than)
+    return _each(context, state, ids, filter, act, "removed", dry_run, older_than)
 
 
 def prune(
@@ -177,13 +177,13 @@ def each(
     done: str,
     dry_run: bool,
 ) -> Iterator[Outcome]:
-    """Do something to each message, one at a time; yield what became of each, and which of those wanted there is not.
+    """Do something to each message; yield what became of each, and then the wanted messages that are not there.
 
     Args:
-        context, state: where they lie.
+        context, state: where the messages lie.
         messages: the messages.
-        wanted: the ids, file names or receipts that were asked for; None where it was no certain ones.
-        act: does it; returns the message's name where it went, None when somebody else was first.
+        wanted: the ids, file names or receipts that were asked for; None if no certain ones were.
+        act: does it; returns the message's file name where it went, or None if another process was first.
         done: what was done, in words.
         dry_run: only say what would be done.
     """
@@ -194,14 +194,14 @@ def each(
             yield Outcome(message.id, message.file, True, f"would be {done}")
             continue
         try:
-            placed = act(message)
+            file = act(message)
         except DropqError as error:
             yield Outcome(message.id, message.file, False, str(error))
             continue
-        if placed is None:
+        if file is None:
             yield Outcome(message.id, message.file, False, f"somebody else took it out of {state}/ first")
         else:
-            yield Outcome(message.id, message.file, True, done, placed or None)
+            yield Outcome(message.id, message.file, True, done, file or None)
     for missing in wanted or ():
         if missing not in found:
             yield Outcome(missing, missing, False, f"no such message in {state}/ of queue {context.name}")
@@ -218,4 +218,4 @@ def _inode(message: Message) -> int | None:
     try:
         return reading.inode(message.path)
     except OSError:
-        return None  # gone, or not to be looked at: its reason, if it stays, is cleared by a sweep
+        return None  # gone, or closed to this user: a sweep clears its reason

@@ -82,11 +82,11 @@ def replay(
         start = context.config.recovery_point if wanted is None else "epoch"
     messages = _chosen(context, checked(start), wanted, filter)
 
-    def one(message: Message) -> str | None:
+    def act(message: Message) -> str | None:
         return Transitions(context).replay(message.file, goal)
 
     done = f"replayed to {goal.name}"
-    return each(context, "processed", messages, wanted=wanted, act=one, done=done, dry_run=dry_run)
+    return each(context, "processed", messages, wanted=wanted, act=act, done=done, dry_run=dry_run)
 
 
 def checked(point: str | date) -> str:

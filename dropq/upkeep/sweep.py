@@ -206,8 +206,6 @@ def _passing_over(context: QueueContext, report: SweepReport, what: str) -> Iter
     """Go on with the rest of a sweep when one thing cannot be brought in order: the next sweep tries again."""
     try:
         yield
-    except LeaseLost:
-        raise
     except (OSError, DropqError) as error:
         report.refused += 1
         log.warning("sweep of %s: %s: %s", context.layout.home, what, describe(error))
