@@ -1,14 +1,13 @@
 """Which folders a root and a queue have, and where: paths only, nothing is read or made here.
 
-What belongs to a queue lies beside its `target/`: in the queue's own folder, or one level down in `incoming/`
-where a queue has DropboxMQ's layout.
+What belongs to a queue lies beside its `target/`: in the queue's own folder, or, in DropboxMQ's layout, one level down
+in `incoming/`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from fnmatch import translate
 
 from dropq.format.claims import split_claim
@@ -42,15 +41,16 @@ DROPBOXMQ_TRANSACTIONS = (
 INCOMING = "incoming"
 #: The private folder of a root or a queue.
 PRIVATE = ".dropq"
-#: The file that keeps a folder in git, which knows no empty ones; it may lie in any folder of a queue.
+#: The file that keeps an empty folder in git; it may lie in any folder of a queue.
 KEEPER = ".keep"
 #: A job that writes many messages stages them in working/ under this prefix.
 JOB_PREFIX = ".job-"
 #: A job's folder has this prefix, and a random end, once the job is finished or given up.
 DROP_PREFIX = ".drop-"
-#: What is being removed has this prefix: the rename to that name was the removal.
+#: What is being removed has this prefix; the rename to that name was the removal.
 GONE_PREFIX = ".gone-"
-#: The folder that `dropq doctor` works in, in the private one; else beside that, with its name and a dash in front.
+#: The prefix of the folder that `dropq doctor` works in. It lies in the private folder; where that is missing, its name
+#: has the private folder's name and a dash in front.
 DOCTOR_PREFIX = "doctor-"
 
 
@@ -149,41 +149,21 @@ class QueueLayout:
             raise ValueError(f"no state {state!r}: a message is in one of {', '.join(self.folders)}") from None
 
 
-@dataclass(frozen=True, slots=True)
 class RootLayout:
-    """The paths of a root."""
+    """The paths of a root; nothing changes them."""
 
-    path: str
-
-    @property
-    def config_file(self) -> str:
-        """The root's configuration, `dropq.toml`."""
-        return f"{self.path}/dropq.toml"
-
-    @property
-    def read_lock(self) -> str:
-        """The file that, while it exists, keeps every consumer of every queue waiting."""
-        return f"{self.path}/global-read-lock"
-
-    @property
-    def private(self) -> str:
-        """The root's private folder."""
-        return f"{self.path}/{PRIVATE}"
-
-    @property
-    def meta(self) -> str:
-        """The folder of metadata that does not fit a name."""
-        return f"{self.private}/meta"
-
-    @property
-    def queues(self) -> str:
-        """The folder of notes about the queues that the root knows, so that one that is away is missed."""
-        return f"{self.private}/queues"
-
-    @property
-    def clock(self) -> str:
-        """The probe file whose modification time tells the file server's clock."""
-        return f"{self.private}/clock"
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.config_file = f"{path}/dropq.toml"
+        #: While this file exists, consumers of all queues wait.
+        self.read_lock = f"{path}/global-read-lock"
+        self.private = f"{path}/{PRIVATE}"
+        #: The modification time of this file is the file server's time.
+        self.clock = f"{self.private}/clock"
+        #: Metadata that does not fit a name.
+        self.meta = f"{self.private}/meta"
+        #: Notes about the queues that the root knows, so that a queue that is away is missed.
+        self.queues = f"{self.private}/queues"
 
     @property
     def dropboxmq(self) -> tuple[str, ...]:
@@ -220,7 +200,7 @@ def ignoring(patterns: tuple[str, ...]) -> Callable[[str], object]:
 def ignored_ends(patterns: tuple[str, ...]) -> frozenset[str] | None:
     """Return the last characters of the names that patterns match; None where one ends in a wildcard.
 
-    Most names end in another: who counts a million need not ask more of them.
+    Most names end in another character: to count a million names, only the others are matched.
     """
     ends = frozenset(pattern[-1:] for pattern in patterns)
     return None if ends & {"*", "?", "]"} else ends
