@@ -54,12 +54,11 @@ def select(
     if filter is not None:
         check_chooses(filter)
     wanted = None if ids is None else set(ids)
-    now = context.clock.now_ms()
     for message in list(browse(context, state, filter)):
         if wanted is not None and not wanted & {message.id, message.name, message.file}:
             continue
         with error_context("this message and those after it were not touched"):
-            if older_than is not None and not _is_older(message, now, older_than):
+            if older_than is not None and context.age_ms(message.path) <= older_than * 1000:
                 continue
         yield message
 
@@ -205,13 +204,6 @@ def each(
     for missing in wanted or ():
         if missing not in found:
             yield Outcome(missing, missing, False, f"no such message in {state}/ of queue {context.name}")
-
-
-def _is_older(message: Message, now: int, seconds: float) -> bool:
-    try:
-        return now - reading.changed_ms(message.path) > seconds * 1000
-    except FileNotFoundError:
-        return False
 
 
 def _inode(message: Message) -> int | None:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from dropq.config.schema import POINTS, recovery_point
 from dropq.format import names
-from dropq.format.layout import ignoring
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.message import Message
 from dropq.storage import reading
 from dropq.upkeep.bulk import Outcome, each, select
+from dropq.upkeep.retention import kept_files
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -115,19 +115,10 @@ def _chosen(context: QueueContext, point: str, ids: list[str] | None, filter: st
 
 
 def _archived(context: QueueContext) -> Iterator[Archived]:
-    ignored = ignoring(context.config.ignore)
-    for entry in reading.entries(context.layout.processed):
-        if ignored(entry.name) or not reading.is_message_file(entry):
-            continue
-        try:
-            found = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue  # RACE: somebody pruned or requeued it
-        if reading.is_reservation(found):
-            continue
-        name = context.sidecars.file(entry.name).name
-        same = name.id if name.generated else (name.id, found.st_size, found.st_mtime_ns)
-        yield Archived(names.moment(name, found.st_ctime_ns // 1_000_000), entry.name, same)
+    for file, status in kept_files(context, context.layout.processed):
+        name = context.sidecars.file(file).name
+        same = name.id if name.generated else (name.id, status.st_size, status.st_mtime_ns)
+        yield Archived(names.moment(name, status.st_ctime_ns // 1_000_000), file, same)
 
 
 def _time(context: QueueContext, point: str) -> float:

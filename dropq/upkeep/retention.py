@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -63,6 +64,19 @@ def surplus(
             yield None
 
 
+def kept_files(context: QueueContext, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the names of the messages in a folder, with their status; not names that only wait for a move."""
+    for entry in reading.entries(folder):
+        if context.sidecars.ignored(entry.name) or not reading.is_message_file(entry):
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # RACE: it was pruned or requeued since the listing
+        if not reading.is_reservation(status):
+            yield entry.name, status
+
+
 class _Came(NamedTuple):
     """When a file came to its folder, in ms, and its name; the later is the lesser: a heap has its least on top."""
 
@@ -90,9 +104,10 @@ def _oldest(
         if keep_age is not None and now - youngest.changed > keep_age * 1000:
             too_old.append(youngest)
 
-    for came in _with_times(context, folder):
+    for file, status in kept_files(context, folder):
         yield
         seen += 1
+        came = _Came(status.st_ctime_ns // 1_000_000, file)
         if len(oldest) < most:
             heapq.heappush(oldest, came)
         else:
@@ -100,18 +115,6 @@ def _oldest(
     for _ in range(len(oldest) - max(seen - (keep_count or 0), 0)):  # some names that were counted are no messages
         pass_on(heapq.heappop(oldest))
     return sorted(chain(oldest, too_old), reverse=True)
-
-
-def _with_times(context: QueueContext, folder: str) -> Iterator[_Came]:
-    for entry in reading.entries(folder):
-        if context.sidecars.ignored(entry.name) or not reading.is_message_file(entry):
-            continue
-        try:
-            found = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue  # RACE: another prune, or a requeue
-        if not reading.is_reservation(found):  # a move is about to take its name
-            yield _Came(found.st_ctime_ns // 1_000_000, entry.name)
 
 
 def _remove(context: QueueContext, state: str, file: str, changed: int) -> bool:

@@ -389,7 +389,7 @@ def test_a_history_within_its_limit_is_counted_and_not_looked_at(
     with queue.subscribe() as subscription:
         while (message := subscription.receive()) is not None:
             message.ack()
-    monkeypatch.delattr(retention, "_with_times")  # so that who asks fails
+    monkeypatch.delattr(retention, "kept_files")  # so that who asks fails
     report = queue.sweep()
     assert (report.pruned, report.refused) == (0, 0)
 
