@@ -145,7 +145,7 @@ def prune(
 ) -> Iterator[Outcome]:
     """Remove the oldest messages of a state beyond an age, in seconds, or a count; None takes the queue's limits."""
     transitions, done = Transitions(context), "would be removed" if dry_run else "removed"
-    with context.error_context("what was not told as removed was not touched"):
+    with context.error_context("what is not reported as removed was not touched"):
         for file in surplus(context, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
             if file is not None:
                 yield Outcome(Message(transitions, state, context.sidecars.file(file)).id, file, True, done)
