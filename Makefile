@@ -51,7 +51,7 @@ model: ## check the protocol's model with spin (apt install spin gcc)
 lint: $(STAMP) ## check style, format and types
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
-	@$(RUN) -m mypy --strict dropq cli tests
+	@$(RUN) -m mypy --strict dropq tests
 
 bench: $(BENCH_STAMP) ## measure against the raw loop of system calls and other queues (ARGS="--quick" takes minutes)
 	@$(RUN) bench/bench.py $(ARGS)

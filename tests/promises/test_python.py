@@ -18,8 +18,8 @@ import pytest
 from helpers import Clock, make_queue, take, until, where
 
 import dropq
-from cli import output
 from dropq import BacklogReached, Message, NoSuchQueue, Queue, Root
+from dropq.cli import output
 from dropq.diagnosis.health import MAX_ERROR
 
 
