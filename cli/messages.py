@@ -149,11 +149,9 @@ class _Sending:
 
     def _send_file(self, source: str, *, move: bool) -> None:
         try:
-            self._sent.append(self._queue.send_file(stdin() if source == "-" else source, move=move, **self._fields))
-        except KeyboardInterrupt as error:
-            self.accepted += hasattr(error, "__notes__")  # the library notes only that it was sent all the same
-            raise
-        self.tell()
+            self._queue.send_file_into(self._sent, stdin() if source == "-" else source, move=move, **self._fields)
+        finally:
+            self.tell()
 
     def _lines(self, source: str) -> Iterator[None]:
         """Send each line of a file, or of standard input; yield after each."""

@@ -259,33 +259,44 @@ class Producer:
             StorageError: the file cannot be read; nothing was sent.
             QueueFull: the queue is full, and rejects; nothing was sent, and the file stays where it is.
         """
+        sent: list[Sent] = []
+        self.send_file_into(sent, path, move=move, **fields)
+        return sent[0]
+
+    def send_file_into(
+        self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
+    ) -> None:
+        """Send a file, as `send_file` does; add what became of it to a list, also where an error follows the send."""
         source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
         file, message_id, not_before = self._address(b"", Headers(**fields), asks=True)
         if not file:
-            return Sent(message_id, False, "")
-        context, sent = self.context, Sent(message_id, True, self.name)
-        staged = f"{context.layout.working}/{file}"
+            sent.append(Sent(message_id, False, ""))
+            return
+        one, is_sent = Sent(message_id, True, self.name), False
+        staged = f"{self.context.layout.working}/{file}"
         back_to = source if move and isinstance(source, str) else None
         copied: str | None = None  # what is to be removed after the send
-        going = False
         try:
             if back_to is None or not self._adopted(back_to, staged):
                 copied = back_to
                 back_to = None
                 self._copied(source, file)
-            going = True
+            sent.append(one)  # first: an interrupt finds it there as soon as it is sent
             self._transitions.send(file, not_before=not_before, back_to=back_to)
+            is_sent = True
             self._transitions.sent(not_before=not_before)
             if copied is not None:
                 self._remove_copied(copied)
-            return sent
         except BaseException as error:
             with suppress(OSError):  # what cannot be looked at now, fsck finds
                 if reading.exists(staged):
                     self._take_back(staged, back_to)
-                elif going and not isinstance(error, DropqError):  # an interrupt, after the rename
+                elif one in sent and not isinstance(error, DropqError):  # an interrupt, after the rename
+                    is_sent = True
                     stays = f"; {copied} is still there" if copied is not None and reading.exists(copied) else ""
                     error.add_note(f"message {message_id} was sent{stays}")
+            if one in sent and not is_sent:
+                sent.remove(one)
             raise
 
     def _take_back(self, staged: str, back_to: str | None) -> None:

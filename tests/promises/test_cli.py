@@ -1221,8 +1221,8 @@ def test_ctrl_c_in_a_send_of_files_tells_how_many_were_sent(
     interrupting(monkeypatch, *((Storage, "create") if name == "stage" else (Transitions, name)), at=2)
     done = run("send", "q", *files)
     assert done.code == 130 and done.err.startswith(f"interrupted: {sent} of 3 sent, nothing after that")
-    assert q.counts()["target"] == sent
-    assert all(message.id in done.out + done.err for message in q.browse())
+    assert sorted(done.out.split()) == sorted(message.id for message in q.browse())
+    assert len(done.out.split()) == sent
 
 
 @pytest.mark.parametrize(("kind", "name"), [(Storage, "adopt"), (Transitions, "send"), (Storage, "unlink")])
@@ -1243,8 +1243,34 @@ def test_ctrl_c_in_a_move_of_files_leaves_each_where_it_was_or_says_that_it_was_
     sent = q.counts()["target"]
     assert done.code == 130 and done.err.startswith(f"interrupted: {sent} of 3 sent, nothing after that")
     assert sum(file.exists() for file in files) == 3 - sent
-    assert all(message.id in done.out + done.err for message in q.browse())
+    assert sorted(done.out.split()) == sorted(message.id for message in q.browse())
     assert os.listdir(q.layout.working) == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "sent", "says"),
+    [
+        ("rename", 0, "the message was not sent"),
+        ("sync", 1, "the message is visible, but"),
+        ("unlink", 1, "the message was sent, its source could not be removed"),
+    ],
+)
+def test_the_id_of_a_message_that_was_sent_is_printed_also_when_an_error_follows(
+    run: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, sent: int, says: str
+) -> None:
+    def failing(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def other_file_system(*args: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(Storage, "adopt", other_file_system)
+    monkeypatch.setattr(Storage, refused, failing)
+    done = run("send", "q", "--move", str(tmp_path / "file"))
+    assert done.code == 74 and says in done.err
+    assert done.out.split() == [message.id for message in q.browse()]
+    assert len(done.out.split()) == sent
 
 
 def test_ctrl_c_stays_ignored_where_whoever_started_the_command_ignores_it() -> None:
