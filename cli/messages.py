@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from io import BufferedReader
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,15 +18,13 @@ from dropq.errors import LeaseLost
 
 from . import output
 from .look import record_of
-from .options import Filter, Json, QueueName, Receipts, duration, lease_period
+from .options import Filter, Json, QueueName, Receipts, duration, lease_of, lease_period
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
-from .shell import HeldOff, Shell, UsageError, arguments, despite_closed_stdout, how_many, stdin
+from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many, stdin
 
 if TYPE_CHECKING:
     from dropq import Message, Queue, Sent, Typed
 
-#: Seconds of a lease when neither the command nor the queue says.
-LEASE = 60.0
 #: Bytes that `send --lines` reads at once; the complete lines in them go as one batch.
 LINES = 1 << 16
 
@@ -75,8 +73,7 @@ def send(
         "message_id": id,
     }
     sending = _Sending(shell, shell.root.queue(output.unescape(queue)), fields)
-    code = sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
-    return code or (NEGATIVE if sending.discarded else OK)
+    return sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
 
 
 def _sources(files: list[str] | None, *, id: str | None, lines: bool, move: bool) -> list[str]:
@@ -101,7 +98,7 @@ def _property(text: str) -> tuple[str, Typed]:
 
 
 class _Sending:
-    """One run of `send`: it prints the id of each message as soon as that is durable, whatever ends the command.
+    """One run of `send`: it prints the id of each message as soon as the message is durable, however the command ends.
 
     Args:
         shell: the run of the command.
@@ -110,115 +107,106 @@ class _Sending:
     """
 
     def __init__(self, shell: Shell, queue: Queue, fields: Mapping[str, Any]) -> None:
-        self.accepted = self.discarded = 0
-        self._read = 0
-        self._unread = False  # the reader of the ids has gone
         self._shell = shell
         self._queue = queue
         self._fields = fields
-        self._sent: list[Sent] = []  # and not printed yet
+        self._sent: list[Sent] = []  # their ids are not printed yet
+        self._accepted = self._discarded = self._lines_read = 0
+        self._reader_left = False
 
     def send_files(self, sources: list[str], *, move: bool) -> int:
         """Send each file, or standard input, as one message; return the exit code."""
-        going = self._shell.progress(sources, "sending", len(sources))
-        return self._send(going, partial(self._send_file, move=move), total=len(sources))
+        return self._send_each(sources, partial(self._send_file, move=move), total=len(sources), doing="sending")
 
     def send_lines(self, sources: list[str]) -> int:
         """Send each line of the files, or of standard input, as a message; return the exit code."""
+        return self._send_each(sources, self._send_lines)
 
-        def send(source: str) -> None:
-            for _ in self._shell.progress(self._lines(source), "sent"):
-                pass
-
-        return self._send(sources, send)
-
-    def _send(self, sources: Iterable[str], send: Callable[[str], None], total: int | None = None) -> int:
-        """Send each source, and say how many messages were sent where that is not all of them."""
+    def _send_each(
+        self, sources: list[str], send: Callable[[str], None], *, total: int | None = None, doing: str = ""
+    ) -> int:
+        """Send each source; report how many messages were sent where that is not all of them."""
         with despite_closed_stdout():
             try:
-                code = self._shell.each(sources, send)
+                code = self._shell.each(sources, send, doing=doing)
             except KeyboardInterrupt as error:
-                self.tell()
-                done = how_many(self.accepted, total, "sent")
+                self._print_ids()
+                done = how_many(self._accepted, total, "sent")
                 raise KeyboardInterrupt(f"{done}, nothing after that") from error
             except typer.Exit as error:  # ids cannot be written: nothing more is sent
-                self._sum(error.exit_code)
-                raise
-        self._sum(code)
-        return code
+                code = error.exit_code
+        self._report(code)
+        return code or (NEGATIVE if self._discarded else OK)
 
     def _send_file(self, source: str, *, move: bool) -> None:
         try:
             self._queue.send_file_into(self._sent, stdin() if source == "-" else source, move=move, **self._fields)
         finally:
-            self.tell()
+            self._print_ids()
 
-    def _lines(self, source: str) -> Iterator[None]:
-        """Send each line of a file, or of standard input; yield after each."""
-        with _reading(source) as file:
+    def _send_lines(self, source: str) -> None:
+        for _ in self._shell.progress(self._sent_lines(source), "sent"):
+            pass
+
+    def _sent_lines(self, source: str) -> Iterator[bytes]:
+        """Send each line of a file, or of standard input; yield it after that."""
+        with nullcontext(stdin()) if source == "-" else open(source, "rb") as file:
             chunks = _chunks(file)
             for chunk in chunks:
-                self._read += len(chunk)
+                self._lines_read += len(chunk)
                 try:
                     for batch in _batches(chunk):
-                        yield from self._send_batch(batch)
+                        self._send_batch(batch)
+                        yield from batch
                 except Exception:
-                    if file.seekable():  # the sum counts all of a file; a pipe may never end
-                        self._read += sum(map(len, chunks))
+                    if file.seekable():  # the report counts all of a file; a pipe may never end
+                        self._lines_read += sum(map(len, chunks))
                     raise
 
-    def _send_batch(self, batch: list[bytes]) -> Iterator[None]:
+    def _send_batch(self, batch: list[bytes]) -> None:
         try:
             self._queue.send_into(self._sent, ({**self._fields, "body": line} for line in batch))
-        except BaseException as error:
-            error.__notes__ = []  # they count this batch alone; `_sum` reports all
-            raise
         finally:
-            self.tell()
-        yield from (None for _ in batch)
+            self._print_ids()
 
-    def tell(self) -> None:
+    def _print_ids(self) -> None:
         """Print the ids of what was sent since the last time; Ctrl-C waits for that."""
-        with HeldOff() as interrupt:
+        with DelayedInterrupt() as interrupt:
             while self._sent:
-                one = self._sent[0]
-                if one.accepted or self._shell.json:  # a bare id means that the message is in target/
-                    self._print(one)
-                self.accepted += one.accepted
-                self.discarded += not one.accepted
+                sent = self._sent[0]
+                if sent.accepted or self._shell.json:  # a bare id means that the message is in target/
+                    self._print(sent)
+                self._accepted += sent.accepted
+                self._discarded += not sent.accepted
                 del self._sent[0]
-        if interrupt.asked:
+        if interrupt.came:
             raise KeyboardInterrupt
 
-    def _print(self, one: Sent) -> None:
-        text = output.line(one._asdict(), ("id",), as_json=self._shell.json)
+    def _print(self, sent: Sent) -> None:
+        if self._reader_left:
+            return
         try:
-            if not self._unread:
-                print(text, flush=True)
+            output.write(output.line(sent._asdict(), ("id",), as_json=self._shell.json))
         except BrokenPipeError:  # the reader has seen enough; sending goes on
             output.discard()
-            self._unread = True
+            self._reader_left = True
         except OSError as error:
             output.discard()
-            for sent in filter(lambda sent: sent.accepted, self._sent):
-                self.accepted += 1
-                unwritten = f"message {sent.id} was sent; its id could not be written to standard output"
-                output.note(f"error: {unwritten}: {error.strerror}")
+            for unprinted in filter(lambda sent: sent.accepted, self._sent):
+                self._accepted += 1
+                what = f"message {unprinted.id} was sent; its id could not be written to standard output"
+                output.note(f"error: {what}: {error.strerror}")
             raise typer.Exit(IO_ERROR) from error
 
-    def _sum(self, code: int) -> None:
-        """Report how many messages were sent, where that is not all."""
-        not_sent = self._read - self.accepted - self.discarded
+    def _report(self, code: int) -> None:
+        """Report how many messages were sent, where that is not all, or not all ids were read."""
+        not_sent = self._lines_read - self._accepted - self._discarded
         if code and not_sent > 0:
-            output.note(f"sent={self.accepted} not_sent={not_sent}")
-        if self._unread:
-            output.note(f"sent={self.accepted}: not all ids were read")
-        if self.discarded:
-            output.note(f"discarded={self.discarded}")
-
-
-def _reading(source: str) -> AbstractContextManager[BufferedReader]:
-    return nullcontext(stdin()) if source == "-" else open(source, "rb")
+            output.note(f"sent={self._accepted} not_sent={not_sent}")
+        if self._reader_left:
+            output.note(f"sent={self._accepted}: not all ids were read")
+        if self._discarded:
+            output.note(f"discarded={self._discarded}")
 
 
 def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
@@ -261,7 +249,7 @@ def receive(
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
-    period = lease if lease is not None else found.config.lease_period or LEASE
+    period = lease_of(found, lease)
     printed: dict[str | None, str] = {}
     with (
         despite_closed_stdout(),
@@ -271,7 +259,7 @@ def receive(
             messages = subscription.receive_many(count, timeout=wait or 0)
             _hand_over(shell, messages, printed)
         except BaseException:
-            with HeldOff():  # nobody knows its receipt: it need not wait for the end of its lease
+            with DelayedInterrupt():  # nobody knows its receipt: it need not wait for the end of its lease
                 if returned := subscription.give_back_but({owner for owner in printed if owner}):
                     output.note(f"{how_many(returned, None, 'given back')}: nobody was told of their receipts")
             raise
@@ -282,9 +270,9 @@ def _hand_over(shell: Shell, messages: list[Message], printed: dict[str | None, 
     """Print claims, and add the owner of each claim that was printed; Ctrl-C waits for the end of the line."""
     for message in messages:
         record = record_of(message)
-        with HeldOff() as interrupt:
+        with DelayedInterrupt() as interrupt:
             try:
-                print(output.line(record, ("id", "receipt", "path"), as_json=shell.json), flush=True)
+                output.write(output.line(record, ("id", "receipt", "path"), as_json=shell.json))
             except OSError as error:
                 output.discard()
                 if message.owner is None:  # delivered at most once: it cannot come again
@@ -292,7 +280,7 @@ def _hand_over(shell: Shell, messages: list[Message], printed: dict[str | None, 
                 output.note(f"error: message {message.id} could not be written to standard output: {error.strerror}")
                 raise typer.Exit(NEGATIVE if isinstance(error, BrokenPipeError) else IO_ERROR) from error
             printed[message.owner] = message.id
-        if interrupt.asked:
+        if interrupt.came:
             raise KeyboardInterrupt(f"{how_many(len(printed), len(messages), 'received')}")
 
 
@@ -407,9 +395,11 @@ def extend(
     json: Json = False,
 ) -> int:
     """Renew leases; prints the new receipts."""
-    shell = Shell(ctx, json)
-    period = by if by is not None else shell.queue(queue).config.lease_period or LEASE
-    return _settle(shell, queue, receipts, lambda message: message.extend(period), columns=("receipt",))
+
+    def renew(message: Message) -> None:
+        message.extend(lease_of(message.queue, by))
+
+    return _settle(Shell(ctx, json), queue, receipts, renew, columns=("receipt",))
 
 
 def _settle(

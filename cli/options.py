@@ -8,7 +8,12 @@ import typer
 
 from dropq.format.layout import ALL_STATES
 
+#: Seconds of a lease when neither the command nor the queue says.
+LEASE = 60.0
+
 if TYPE_CHECKING:
+    from dropq import Queue
+
     State = str
 else:  # typer takes the choices from here
     State = Literal[ALL_STATES]
@@ -67,6 +72,11 @@ def _lease_seconds(text: str) -> float:
     if seconds < LEAST_LEASE:
         raise typer.BadParameter(f"{text!r}: a lease lasts at least 1ms")
     return seconds
+
+
+def lease_of(queue: Queue, given: float | None) -> float:
+    """Return the seconds of a lease: those that were given, else the queue's, else a minute."""
+    return given if given is not None else queue.config.lease_period or LEASE
 
 
 def state(help: str) -> Any:

@@ -190,6 +190,15 @@ def put(text: str, *, flush: bool = False) -> None:
         discard()
 
 
+def write(text: str) -> None:
+    """Write a line of data that must not get lost, at once.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    print(text, flush=True)
+
+
 def interrupted(error: BaseException | None = None) -> int:
     """Report that Ctrl-C ended the command, and what was done until then; return the exit code."""
     with suppress(OSError):

@@ -167,7 +167,7 @@ class Shell:
 
     # -- what it does to several ---------------------------------------------------------------------------------
 
-    def each(self, items: Iterable[T], act: Callable[[T], object], done: str = "done") -> int:
+    def each(self, items: Iterable[T], act: Callable[[T], object], done: str = "done", *, doing: str = "") -> int:
         """Do something to each item, also after others failed; return the exit code.
 
         A single item that fails has the exit code of its error; of several items, 1 says that some failed.
@@ -176,16 +176,16 @@ class Shell:
             items: the items.
             act: what is done to each.
             done: the participle of what is done, for the report after Ctrl-C.
+            doing: what a progress bar is called; without it there is none.
         """
+        total = len(items) if isinstance(items, Sized) else None
         codes: list[int] = []
         try:
-            for item in items:
+            for item in self.progress(items, doing, total) if doing else items:
                 with going_on(codes):
                     act(item)
         except KeyboardInterrupt as error:
-            raise KeyboardInterrupt(
-                how_many(len(codes), len(items) if isinstance(items, Sized) else None, done)
-            ) from error
+            raise KeyboardInterrupt(how_many(len(codes), total, done)) from error
         return output.verdict(codes)
 
     def report(self, outcomes: Iterable[Outcome], done: str, total: int | None = None, *, state: str) -> int:
@@ -205,16 +205,16 @@ class Shell:
             for outcome in self.progress(outcomes, done, total):
                 count[outcome.ok] += 1
                 yield asdict(outcome)
-                if interrupt.asked:
+                if interrupt.came:
                     return
 
-        with HeldOff() as interrupt:
+        with DelayedInterrupt() as interrupt:
             try:
                 with suppress(KeyboardInterrupt), despite_closed_stdout():
                     self.show(records(), ("id", "ok", "detail"))
             finally:  # whatever ends it, this is done
                 output.note(f"{done}={count[True]} failed={count[False]}")
-        if interrupt.asked:
+        if interrupt.came:
             raise KeyboardInterrupt(f"{how_many(count[True], total, done)}, the rest stays in {state}/")
         return NEGATIVE if count[False] else OK
 
@@ -253,33 +253,30 @@ def going_on(codes: list[int]) -> Iterator[None]:
         codes.append(OK)
 
 
-class HeldOff:
-    """Holds Ctrl-C off until its block ends: `asked` says that it came. A second Ctrl-C is not held off.
+class DelayedInterrupt:
+    """Delays Ctrl-C to the end of its block, which asks whether it `came`. A second Ctrl-C is not delayed.
 
     Where the parent had the command ignore Ctrl-C, as a script does with `&`, it stays ignored.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.came = False
 
-    def __enter__(self) -> HeldOff:
+    def __enter__(self) -> DelayedInterrupt:
         self._before = signal.getsignal(signal.SIGINT)
+        self._takes_over = self._before not in (signal.SIG_IGN, None)
         if self._takes_over:
-            signal.signal(signal.SIGINT, self._hear)
+            signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._takes_over:
             signal.signal(signal.SIGINT, self._before)
 
-    @property
-    def _takes_over(self) -> bool:
-        return self._before not in (signal.SIG_IGN, None)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.came:
             signal.default_int_handler(number, frame)
-        self.asked = True
+        self.came = True
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from dropq.errors import NoSuchMessage
 from dropq.format.layout import UNSETTLED
 
 from . import output
-from .messages import LEASE
-from .options import Json, QueueName, duration, lease_period
+from .options import Json, QueueName, duration, lease_of, lease_period
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, despite_closed_stdout
 
@@ -59,7 +58,7 @@ def work(
 
     shell = Shell(ctx, json)
     found = shell.queue(queue)
-    period = lease if lease is not None else found.config.lease_period or LEASE
+    period = lease_of(found, lease)
     if found.paused:
         output.note(f"queue {found.name} is paused: nothing comes until `dropq resume {found.name}`")
     with despite_closed_stdout(), Command(command, timeout=timeout) as handler, stop_on_signals(Stop()) as stop:

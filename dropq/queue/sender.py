@@ -165,26 +165,23 @@ class Producer:
         sent: list[Sent] = []
         try:
             self.send_into(sent, messages)
-        except QueueFull as error:
-            error.sent = sent
+        except BaseException as error:
+            error.add_note(_so_many(sent))
+            if isinstance(error, QueueFull):
+                error.sent = sent
             raise
         return sent
 
     def send_into(self, sent: list[Sent], messages: Iterable[bytes | str | Mapping[str, Any]]) -> None:
         """Send many messages, as `send_many` does; add what became of each to a list, also where an error ends it."""
-        before = len(sent)
         batch: list[bytes | str | Mapping[str, Any]] = []
-        try:
-            for message in messages:
-                batch.append(message)
-                if len(batch) == BATCH:
-                    self._send_admitted(batch, sent)
-                    batch = []
-            if batch:
+        for message in messages:
+            batch.append(message)
+            if len(batch) == BATCH:
                 self._send_admitted(batch, sent)
-        except BaseException as error:
-            error.add_note(_so_many(sent[before:]))
-            raise
+                batch = []
+        if batch:
+            self._send_admitted(batch, sent)
 
     def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         """Send a batch, in as many parts as the queue lets it in; what it discards is passed over."""

@@ -30,7 +30,7 @@ from dropq import Message, Queue, Root
 from dropq.cli import main as cli
 from dropq.cli import output
 from dropq.cli.messages import _Sending
-from dropq.cli.shell import HeldOff
+from dropq.cli.shell import DelayedInterrupt
 from dropq.format.layout import ALL_STATES
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage.files import Storage
@@ -1276,10 +1276,10 @@ def test_the_id_of_a_message_that_was_sent_is_printed_also_when_an_error_follows
 def test_ctrl_c_stays_ignored_where_whoever_started_the_command_ignores_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with HeldOff() as interrupt:
+        with DelayedInterrupt() as interrupt:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.asked is False
+        assert interrupt.came is False
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
