@@ -194,8 +194,10 @@ def write(text: str) -> None:
     """Write a line of data that must not get lost, at once.
 
     Raises:
-        OSError: it could not be written.
+        OSError: it could not be written, or standard output was closed before dropq began.
     """
+    if sys.__stdout__ is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     print(text, flush=True)
 
 
