@@ -18,19 +18,7 @@ from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Literal
 
-from dropq.errors import (
-    BacklogReached,
-    ConfigError,
-    InvalidFilter,
-    InvalidName,
-    LeaseLost,
-    NoSuchMessage,
-    NoSuchQueue,
-    QueueExists,
-    QueueFull,
-    StorageError,
-    Unavailable,
-)
+from dropq import errors
 
 #: A record: the values of one line of output, by snake_case key.
 Record = Mapping[str, object]
@@ -39,20 +27,18 @@ Record = Mapping[str, object]
 OK, NEGATIVE, USAGE, BAD_DATA, NO_INPUT, UNAVAILABLE, BUG = 0, 1, 2, 65, 66, 69, 70
 CANNOT_CREATE, IO_ERROR, TRY_LATER, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 73, 74, 75, 77, 78, 130
 
-#: The exit codes of the library's errors; the first kind that fits counts.
+#: The exit codes of errors; the first kind that fits counts.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
-    (LeaseLost, NEGATIVE),
-    (InvalidName, USAGE),
-    (InvalidFilter, USAGE),
-    (NoSuchQueue, NO_INPUT),
-    (NoSuchMessage, NO_INPUT),
-    (Unavailable, UNAVAILABLE),
-    (QueueExists, CANNOT_CREATE),
-    (QueueFull, TRY_LATER),
-    (BacklogReached, TRY_LATER),
-    (ConfigError, CONFIGURATION),
+    (errors.LeaseLost, NEGATIVE),
+    (errors.NoSuchQueue, NO_INPUT),
+    (errors.NoSuchMessage, NO_INPUT),
+    (errors.Unavailable, UNAVAILABLE),
+    (errors.QueueExists, CANNOT_CREATE),
+    (errors.QueueFull, TRY_LATER),
+    (errors.BacklogReached, TRY_LATER),
+    (errors.ConfigError, CONFIGURATION),
     (UnicodeError, BAD_DATA),
-    (ValueError, USAGE),
+    (ValueError, USAGE),  # InvalidName and InvalidFilter, too
 )
 #: The exit codes of what the file system refuses; any other is an I/O error.
 _BY_ERRNO = {
@@ -76,7 +62,7 @@ def exit_code(error: BaseException) -> int:
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
-    if isinstance(error, OSError | StorageError):
+    if isinstance(error, OSError | errors.StorageError):
         return _BY_ERRNO.get(error.errno or 0, IO_ERROR)
     return BUG
 

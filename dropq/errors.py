@@ -23,22 +23,6 @@ if TYPE_CHECKING:
         def delivered_to(self) -> str: ...
 
 
-__all__ = [
-    "BacklogReached",
-    "ConfigError",
-    "DropqError",
-    "InvalidFilter",
-    "InvalidName",
-    "LeaseLost",
-    "NoSuchMessage",
-    "NoSuchQueue",
-    "QueueExists",
-    "QueueFull",
-    "StorageError",
-    "Unavailable",
-]
-
-
 class DropqError(Exception):
     """The root of every error that dropq raises."""
 
