@@ -11,8 +11,8 @@ import typer
 
 from . import output
 from .options import All, DryRun, Filter, Ids, Json, QueueName, QueueNames, QueueOrRoot, State, Yes, duration, state
-from .output import NEGATIVE, OK, Record, unescape
-from .shell import Shell, UsageError, going_on, how_many
+from .output import NEGATIVE, OK, unescape
+from .shell import Shell, UsageError, going_on, report_open
 
 if TYPE_CHECKING:
     from dropq import Outcome, Queue
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: What the sum says that a bulk verb did.
 _DONE = {"requeue": "requeued", "replay": "replayed", "move": "moved", "remove": "removed"}
+#: The columns of `fsck`.
+FINDING = ("level", "kind", "path", "detail", "repaired")
 
 
 @dataclass(frozen=True)
@@ -346,34 +348,14 @@ def fsck(
     repair = repair and not dry_run
     if repair:
         shell.confirm(f"Repair {', '.join(queues) if queues else 'the whole root'}?", yes=yes)
-    open_ones = 0
-    codes: list[int] = []
-    interrupted: list[str] = []
+    names = [unescape(name) for name in queues] if queues else checks.queues(shell.root.context)
+    found = [] if queues else checks.fsck_root(shell.root.context, repair=repair)
 
-    def records() -> Iterator[Record]:
-        nonlocal open_ones
-        names = [unescape(name) for name in queues] if queues else checks.queues(shell.root.context)
-        found = [] if queues else checks.fsck_root(shell.root.context, repair=repair)
-        try:
-            for name in shell.progress(names, "checking", len(names)):
-                with going_on(codes):
-                    found += shell.root.queue(name).fsck(repair)
-        except KeyboardInterrupt:  # what was found so far is shown
-            interrupted.append(how_many(len(codes), len(names), "queues checked"))
-        for finding in found:
-            open_ones += finding.open
-            yield {
-                "level": finding.level,
-                "kind": finding.kind,
-                "path": finding.path,
-                "detail": finding.detail,
-                "repaired": finding.repaired,
-            }
+    def check(name: str) -> None:
+        found.extend(shell.root.queue(name).fsck(repair))
 
-    shell.show(records(), ("level", "kind", "path", "detail", "repaired"))
-    if interrupted:
-        raise KeyboardInterrupt(*interrupted)
-    code = output.verdict(codes)
-    if open_ones or not code:
-        output.note(f"open={open_ones}" if open_ones else "nothing wants attention")
-    return code or (NEGATIVE if open_ones else OK)
+    try:
+        code = shell.each(names, check, "queues checked", doing="checking")
+    finally:  # Ctrl-C ends it: what was found so far is shown
+        shell.show(({key: getattr(finding, key) for key in FINDING} for finding in found), FINDING)
+    return report_open(found, code)

@@ -20,7 +20,7 @@ from dropq.errors import NoSuchQueue, StorageError
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
-from .shell import Given, Shell, UsageError
+from .shell import Given, Shell, UsageError, report_open
 
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
@@ -88,9 +88,7 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
     else:
         keys = ("level", "check", "kind", "path", "found", "means", "advice")
         shell.show(({key: getattr(one, key) for key in keys} for one in found), keys)
-    amiss = sum(one.open for one in found)
-    output.note(f"open={amiss}" if amiss else "nothing wants attention")
-    return NEGATIVE if amiss else OK
+    return report_open(found)
 
 
 def _look_into(path: str) -> None:

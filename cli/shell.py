@@ -24,7 +24,7 @@ from . import output
 from .output import NEGATIVE, OK, Record, unescape
 
 if TYPE_CHECKING:
-    from dropq import Outcome, Queue, Root
+    from dropq import Diagnosis, Finding, Outcome, Queue, Root
 
 T = TypeVar("T")
 
@@ -217,6 +217,16 @@ class Shell:
         if interrupt.came:
             raise KeyboardInterrupt(f"{how_many(count[True], total, done)}, the rest stays in {state}/")
         return NEGATIVE if count[False] else OK
+
+
+def report_open(found: Iterable[Diagnosis | Finding], code: int = OK) -> int:
+    """Report how many findings want attention; return the exit code: `code` where the search itself failed in part."""
+    wanting = sum(one.open for one in found)
+    if wanting:
+        output.note(f"open={wanting}")
+    elif code == OK:
+        output.note("nothing wants attention")
+    return code or (NEGATIVE if wanting else OK)
 
 
 def how_many(count: int, total: int | None, done: str) -> str:
