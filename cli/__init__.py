@@ -1,1 +1,1 @@
-"""The command line: a command parses, makes one call of the library, and renders; it knows nothing of queues."""
+"""The command line: each command parses its arguments, makes one call of the library and renders the result."""

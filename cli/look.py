@@ -1,4 +1,4 @@
-"""Commands that look: at queues, their counts and health, and at messages. They change nothing."""
+"""Commands that show queues, their counts and health, and messages. They change nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from shutil import copyfileobj
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,26 +31,26 @@ COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
 #: The columns of `browse --explain`.
 WHY = ("id", "state", "why", "until", "holders", "detail")
-#: Columns that a table leaves out where the state has further ones.
+#: Columns that a table leaves out to make room for the further columns.
 LESS = ("priority", "bytes", "type")
 #: Bytes of a body that `show` shows on a terminal.
 PREVIEW = 2000
-#: Seconds between two looks of `tail -f`.
+#: Seconds between two listings by `tail -f`.
 PAUSE = 0.5
 
 
 def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
-    """List queues: how many messages lie in each state."""
+    """List queues, with the number of messages in each state."""
     shell = Shell(ctx, json)
     records: list[dict[str, object]] = []
 
-    def look(name: str) -> None:
+    def count(name: str) -> None:
         queue = shell.queue(name)
         counts = queue.counts()
         records.append({"queue": queue.name, **counts, "paused": queue.paused})
 
     names = shell.queues(queues)
-    code = shell.each(names, look)
+    code = shell.each(names, count)
     columns = tuple(records[0]) if records else ()
     if sys.stdout.isatty() and not shell.json and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
@@ -73,20 +73,20 @@ def health(
     ] = 10,
     json: Json = False,
 ) -> int:
-    """Report whether queues are well, and why not; 1 when one is not.
+    """Report whether queues are healthy, and why not.
 
-    Without limits it reports what nobody swept for a minute, too many messages in error/, and queues that cannot be
-    used. It also mentions a pause, which is no fault.
+    Exits with 1 when a queue is not healthy. Without limits it reports what no sweep has dealt with for a minute, too
+    many messages in error/, and queues that cannot be used. It also mentions a pause, which is no fault.
     """
     from dropq.diagnosis.health import health_root
 
     shell = Shell(ctx, json)
+    limits: dict[str, Any] = {"max_age": max_age, "max_count": max_count, "max_error": max_error}
     found: Iterable[Health]
     if queue is None:
-        found = health_root(shell.root.context, max_age=max_age, max_count=max_count, max_error=max_error)
+        found = health_root(shell.root.context, **limits)
     else:
-        one = shell.root.queue(unescape(queue))
-        found = [one.health(max_age=max_age, max_count=max_count, max_error=max_error)]
+        found = [shell.root.queue(unescape(queue)).health(**limits)]
     codes: list[int] = []
 
     def records() -> Iterator[Record]:
@@ -123,15 +123,15 @@ def _health_lines(health: Health) -> Iterator[Record]:
 def browse(
     ctx: typer.Context,
     queue: QueueName,
-    state: Annotated[State | None, state("Where to look; target when none is named.")] = None,
-    count: Annotated[int | None, typer.Option("-n", metavar="N", min=0, help="Only the first N.")] = None,
+    state: Annotated[State | None, state("The state to list; target by default.")] = None,
+    count: Annotated[int | None, typer.Option("-n", metavar="N", min=0, help="List only the first N.")] = None,
     filter: Filter = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why each message waits, or who holds it.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show why each message waits, or who holds it.")] = False,
     json: Json = False,
 ) -> None:
     """List the messages of a state, in order of delivery.
 
-    With --explain it lists target/, delayed/ and processing/, or only the folder that --state names. It says why a
+    With --explain it lists target/, delayed/ and processing/, or only the state that --state names. It shows why each
     message is not delivered, or who holds it and what would bring it back.
     """
     shell = Shell(ctx, json)
@@ -166,7 +166,7 @@ def _records(messages: Iterable[Message]) -> Iterator[Record]:
 
 
 def record_of(message: Message) -> dict[str, object]:
-    """Return all that is known of a message, by the names of its attributes.
+    """Return everything about a message, by the names of its attributes.
 
     Raises:
         NoSuchMessage: it is not there any more.
@@ -198,9 +198,9 @@ def record_of(message: Message) -> dict[str, object]:
 
 
 def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False) -> None:
-    """Show all that is known of one message, wherever it lies.
+    """Show everything about one message, in whichever state it is.
 
-    When several have the id, it shows the first in order of delivery.
+    When several messages have the id, it shows the first in order of delivery.
     It includes the counters that travel with the message and, in error/ and expired/, the reason with its traceback
     or the end of the command's stderr. On a terminal the beginning of the body follows.
     """
@@ -223,7 +223,7 @@ def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False
 
 
 def _first(queue: Queue, id: str) -> Message:
-    """Return the first message of an id in order of delivery; report when several have it."""
+    """Return the first message with an id, in order of delivery; report when several messages have it."""
     first, *others = queue.find_all(id)
     if others:
         output.note(f"{len(others) + 1} messages in {first.state}/ have the id {output.escape(id)}; this is the first")
@@ -241,15 +241,15 @@ def _flat(record: Record, prefix: str = "") -> Iterator[tuple[str, object]]:
 def cat(
     ctx: typer.Context,
     queue: QueueName,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Which; - reads ids from standard input.")],
-    raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are to a terminal, too.")] = False,
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="The ids; - reads them from standard input.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are, also to a terminal.")] = False,
     json: Json = False,
 ) -> int:
     """Write bodies to standard output, one after the other.
 
     When several messages have an id, it writes the first in order of delivery.
     The bytes stay as they are, but a terminal gets no control characters. With --json the body is in `body`, or in
-    `body_base64` when it is no UTF-8.
+    `body_base64` when it is not UTF-8.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
@@ -280,14 +280,14 @@ def _body(data: bytes) -> dict[str, object]:
 def tail(
     ctx: typer.Context,
     queue: QueueName,
-    state: Annotated[State, state("Where to look.")] = "target",
-    count: Annotated[int, typer.Option("-n", metavar="N", min=0, help="How many.")] = 10,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes, until interrupted.")] = False,
+    state: Annotated[State, state("The state to list.")] = "target",
+    count: Annotated[int, typer.Option("-n", metavar="N", min=0, help="How many messages to list.")] = 10,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Then list what comes, until interrupted.")] = False,
     json: Json = False,
 ) -> None:
-    """List the messages that came last to a state, the newest last.
+    """List the latest messages of a state, the newest last.
 
-    With -f it goes on, and a message that a consumer takes within half a second of its arrival may go unseen.
+    With -f it goes on. It looks twice a second, so it may miss a message that a consumer takes at once.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)

@@ -34,9 +34,9 @@ COMMANDS = {
 
 
 def _process_value(param: Any, ctx: Any, value: Any) -> Any:
-    """Return the value of a parameter as its command wants it: text, and what was not given, as it is.
+    """Convert the value of a parameter for its command. Text and defaults need no conversion.
 
-    typer converts the rest. Its converter imports pydantic, which alone takes longer than to send a message.
+    typer converts the rest. Its converter imports pydantic, which takes longer than sending a message.
     """
     kind = getattr(param, "type_descriptor", None)  # a typer that keeps it elsewhere converts everything
     if kind is None or (param.required and param.value_is_missing(value)):
@@ -51,10 +51,10 @@ def _process_value(param: Any, ctx: Any, value: Any) -> Any:
 
 
 class _Quick:
-    """What all commands have in common: no parameter waits for a converter that it does not need."""
+    """Gives each parameter of a command `_process_value`, so that none waits for a converter that it does not need."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, each with `_process_value` in place of its own method."""
+        """Return the parameters, each with `_process_value` instead of its own method."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             param.process_value = partial(_process_value, param)
@@ -129,7 +129,7 @@ def _dropq(
             "--root",
             metavar="DIR",
             envvar="DROPQ_ROOT",
-            help="The root. Else the nearest directory, from the working directory up, that has a dropq.toml.",
+            help="The root; by default the nearest directory with a dropq.toml, from the working directory up.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
@@ -190,7 +190,7 @@ def _usage(error: typer.TyperException) -> int:
     if context is None or text.startswith("Usage:"):
         output.note(text if context else f"error: {text}")
     else:
-        output.note(f"{context.get_usage()}\nerror: {text}\n`{context.command_path} --help` tells more.")
+        output.note(f"{context.get_usage()}\nerror: {text}\n`{context.command_path} --help` lists the options.")
     return getattr(error, "exit_code", NEGATIVE)
 
 

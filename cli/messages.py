@@ -28,37 +28,35 @@ if TYPE_CHECKING:
 #: Bytes that `send --lines` reads at once; the complete lines in them go as one batch.
 LINES = 1 << 16
 
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the message in error/.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, kept with the message in error/.")]
 
 
 def send(
     ctx: typer.Context,
     queue: QueueName,
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="What to send; - for stdin.")] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to send; - is stdin.")] = None,
     properties: Annotated[
         list[str] | None,
-        typer.Option(
-            "-p", "--property", metavar="NAME[:TYPE]=VALUE", help="A property: S, a string, or B Y H I L F D."
-        ),
+        typer.Option("-p", "--property", metavar="NAME[:TYPE]=VALUE", help="A property; TYPE is S B Y H I L F or D."),
     ] = None,
-    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 4,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher is delivered first.")] = 4,
     type: Annotated[str | None, typer.Option("--type", metavar="T", help="The JMS type.")] = None,
     correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", metavar="C", help="What it is about.")
+        str | None, typer.Option("--correlation-id", metavar="C", help="The JMS correlation id.")
     ] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="Q", help="Where answers should go.")] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="Q", help="The queue for answers.")] = None,
     expires_in: Annotated[float | None, duration("--expires-in", help="Expire it after this long.")] = None,
-    delay: Annotated[float | None, duration("--delay", help="Keep it from consumers for this long.")] = None,
-    id: Annotated[str | None, typer.Option("--id", help="An id of your own; else one is made.")] = None,
+    delay: Annotated[float | None, duration("--delay", help="Deliver it only after this long.")] = None,
+    id: Annotated[str | None, typer.Option("--id", help="The message's id, instead of a generated id.")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send each line as a message of its own.")] = False,
     move: Annotated[bool, typer.Option("--move", help="Move the files instead of copying them.")] = False,
     json: Json = False,
 ) -> int:
     """Send each FILE, or standard input, as a message; prints the ids.
 
-    Without FILE standard input is sent, when it is not a terminal. Once an id is printed, the message is in target/,
-    as durable as the queue's configuration asks. When the queue is full (max_unprocessed) it exits with 75, or, where
-    the queue discards what comes, prints no id and exits with 1.
+    Without FILE it sends standard input, unless that is a terminal. Once an id is printed, the message is in target/,
+    as durable as the queue's configuration asks. When the queue is full (max_unprocessed) it exits with 75; if that
+    queue discards new messages, it prints no id and exits with 1.
     """
     shell = Shell(ctx, json)
     sources = _sources(files, id=id, lines=lines, move=move)
@@ -233,7 +231,7 @@ def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
 def receive(
     ctx: typer.Context,
     queue: QueueName,
-    count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="How many at most.")] = 1,
+    count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Receive at most N messages.")] = 1,
     wait: Annotated[float | None, duration("--wait", help="How long to wait for the first message.")] = None,
     lease: Annotated[
         float | None, lease_period("--lease", help="How long the claim holds; else the queue's lease_period, else 60s.")
@@ -241,11 +239,11 @@ def receive(
     filter: Filter = None,
     json: Json = False,
 ) -> int:
-    """Claim messages; prints id, receipt and path of each.
+    """Claim messages; prints the id, receipt and path of each.
 
-    Settle each message with its receipt, by ack, nack, fail or reject; when its lease runs out before that, it goes
-    back. It goes back at once when its receipt cannot be written. Exits with 66 when there is no message. A queue that
-    delivers at most once hands out a message settled, without a receipt.
+    Settle each message by its receipt, with ack, nack, fail or reject. It returns to the queue when its lease runs out
+    first, and at once when its receipt cannot be written. Exits with 66 when there is no message. A queue that delivers
+    at most once settles a message before it prints it, without a receipt.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
@@ -261,7 +259,7 @@ def receive(
         except BaseException:
             with DelayedInterrupt():  # nobody knows its receipt: it need not wait for the end of its lease
                 if returned := subscription.give_back_but({owner for owner in printed if owner}):
-                    output.note(f"{how_many(returned, None, 'given back')}: nobody was told of their receipts")
+                    output.note(f"{how_many(returned, None, 'given back')}: their receipts were not printed")
             raise
     return OK if messages else NO_INPUT
 
@@ -292,14 +290,14 @@ def ack(
     queue: QueueName,
     receipts: Receipts,
     defer: Annotated[
-        bool, typer.Option("--defer", help="Remember the acks of ids that dropq made and that are not here yet.")
+        bool, typer.Option("--defer", help="Remember the ack of a generated id whose message is not here yet.")
     ] = False,
     json: Json = False,
 ) -> int:
     """Acknowledge messages: they are done.
 
-    An id also acknowledges a message that waits. With --defer the ack of a message that is not here yet is remembered
-    for the queue's deferred_ack_expiration, and used up when the message comes: it is archived, and not delivered.
+    By its id, a message that waits is acknowledged, too. With --defer, the ack of a message that is not here yet is
+    remembered for the queue's deferred_ack_expiration. When the message comes, it is archived instead of delivered.
     """
     shell = Shell(ctx, json)
     found = shell.queue(queue)
@@ -307,7 +305,7 @@ def ack(
 
     def acknowledge(receipt: str) -> None:
         if not receipt and _settles_first(found):
-            output.note("a message of this queue comes settled, without a receipt: there is nothing to acknowledge")
+            output.note("this queue settles messages before it delivers them: there is nothing to acknowledge")
             return
         record = _acked_by_id(found, receipt, defer) if _is_id(receipt) else _acked(found.claimed(receipt))
         if shell.json:
@@ -329,7 +327,7 @@ def _settles_first(queue: Queue) -> bool:
 
 
 def _deferrable(named: Iterable[str]) -> list[str]:
-    """Return what was named, once all of it is known to be receipts, or ids whose acks can be deferred."""
+    """Return the names, once all of them are known to be receipts, or ids whose acks can be deferred."""
     from dropq.lifecycle import early_acks
 
     found = list(named)
@@ -371,9 +369,9 @@ def nack(
 def fail(
     ctx: typer.Context, queue: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
 ) -> int:
-    """Say that handling messages failed.
+    """Report that handling messages failed.
 
-    They are tried again as often as the queue's redelivery_attempts says, then go to error/.
+    A message is delivered again, as often as the queue's redelivery_attempts allows, and then goes to error/.
     """
     return _settle(Shell(ctx, json), queue, receipts, lambda message: message.fail(reason))
 
@@ -409,7 +407,7 @@ def _settle(
 
     def settle(receipt: str) -> None:
         if not receipt and _settles_first(found):
-            raise LeaseLost("a message of this queue comes settled, without a receipt: nothing can be done to it now")
+            raise LeaseLost("this queue settles messages before it delivers them: it is too late for that")
         message = found.claimed(receipt)
         verb(message)
         if columns or shell.json:

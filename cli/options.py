@@ -8,7 +8,7 @@ import typer
 
 from dropq.format.layout import ALL_STATES
 
-#: Seconds of a lease when neither the command nor the queue says.
+#: Seconds of a lease where neither the command nor the queue has a period.
 LEASE = 60.0
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ else:  # typer takes the choices from here
     State = Literal[ALL_STATES]
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
-QueueNames = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Which queues; all when none is named.")]
+QueueNames = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="The queues; all by default.")]
 QueueOrRoot = Annotated[
-    str | None, typer.Argument(metavar="QUEUE", help="The queue; all of the root when none is named.")
+    str | None, typer.Argument(metavar="QUEUE", help="The queue; by default all queues of the root.")
 ]
 Ids = Annotated[
     list[str] | None,
@@ -31,14 +31,14 @@ Receipts = Annotated[
     list[str],
     typer.Argument(
         metavar="RECEIPT",
-        help="What `receive` printed, or message ids where leasing is sublet; - reads them from standard input.",
+        help="Receipts from `receive`, or message ids where leasing is sublet; - reads them from standard input.",
         show_default=False,
     ),
 ]
-MessageId = Annotated[str, typer.Argument(metavar="ID", help="Its id, file name or receipt.", show_default=False)]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="An id, file name or receipt.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 All = Annotated[bool, typer.Option("--all", help="Take every message of the state.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal to ask on.")]
 Filter = Annotated[
     str | None,
@@ -75,7 +75,7 @@ def _lease_seconds(text: str) -> float:
 
 
 def lease_of(queue: Queue, given: float | None) -> float:
-    """Return the seconds of a lease: those that were given, else the queue's, else a minute."""
+    """Return the seconds that a lease lasts: as given, else as the queue is configured, else a minute."""
     return given if given is not None else queue.config.lease_period or LEASE
 
 

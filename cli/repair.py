@@ -1,4 +1,4 @@
-"""Commands that bring queues back in order, and those that act on many messages."""
+"""Commands that repair queues, and commands that act on many messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Bulk:
         shell: the run of the command.
         queue, state: where the messages lie.
         ids: those that were named; None takes all.
-        dry_run: only say what would be done.
+        dry_run: only report what would be done.
         yes: do not ask.
     """
 
@@ -86,8 +86,8 @@ def requeue(
     ids: Ids = None,
     everything: All = False,
     state: Annotated[State, state("Where they lie.")] = "error",
-    to: Annotated[str | None, typer.Option("--to", metavar="Q", help="Another queue to bring them to.")] = None,
-    keep_expiration: Annotated[bool, typer.Option("--keep-expiration", help="Keep the senders' expirations.")] = False,
+    to: Annotated[str | None, typer.Option("--to", metavar="Q", help="The queue to bring them to, if another.")] = None,
+    keep_expiration: Annotated[bool, typer.Option("--keep-expiration", help="Keep their expirations.")] = False,
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -95,7 +95,7 @@ def requeue(
 ) -> int:
     """Bring messages back into target/, as if they were new.
 
-    Their counters start again, and their senders' expirations are dropped.
+    Their counters start again, and their expirations are dropped.
     """
     from dropq.upkeep import bulk
 
@@ -127,20 +127,20 @@ def replay(
             "--from",
             parser=_point,
             metavar="POINT",
-            help="Where to begin: epoch, now, creation, an id that dropq made, or an ISO 8601 date or time, in UTC "
-            "where it does not say; else the queue's recovery_point, or, of ids, anywhere.",
+            help="Where to begin: epoch, now, creation, a generated id, or an ISO 8601 date or time, in UTC unless it "
+            "has an offset. By default the queue's recovery_point or, when ids are named, anywhere.",
             show_default=False,
         ),
     ] = None,
     filter: Filter = None,
-    to: Annotated[str | None, typer.Option("--to", metavar="Q", help="Another queue to send them to.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="Q", help="The queue to send them to, if another.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Send what lies in processed/ again, oldest first.
+    """Send the messages in processed/ again, oldest first.
 
-    The messages stay there. Each is sent once, and comes as redelivered. Without ID it sends all from POINT on.
+    Each is sent once, as a copy that counts as redelivered; the original stays. Without ID it sends all from POINT on.
     """
     from dropq.upkeep.replay import replay as replayed
 
@@ -149,7 +149,7 @@ def replay(
     task = _Bulk(shell, shell.queue(queue), "processed", wanted, dry_run, yes)
     goal = shell.queue(to) if to is not None else task.queue
     point = start or task.queue.config.recovery_point
-    question = f"Replay what lies in processed/ of {task.queue.name}, from {point} on, to {goal.name}?"
+    question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {goal.name}?"
     total = len(wanted) if wanted is not None else None
     return task.run("replay", partial(replayed, start=start, filter=filter, to=goal.context), total, question=question)
 
@@ -157,7 +157,7 @@ def replay(
 def move(
     ctx: typer.Context,
     queue: QueueName,
-    to: Annotated[str, typer.Argument(metavar="TO", help="The queue they go to.", show_default=False)],
+    to: Annotated[str, typer.Argument(metavar="TO", help="The queue to move them to.", show_default=False)],
     ids: Ids = None,
     everything: All = False,
     state: Annotated[State, state("Where they lie.")] = "target",
@@ -166,7 +166,7 @@ def move(
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Move messages to another queue, counters and all."""
+    """Move messages to another queue, with their counters."""
     from dropq.upkeep import bulk
 
     shell = Shell(ctx, json)
@@ -174,7 +174,7 @@ def move(
     task = _Bulk(shell, shell.queue(queue), state, wanted, dry_run, yes)
     goal = shell.queue(to)
     if task.queue.name == goal.name:
-        raise UsageError(f"{goal.name} is where they are: name another queue to move them to")
+        raise UsageError(f"the messages are in {goal.name} already: name another queue to move them to")
     total = task.total()
     question = f"Move {_many(total, 'all ')} in {state}/ of {task.queue.name} to {goal.name}?"
     return task.run("move", partial(bulk.move, to=goal.context, state=state, filter=filter), total, question=question)
@@ -187,7 +187,7 @@ def purge(
     ids: Ids = None,
     everything: All = False,
     older_than: Annotated[
-        float | None, duration("--older-than", help="Take all that came to the state longer ago.")
+        float | None, duration("--older-than", help="Remove all that came to the state longer ago.")
     ] = None,
     filter: Filter = None,
     dry_run: DryRun = False,
@@ -210,10 +210,10 @@ def purge(
 def prune(
     ctx: typer.Context,
     queues: QueueNames = None,
-    state: Annotated[State, state("Where to prune.")] = "processed",
-    keep_age: Annotated[float | None, duration("--keep-age", help="Remove what is there longer than this.")] = None,
+    state: Annotated[State, state("The state to prune.")] = "processed",
+    keep_age: Annotated[float | None, duration("--keep-age", help="Remove what has been there for longer.")] = None,
     keep_count: Annotated[
-        int | None, typer.Option("--keep-count", metavar="N", min=0, help="Remove the oldest beyond N.")
+        int | None, typer.Option("--keep-count", metavar="N", min=0, help="Keep the newest N, and remove the rest.")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -221,7 +221,7 @@ def prune(
 ) -> int:
     """Remove the oldest messages of a state for good.
 
-    Without a limit processed/ is pruned by the queue's own, max_history and history_age.
+    Without --keep-age and --keep-count it prunes processed/, by the queue's max_history and history_age.
     """
     from dropq.upkeep import bulk
 
@@ -242,19 +242,19 @@ def prune(
     return shell.report(outcomes(), _in_sum("remove", dry_run=dry_run), state=state) or output.verdict(codes)
 
 
-Root = Annotated[bool, typer.Option("--all", help="The whole root, queues to come included.")]
+Root = Annotated[bool, typer.Option("--all", help="The whole root, with queues that are created later.")]
 
 
 def pause(ctx: typer.Context, queues: QueueNames = None, everything: Root = False, json: Json = False) -> int:
-    """Make consumers see an empty queue, until it is resumed.
+    """Make queues look empty to consumers, until they are resumed.
 
-    Senders go on, and what is held stays held.
+    Senders go on, and consumers keep the messages that they hold.
     """
     return _switch(Shell(ctx, json), queues, everything, paused=True)
 
 
 def resume(ctx: typer.Context, queues: QueueNames = None, everything: Root = False, json: Json = False) -> int:
-    """Let consumers see a queue again."""
+    """End the pause of queues."""
     return _switch(Shell(ctx, json), queues, everything, paused=False)
 
 
@@ -283,7 +283,7 @@ def sweep(
     ] = None,
     unleased_older_than: Annotated[
         float | None,
-        duration("--unleased-older-than", help="Also return older claims without lease and living owner."),
+        duration("--unleased-older-than", help="Also return older claims without a lease or a living owner."),
     ] = None,
     jobs_older_than: Annotated[
         float | None, duration("--jobs-older-than", help="Also drop uncommitted jobs that are idle for longer.")
@@ -293,8 +293,8 @@ def sweep(
     """Return what the dead hold, deliver what is due, expire, prune.
 
     Prints how many messages, or private files, each step moved. No daemon is needed: consumers sweep a part as they
-    receive, this sweeps all. Exits with 1 when something could not be brought in order: stderr names it, and the next
-    sweep tries again.
+    receive, and this command sweeps all. Exits with 1 when a file could not be dealt with: stderr names it, and the
+    next sweep tries again.
     """
     shell = Shell(ctx, json)
     ages = {
@@ -314,7 +314,7 @@ def sweep(
 
 
 def _show_sweep(shell: Shell, queue: str | None, reports: list[SweepReport]) -> int:
-    """Print what the sweeps did, added up; return how many files they could not bring in order."""
+    """Print what the sweeps did, added up; return how many files they could not deal with."""
     from dropq.upkeep.sweep import SweepReport
 
     report = SweepReport()
@@ -332,7 +332,9 @@ def _show_sweep(shell: Shell, queue: str | None, reports: list[SweepReport]) -> 
 def fsck(
     ctx: typer.Context,
     queues: QueueNames = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Make missing folders, set strays aside.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Make missing folders, and set aside what does not belong.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,

@@ -25,7 +25,7 @@ from .shell import Given, Shell, UsageError, report_open
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
 
-_DROPBOXMQ = "Lay it out as DropboxMQ 1.2 needs it, to share the root with one."
+_DROPBOXMQ = "Use the layout of DropboxMQ 1.2, so that it can share the root."
 
 
 def init(
@@ -36,7 +36,7 @@ def init(
 ) -> None:
     """Make a directory a root of queues; safe to repeat.
 
-    Without DIR it takes that of --root or DROPQ_ROOT, else the working directory. Prints the root's path.
+    Without DIR it takes the directory of --root or DROPQ_ROOT, else the working directory. Prints the root's path.
     """
     from dropq import Root
 
@@ -57,7 +57,7 @@ def create(
 ) -> None:
     """Make a queue; prints its path.
 
-    VALUE is read as TOML reads it, `10`, `true`, `["*.bak"]`, and else as text, so that `30s` needs no quotes.
+    VALUE is TOML, such as `10`, `true` or `["*.bak"]`. Anything else is text, so `30s` needs no quotes.
     """
     shell = Shell(ctx, json)
     if shell.strange and not shell.root.queues():
@@ -67,16 +67,17 @@ def create(
 
 
 def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
-    """Report whether a file system is fit for dropq; 1 when it is not.
+    """Test whether a file system is fit for dropq.
 
-    The folder of --root or DROPQ_ROOT need be no root yet. It tries what dropq needs, and reports what it found, what
-    that means and what to set, the worst last. It changes nothing in a queue, and removes its own files.
+    Exits with 1 when it is not. The folder of --root or DROPQ_ROOT need not be a root yet. It tries what dropq needs,
+    and reports what it found, what that means and what to set, the worst last. It changes nothing in a queue, and
+    removes its own files.
     """
     from dropq.diagnosis.doctor import LEVELS
 
     for name in queues or ():
         if "/" in name or name in (os.curdir, os.pardir):
-            raise UsageError(f"{name} is no queue's name: `dropq --root {name} doctor` looks at a folder")
+            raise UsageError(f"{name} cannot name a queue: `dropq --root {name} doctor` tests a folder")
     if (folder := cast(Given, ctx.obj).root) is not None:
         _look_into(folder)
     shell = Shell(ctx, json)
@@ -103,7 +104,7 @@ def _look_into(path: str) -> None:
         if not os.path.isdir(folder):
             raise NoSuchQueue(f"no such folder: {path}: name one on that mount")
         if not os.access(folder, os.X_OK):
-            raise StorageError(f"this user may not enter {folder}: run it as one who may", path=folder, errno=EACCES)
+            raise StorageError(f"this user may not enter {folder}: run it as a user who may", path=folder, errno=EACCES)
 
 
 def _diagnosis_text(one: Diagnosis, where: str) -> str:
@@ -128,7 +129,7 @@ def _options(settings: Sequence[str]) -> dict[str, object]:
         if not equals or not key:
             raise UsageError(f"--set {setting}: KEY=VALUE is allowed")
         if key in ("name", "self", "dropboxmq"):
-            raise UsageError(f"--set {setting}: {key} is no option of a queue that can be set")
+            raise UsageError(f"--set {setting}: {key} is not an option of a queue")
         options[key] = _toml(text)
     return options
 
@@ -144,14 +145,14 @@ def _toml(text: str) -> object:
 def delete(
     ctx: typer.Context,
     queue: QueueName,
-    force: Annotated[bool, typer.Option("--force", help="Also with messages that wait or are worked on.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also delete messages that wait or are worked on.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
 ) -> int:
     """Remove a queue with all its history.
 
-    A queue that has messages to work on is refused, unless --force is given.
+    It refuses a queue that has messages to work on, unless --force is given.
     """
     from dropq.upkeep.queues import TO_WORK_ON
 
@@ -172,7 +173,7 @@ def delete(
 
 config = typer.Typer(
     name="config",
-    help="Show what configuration says, and check it.",
+    help="Show the configuration, and check it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -186,7 +187,7 @@ def config_show(
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.")] = None,
     json: Json = False,
 ) -> None:
-    """Print what is in force for a queue, and which file says so."""
+    """Print the settings that are in force for a queue, and the file that each comes from."""
     from dropq.config.load import explain_queue
 
     shell = Shell(ctx, json)
@@ -211,13 +212,13 @@ def config_check(
     ctx: typer.Context,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE", help="Files to read; without any, those of the whole root."),
+        typer.Argument(metavar="FILE", help="The files; by default those of the whole root."),
     ] = None,
     json: Json = False,
 ) -> int:
     """Check configuration files and print every problem.
 
-    Exits with 78 when there is one.
+    Exits with 78 when there is a problem.
     """
     from dropq.config.load import check_file
 

@@ -1,4 +1,4 @@
-"""Commands that work a queue off, and that wait for others to do so."""
+"""Commands that run a worker, and that wait for workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dropq import Queue
     from dropq.worker.loop import WorkReport
 
-#: Seconds between two looks of `wait`: the first pause, and the longest, to which it doubles.
+#: Seconds between two counts of `wait`: the first pause, and the longest, to which it doubles.
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 
@@ -30,16 +30,20 @@ def work(
     ctx: typer.Context,
     queue: QueueName,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- CMD", help="What to run for each message.", show_default=False)
+        list[str], typer.Argument(metavar="-- CMD", help="The command to run for each message.", show_default=False)
     ],
     jobs: Annotated[int, typer.Option("-j", "--jobs", metavar="N", min=1, help="How many messages at a time.")] = 1,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when nothing waits any more.")] = False,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no message waits any more.")] = False,
     lease: Annotated[
         float | None,
         lease_period("--lease", help="The lease, kept renewed; else the queue's lease_period, else 60s."),
     ] = None,
-    timeout: Annotated[float | None, duration("--timeout", help="End a command that takes longer; it failed.")] = None,
-    poll: Annotated[bool, typer.Option("--poll", help="Look instead of waiting for file system events.")] = False,
+    timeout: Annotated[
+        float | None, duration("--timeout", help="Stop a command that takes longer; it has failed.")
+    ] = None,
+    poll: Annotated[
+        bool, typer.Option("--poll", help="List the queue at intervals instead of waiting for events.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Run a command for each message: its body on stdin, {} its path.
@@ -47,10 +51,10 @@ def work(
     The environment has DROPQ_ID, DROPQ_QUEUE, DROPQ_RECEIPT, DROPQ_PROP_NAME for each property, and others.
 
     Exit status 0 acknowledges the message, 75 gives it back, 65 rejects it, anything else fails it; 126 and 127 stop
-    the worker. The first SIGTERM, SIGHUP or Ctrl-C finishes what runs, a second one gives it back; what that signal
-    ends is given back, too, and does not count as a delivery.
+    the worker. After a first SIGTERM, SIGHUP or Ctrl-C the worker finishes what runs; after a second it gives that
+    back. The message of a command that the signal itself ends is given back, too. Neither counts as a delivery.
 
-    With --until-empty each message is taken once at most, and it exits with 1 when one failed or was rejected.
+    With --until-empty it takes each message once at most, and exits with 1 when a message failed or was rejected.
     """
     from dropq.worker.command import Command
     from dropq.worker.loop import Stop, stop_on_signals
@@ -86,21 +90,23 @@ def _left(report: WorkReport) -> str:
 def wait(
     ctx: typer.Context,
     queue: QueueName,
-    empty: Annotated[bool, typer.Option("--empty", help="Until nothing waits, is delayed, or is worked on.")] = False,
+    empty: Annotated[
+        bool, typer.Option("--empty", help="Until no message waits, is delayed, or is worked on.")
+    ] = False,
     count: Annotated[
         int | None, typer.Option("--count", metavar="N", min=0, help="Until at least N messages wait.")
     ] = None,
     id: Annotated[str | None, typer.Option("--id", help="Until this message is settled.")] = None,
-    timeout: Annotated[float | None, duration("--timeout", help="How long at most; exits with 75 then.")] = None,
+    timeout: Annotated[float | None, duration("--timeout", help="Wait at most this long, then exit with 75.")] = None,
     json: Json = False,
 ) -> int:
-    """Wait for a queue to be empty or filled, or for one message.
+    """Wait until a queue is empty or has N messages, or for a message.
 
-    With --id it exits with 0 when the message was acknowledged, and with 1 when it ended in error/ or expired/;
-    prints the state that it ended in.
+    With --id it prints the state that the message ended in. It exits with 0 when the message was acknowledged, and with
+    1 when it ended in error/ or expired/.
     """
     if sum((empty, count is not None, id is not None)) != 1:
-        raise UsageError("wait for one thing: --empty, --count N or --id ID")
+        raise UsageError("give one of --empty, --count N and --id ID")
     shell = Shell(ctx, json)
     found = shell.queue(queue)
     if id is not None:
@@ -135,14 +141,13 @@ def _state(queue: Queue, id: str) -> str | None:
 
 
 def _timed_out(queue: Queue) -> int:
-    output.note(_not_yet(queue, "in time"))
+    output.note(f"timed out: {_remaining(queue)}")
     return TRY_LATER
 
 
-def _not_yet(queue: Queue, when: str) -> str:
+def _remaining(queue: Queue) -> str:
     counts = queue.counts()
-    left = ", ".join(f"{counts[state]} in {state}" for state in UNSETTLED)
-    return f"queue {queue.name}: what was waited for did not happen {when} ({left})"
+    return f"queue {queue.name} has {', '.join(f'{counts[state]} in {state}' for state in UNSETTLED)}"
 
 
 def _until(reached: Callable[[], bool], queue: Queue, timeout: float | None) -> bool:
@@ -156,7 +161,7 @@ def _until(reached: Callable[[], bool], queue: Queue, timeout: float | None) -> 
                 return False
             time.sleep(left)
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(_not_yet(queue, "until then")) from error
+        raise KeyboardInterrupt(_remaining(queue)) from error
     raise AssertionError("unreachable: pauses never end")
 
 

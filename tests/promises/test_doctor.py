@@ -828,7 +828,7 @@ def test_a_path_where_a_queue_is_expected_is_answered_with_the_way_to_look_at_it
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DROPQ_ROOT", raising=False)
     assert cli.main(["doctor", "/mnt"]) == 2
-    assert "`dropq --root /mnt doctor` looks at a folder" in capfd.readouterr().err
+    assert "`dropq --root /mnt doctor` tests a folder" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("below", ["", "root"])
