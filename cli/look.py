@@ -63,7 +63,7 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
 
 def health(
     ctx: typer.Context,
-    queue: QueueOrRoot = None,
+    name: QueueOrRoot = None,
     max_age: Annotated[float | None, duration("--max-age", help="How long a message may wait.")] = None,
     max_count: Annotated[
         int | None, typer.Option("--max-count", metavar="N", min=0, help="How many messages may wait in target/.")
@@ -83,10 +83,10 @@ def health(
     shell = Shell(ctx, json)
     limits: dict[str, Any] = {"max_age": max_age, "max_count": max_count, "max_error": max_error}
     found: Iterable[Health]
-    if queue is None:
+    if name is None:
         found = health_root(shell.root.context, **limits)
     else:
-        found = [shell.root.queue(unescape(queue)).health(**limits)]
+        found = [shell.root.queue(unescape(name)).health(**limits)]
     codes: list[int] = []
 
     def records() -> Iterator[Record]:
@@ -96,8 +96,8 @@ def health(
 
     shell.show(records(), ("queue", "verdict", "kind", "message"))
     if not codes:
-        if shell.strange:
-            raise NoSuchQueue(f"{shell.root.path} has no queues{shell.strange}")
+        if shell.doubt:
+            raise NoSuchQueue(f"{shell.root.path} has no queues{shell.doubt}")
         shell.report_no_queues()
     return output.verdict(codes)
 
@@ -122,7 +122,7 @@ def _health_lines(health: Health) -> Iterator[Record]:
 
 def browse(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     state: Annotated[State | None, state("The state to list; target by default.")] = None,
     count: Annotated[int | None, typer.Option("-n", metavar="N", min=0, help="List only the first N.")] = None,
     filter: Filter = None,
@@ -136,10 +136,10 @@ def browse(
     """
     shell = Shell(ctx, json)
     if explain:
-        explanations = islice(shell.queue(queue).explain(state, filter=filter), count)
+        explanations = islice(shell.queue(name).explain(state, filter=filter), count)
         return shell.show(map(_explained, explanations), WHY)
     looked_at = state or "target"
-    messages = islice(shell.queue(queue).browse(looked_at, filter=filter), count)
+    messages = islice(shell.queue(name).browse(looked_at, filter=filter), count)
     more = MORE.get(looked_at, ())
     brief = tuple(key for key in COLUMNS if key not in LESS) if more else COLUMNS
     return shell.show(_records(messages), (*COLUMNS, *more), table=(*brief, *more))
@@ -197,7 +197,7 @@ def record_of(message: Message) -> dict[str, object]:
     }
 
 
-def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False) -> None:
+def show(ctx: typer.Context, name: QueueName, id: MessageId, json: Json = False) -> None:
     """Show everything about one message, in whichever state it is.
 
     When several messages have the id, it shows the first in order of delivery.
@@ -206,7 +206,7 @@ def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False
     """
     shell = Shell(ctx, json)
     (wanted,) = arguments([id])
-    message = _first(shell.queue(queue), wanted)
+    message = _first(shell.queue(name), wanted)
     record = record_of(message)
     if shell.json:
         return shell.line(record, ())
@@ -214,8 +214,8 @@ def show(ctx: typer.Context, queue: QueueName, id: MessageId, json: Json = False
         text = output.cell({key: value}, key)
         if sys.stdout.isatty() and isinstance(value, str) and "\n" in value:
             text = "\n  " + output.visible(value.rstrip()).replace("\n", "\n  ")
-        name = output.escape(key)  # the sender chose a property's name
-        print(f"{name}\t{text}" if not sys.stdout.isatty() else f"{name + ':':20} {text}")
+        label = output.escape(key)  # the sender chose a property's name
+        print(f"{label}\t{text}" if not sys.stdout.isatty() else f"{label + ':':20} {text}")
     if sys.stdout.isatty():
         with message.open() as body:
             data = body.read(PREVIEW)
@@ -240,7 +240,7 @@ def _flat(record: Record, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 def cat(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="The ids; - reads them from standard input.")],
     raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as they are, also to a terminal.")] = False,
     json: Json = False,
@@ -252,10 +252,10 @@ def cat(
     `body_base64` when it is not UTF-8.
     """
     shell = Shell(ctx, json)
-    found = shell.queue(queue)
+    queue = shell.queue(name)
 
     def write(id: str) -> None:
-        message = _first(found, id)
+        message = _first(queue, id)
         if shell.json:
             shell.line({"id": message.id, **_body(message.body)}, ())
         elif sys.stdout.isatty() and not raw:
@@ -279,7 +279,7 @@ def _body(data: bytes) -> dict[str, object]:
 
 def tail(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     state: Annotated[State, state("The state to list.")] = "target",
     count: Annotated[int, typer.Option("-n", metavar="N", min=0, help="How many messages to list.")] = 10,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Then list what comes, until interrupted.")] = False,
@@ -290,15 +290,15 @@ def tail(
     With -f it goes on. It looks twice a second, so it may miss a message that a consumer takes at once.
     """
     shell = Shell(ctx, json)
-    found = shell.queue(queue)
+    queue = shell.queue(name)
     columns = (*COLUMNS, *MORE.get(state, ()))
     seen: set[str] = set()
-    arrived = _arrived(found, state, seen)
+    arrived = _arrived(queue, state, seen)
     for message in arrived[max(len(arrived) - count, 0) :]:
         _print(shell, message, columns)
     while follow:
         time.sleep(PAUSE)
-        for message in _arrived(found, state, seen):
+        for message in _arrived(queue, state, seen):
             _print(shell, message, columns)
 
 

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from . import output
 from .output import BUG, INTERRUPTED, NEGATIVE, OK
-from .shell import Given
+from .shell import GlobalOptions
 
 #: Every command, under the heading that `dropq --help` lists it by, with the module that has it.
 COMMANDS = {
@@ -51,7 +51,7 @@ def _process_value(param: Any, ctx: Any, value: Any) -> Any:
 
 
 class _Quick:
-    """Gives each parameter of a command `_process_value`, so that none waits for a converter that it does not need."""
+    """Gives each parameter of a command `_process_value`, so that no parameter waits for a converter in vain."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, each with `_process_value` instead of its own method."""
@@ -66,7 +66,7 @@ class _Single(_Quick, TyperCommand):
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name. Each is imported and built when it is asked for, so none waits for the others."""
+    """The commands by name. A command is imported and built when it is asked for, and does not wait for the others."""
 
     def __init__(self) -> None:
         self._homes = {name: home for group in COMMANDS.values() for name, home in group.items()}
@@ -110,7 +110,7 @@ class _Grouped(_Quick, TyperGroup):
 
 
 class Interrupted(Exception):
-    """Raised when Ctrl-C ends a command; the message says what was done until then."""
+    """Raised when Ctrl-C ends a command; the message is what was done until then."""
 
 
 def _version(wanted: bool) -> None:
@@ -143,7 +143,7 @@ def _dropq(
     66 no such queue or message, or none to receive, 69 something is not installed, 70 a fault of dropq, 73 cannot
     create, 74 I/O, 75 try later, 77 permission, 78 configuration.
     """
-    ctx.obj = Given(root or None, json)
+    ctx.obj = GlobalOptions(root or None, json)
 
 
 def build() -> typer.Typer:

@@ -25,15 +25,15 @@ from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_close
 if TYPE_CHECKING:
     from dropq import Message, Queue, Sent, Typed
 
-#: Bytes that `send --lines` reads at once; the complete lines in them go as one batch.
-LINES = 1 << 16
+#: Bytes that `send --lines` reads at once.
+CHUNK = 1 << 16
 
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, kept with the message in error/.")]
 
 
 def send(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to send; - is stdin.")] = None,
     properties: Annotated[
         list[str] | None,
@@ -70,7 +70,7 @@ def send(
         "properties": dict(_property(text) for text in properties or ()),
         "message_id": id,
     }
-    sending = _Sending(shell, shell.root.queue(output.unescape(queue)), fields)
+    sending = _Sending(shell, shell.root.queue(output.unescape(name)), fields)
     return sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
 
 
@@ -210,7 +210,7 @@ class _Sending:
 def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
     """Yield lines without their ends, as many at a time as there are, so that a slow writer's are not held back."""
     begun: list[bytes] = []
-    while data := file.read1(LINES):
+    while data := file.read1(CHUNK):
         first, *others = data.split(b"\n")
         begun.append(first)
         if others:
@@ -230,7 +230,7 @@ def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
 
 def receive(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     count: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Receive at most N messages.")] = 1,
     wait: Annotated[float | None, duration("--wait", help="How long to wait for the first message.")] = None,
     lease: Annotated[
@@ -246,12 +246,12 @@ def receive(
     at most once settles a message before it prints it, without a receipt.
     """
     shell = Shell(ctx, json)
-    found = shell.queue(queue)
-    period = lease_of(found, lease)
+    queue = shell.queue(name)
+    period = lease_of(queue, lease)
     printed: dict[str | None, str] = {}
     with (
         despite_closed_stdout(),
-        found.subscribe(filter=filter, max_backlog=count, lease_period=period, detached=True) as subscription,
+        queue.subscribe(filter=filter, max_backlog=count, lease_period=period, detached=True) as subscription,
     ):
         try:
             messages = subscription.receive_many(count, timeout=wait or 0)
@@ -287,7 +287,7 @@ def _hand_over(shell: Shell, messages: list[Message], printed: dict[str | None, 
 
 def ack(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     receipts: Receipts,
     defer: Annotated[
         bool, typer.Option("--defer", help="Remember the ack of a generated id whose message is not here yet.")
@@ -300,14 +300,14 @@ def ack(
     remembered for the queue's deferred_ack_expiration. When the message comes, it is archived instead of delivered.
     """
     shell = Shell(ctx, json)
-    found = shell.queue(queue)
+    queue = shell.queue(name)
     named = arguments(receipts, column=1)
 
     def acknowledge(receipt: str) -> None:
-        if not receipt and _settles_first(found):
+        if not receipt and _settles_first(queue):
             output.note("this queue settles messages before it delivers them: there is nothing to acknowledge")
             return
-        record = _acked_by_id(found, receipt, defer) if _is_id(receipt) else _acked(found.claimed(receipt))
+        record = _acked_by_id(queue, receipt, defer) if _is_id(receipt) else _acked(queue.claimed(receipt))
         if shell.json:
             shell.line(record, ())
 
@@ -350,42 +350,42 @@ def _acked_by_id(queue: Queue, id: str, defer: bool) -> Record:
     if queue.ack(id, defer):
         return {"id": id, "state": "processed" if queue.config.history else "removed", "receipt": None}
     if not defer or id not in early_acks.remembered(queue.layout):
-        return _acked(queue.claimed(id))  # it raises, and says why
+        return _acked(queue.claimed(id))  # raises the error that explains why
     output.note(f"{output.escape(id)} was not acknowledged now: its ack is remembered")
     return {"id": id, "state": None, "receipt": None}
 
 
 def nack(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     receipts: Receipts,
     delay: Annotated[float | None, duration("--delay", help="Keep it from all consumers for this long.")] = None,
     json: Json = False,
 ) -> int:
     """Give messages back, to be delivered again; a cancel is counted."""
-    return _settle(Shell(ctx, json), queue, receipts, lambda message: message.nack(delay))
+    return _settle(Shell(ctx, json), name, receipts, lambda message: message.nack(delay))
 
 
 def fail(
-    ctx: typer.Context, queue: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
+    ctx: typer.Context, name: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
 ) -> int:
     """Report that handling messages failed.
 
     A message is delivered again, as often as the queue's redelivery_attempts allows, and then goes to error/.
     """
-    return _settle(Shell(ctx, json), queue, receipts, lambda message: message.fail(reason))
+    return _settle(Shell(ctx, json), name, receipts, lambda message: message.fail(reason))
 
 
 def reject(
-    ctx: typer.Context, queue: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
+    ctx: typer.Context, name: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
 ) -> int:
     """Refuse messages for good: they go to error/ at once."""
-    return _settle(Shell(ctx, json), queue, receipts, lambda message: message.reject(reason))
+    return _settle(Shell(ctx, json), name, receipts, lambda message: message.reject(reason))
 
 
 def extend(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     receipts: Receipts,
     by: Annotated[
         float | None, lease_period("--by", help="How long from now; else the queue's lease_period, else 60s.")
@@ -397,18 +397,18 @@ def extend(
     def renew(message: Message) -> None:
         message.extend(lease_of(message.queue, by))
 
-    return _settle(Shell(ctx, json), queue, receipts, renew, columns=("receipt",))
+    return _settle(Shell(ctx, json), name, receipts, renew, columns=("receipt",))
 
 
 def _settle(
-    shell: Shell, queue: str, receipts: Iterable[str], verb: Callable[[Message], object], columns: tuple[str, ...] = ()
+    shell: Shell, name: str, receipts: Iterable[str], verb: Callable[[Message], object], columns: tuple[str, ...] = ()
 ) -> int:
-    found = shell.queue(queue)
+    queue = shell.queue(name)
 
     def settle(receipt: str) -> None:
-        if not receipt and _settles_first(found):
+        if not receipt and _settles_first(queue):
             raise LeaseLost("this queue settles messages before it delivers them: it is too late for that")
-        message = found.claimed(receipt)
+        message = queue.claimed(receipt)
         verb(message)
         if columns or shell.json:
             shell.line({"id": message.id, "state": message.state, "receipt": message.receipt}, columns)

@@ -23,7 +23,7 @@ from dropq import errors
 #: A record: the values of one line of output, by snake_case key.
 Record = Mapping[str, object]
 
-#: The exit codes, those of sysexits.h where it has one.
+#: The exit codes; those above 2 are from sysexits.h, but for INTERRUPTED.
 OK, NEGATIVE, USAGE, BAD_DATA, NO_INPUT, UNAVAILABLE, BUG = 0, 1, 2, 65, 66, 69, 70
 CANNOT_CREATE, IO_ERROR, TRY_LATER, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 73, 74, 75, 77, 78, 130
 
@@ -263,7 +263,7 @@ def note(text: str) -> None:
 
 
 def complain(error: Exception) -> None:
-    """Report an error, with what it says about the messages."""
+    """Report an error, with its notes."""
     try:
         flush()  # what was done comes before what was not
     except OSError:

@@ -12,14 +12,14 @@ import typer
 from . import output
 from .options import All, DryRun, Filter, Ids, Json, QueueName, QueueNames, QueueOrRoot, State, Yes, duration, state
 from .output import NEGATIVE, OK, unescape
-from .shell import Shell, UsageError, going_on, report_open
+from .shell import Shell, UsageError, report_open, reporting_errors
 
 if TYPE_CHECKING:
     from dropq import Outcome, Queue
     from dropq.upkeep.sweep import SweepReport
 
 
-#: What the sum says that a bulk verb did.
+#: The participle of each bulk verb, for the sum.
 _DONE = {"requeue": "requeued", "replay": "replayed", "move": "moved", "remove": "removed"}
 #: The columns of `fsck`.
 FINDING = ("level", "kind", "path", "detail", "repaired")
@@ -82,10 +82,10 @@ def _many(count: int, which: str = "") -> str:
 
 def requeue(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     ids: Ids = None,
     everything: All = False,
-    state: Annotated[State, state("Where they lie.")] = "error",
+    state: Annotated[State, state("The state they are in.")] = "error",
     to: Annotated[str | None, typer.Option("--to", metavar="Q", help="The queue to bring them to, if another.")] = None,
     keep_expiration: Annotated[bool, typer.Option("--keep-expiration", help="Keep their expirations.")] = False,
     filter: Filter = None,
@@ -101,7 +101,7 @@ def requeue(
 
     shell = Shell(ctx, json)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    task = _Bulk(shell, shell.queue(queue), state, wanted, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
     goal = shell.queue(to).context if to is not None else None
     act = partial(bulk.requeue, state=state, filter=filter, to=goal, keep_expiration=keep_expiration)
     total = task.total()
@@ -119,7 +119,7 @@ def _point(text: str) -> str:
 
 def replay(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     ids: Ids = None,
     start: Annotated[
         str | None,
@@ -146,7 +146,7 @@ def replay(
 
     shell = Shell(ctx, json)
     wanted = shell.ids(ids, everything=not ids)
-    task = _Bulk(shell, shell.queue(queue), "processed", wanted, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), "processed", wanted, dry_run, yes)
     goal = shell.queue(to) if to is not None else task.queue
     point = start or task.queue.config.recovery_point
     question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {goal.name}?"
@@ -156,11 +156,11 @@ def replay(
 
 def move(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     to: Annotated[str, typer.Argument(metavar="TO", help="The queue to move them to.", show_default=False)],
     ids: Ids = None,
     everything: All = False,
-    state: Annotated[State, state("Where they lie.")] = "target",
+    state: Annotated[State, state("The state they are in.")] = "target",
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -171,7 +171,7 @@ def move(
 
     shell = Shell(ctx, json)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    task = _Bulk(shell, shell.queue(queue), state, wanted, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
     goal = shell.queue(to)
     if task.queue.name == goal.name:
         raise UsageError(f"the messages are in {goal.name} already: name another queue to move them to")
@@ -182,8 +182,8 @@ def move(
 
 def purge(
     ctx: typer.Context,
-    queue: QueueName,
-    state: Annotated[State, state("Where they lie.")],
+    name: QueueName,
+    state: Annotated[State, state("The state they are in.")],
     ids: Ids = None,
     everything: All = False,
     older_than: Annotated[
@@ -199,7 +199,7 @@ def purge(
 
     shell = Shell(ctx, json)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
-    task = _Bulk(shell, shell.queue(queue), state, wanted, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
     total = task.total()
     which = _many(total) if older_than is None else f"what is old enough of {_many(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"
@@ -235,7 +235,7 @@ def prune(
 
     def outcomes() -> Iterator[Outcome]:
         for name in names:
-            with going_on(codes):
+            with reporting_errors(codes):
                 context = shell.queue(name).context
                 yield from bulk.prune(context, state=state, keep_age=keep_age, keep_count=keep_count, dry_run=dry_run)
 
@@ -276,7 +276,7 @@ def _switch(shell: Shell, queues: list[str] | None, everything: bool, *, paused:
 
 def sweep(
     ctx: typer.Context,
-    queue: QueueOrRoot = None,
+    name: QueueOrRoot = None,
     foreign_older_than: Annotated[
         float | None,
         duration("--foreign-older-than", help="Also return older claims of scripts and DropboxMQ clients."),
@@ -303,13 +303,13 @@ def sweep(
         "jobs_older_than": jobs_older_than,
     }
     reports: list[SweepReport] = []
-    names = shell.queues(None if queue is None else [queue])
+    names = shell.queues(None if name is None else [name])
     code = shell.each(names, lambda name: reports.append(shell.queue(name).sweep(**ages)), "swept")
     if code and not reports:
         return code
-    if queue is None and not code:
+    if name is None and not code:
         reports.append(shell.root.tidy())
-    refused = _show_sweep(shell, queue, reports)
+    refused = _show_sweep(shell, name, reports)
     return code or (NEGATIVE if refused else OK)
 
 
@@ -351,13 +351,13 @@ def fsck(
     if repair:
         shell.confirm(f"Repair {', '.join(queues) if queues else 'the whole root'}?", yes=yes)
     names = [unescape(name) for name in queues] if queues else checks.queues(shell.root.context)
-    found = [] if queues else checks.fsck_root(shell.root.context, repair=repair)
+    findings = [] if queues else checks.fsck_root(shell.root.context, repair=repair)
 
     def check(name: str) -> None:
-        found.extend(shell.root.queue(name).fsck(repair))
+        findings.extend(shell.root.queue(name).fsck(repair))
 
     try:
         code = shell.each(names, check, "queues checked", doing="checking")
     finally:  # Ctrl-C ends it: what was found so far is shown
-        shell.show(({key: getattr(finding, key) for key in FINDING} for finding in found), FINDING)
-    return report_open(found, code)
+        shell.show(({key: getattr(finding, key) for key in FINDING} for finding in findings), FINDING)
+    return report_open(findings, code)

@@ -20,10 +20,13 @@ from dropq.errors import NoSuchQueue, StorageError
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
-from .shell import Given, Shell, UsageError, report_open
+from .shell import GlobalOptions, Shell, UsageError, report_open
 
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
+
+#: The columns of `doctor`.
+DIAGNOSIS = ("level", "check", "kind", "path", "found", "means", "advice")
 
 _DROPBOXMQ = "Use the layout of DropboxMQ 1.2, so that it can share the root."
 
@@ -40,14 +43,14 @@ def init(
     """
     from dropq import Root
 
-    path = directory or cast(Given, ctx.obj).root or os.curdir
+    path = directory or cast(GlobalOptions, ctx.obj).root or os.curdir
     root = Root.create(path, dropboxmq=dropboxmq)
     Shell(ctx, json).line({"root": str(root.path)}, ("root",))
 
 
 def create(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option for its queue.toml; may be repeated."),
@@ -60,9 +63,9 @@ def create(
     VALUE is TOML, such as `10`, `true` or `["*.bak"]`. Anything else is text, so `30s` needs no quotes.
     """
     shell = Shell(ctx, json)
-    if shell.strange and not shell.root.queues():
+    if shell.doubt and not shell.root.queues():
         shell.report_no_queues()
-    made = shell.root.create_queue(queue, dropboxmq=dropboxmq, **_options(settings or ()))
+    made = shell.root.create_queue(name, dropboxmq=dropboxmq, **_options(settings or ()))
     shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
 
 
@@ -78,18 +81,17 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
     for name in queues or ():
         if "/" in name or name in (os.curdir, os.pardir):
             raise UsageError(f"{name} cannot name a queue: `dropq --root {name} doctor` tests a folder")
-    if (folder := cast(Given, ctx.obj).root) is not None:
+    if (folder := cast(GlobalOptions, ctx.obj).root) is not None:
         _look_into(folder)
     shell = Shell(ctx, json)
     named = [shell.root.queue(unescape(name)).name for name in queues] if queues else None
-    found = sorted(shell.root.doctor(named), key=lambda one: LEVELS.index(one.level))
+    diagnoses = sorted(shell.root.doctor(named), key=lambda diagnosis: LEVELS.index(diagnosis.level))
     if sys.stdout.isatty() and not shell.json:
-        for one in found:
-            output.put(_diagnosis_text(one, "" if one.path == shell.root.layout.path else f"{one.path}: "))
+        for diagnosis in diagnoses:
+            output.put(_diagnosis_text(diagnosis, shell.root.layout.path))
     else:
-        keys = ("level", "check", "kind", "path", "found", "means", "advice")
-        shell.show(({key: getattr(one, key) for key in keys} for one in found), keys)
-    return report_open(found)
+        shell.show(({key: getattr(diagnosis, key) for key in DIAGNOSIS} for diagnosis in diagnoses), DIAGNOSIS)
+    return report_open(diagnoses)
 
 
 def _look_into(path: str) -> None:
@@ -102,17 +104,18 @@ def _look_into(path: str) -> None:
     path = os.path.abspath(path)
     for folder in (*map(str, reversed(Path(path).parents)), path):
         if not os.path.isdir(folder):
-            raise NoSuchQueue(f"no such folder: {path}: name one on that mount")
+            raise NoSuchQueue(f"no such folder: {path}: name a folder on that mount")
         if not os.access(folder, os.X_OK):
             raise StorageError(f"this user may not enter {folder}: run it as a user who may", path=folder, errno=EACCES)
 
 
-def _diagnosis_text(one: Diagnosis, where: str) -> str:
+def _diagnosis_text(diagnosis: Diagnosis, root: str) -> str:
     """Write a diagnosis for a terminal: what was found, then, on lines of their own, what it means and what to set."""
     indent = " " * 18
-    lines = [(f"{one.level:8} {one.check:8} ", f"{where}{one.found}")]
-    if one.level != "ok":
-        lines += [(indent, one.means), (f"{'':9}{'to do':8} ", one.advice)]
+    where = "" if diagnosis.path == root else f"{diagnosis.path}: "
+    lines = [(f"{diagnosis.level:8} {diagnosis.check:8} ", f"{where}{diagnosis.found}")]
+    if diagnosis.level != "ok":
+        lines += [(indent, diagnosis.means), (f"{'':9}{'to do':8} ", diagnosis.advice)]
     width = get_terminal_size().columns
     filled = (
         fill(escape(text), width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
@@ -144,7 +147,7 @@ def _toml(text: str) -> object:
 
 def delete(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     force: Annotated[bool, typer.Option("--force", help="Also delete messages that wait or are worked on.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -157,17 +160,17 @@ def delete(
     from dropq.upkeep.queues import TO_WORK_ON
 
     shell = Shell(ctx, json)
-    found = shell.queue(queue)
-    counts = found.counts()
+    queue = shell.queue(name)
+    counts = queue.counts()
     listed = ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
     if dry_run:
         refused = not force and any(counts[state] for state in TO_WORK_ON)
-        shell.line({"queue": found.name, "refused": refused, **counts}, ("queue",))
+        shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK
-    shell.confirm(f"Delete queue {found.name} ({listed})?", yes=yes)
-    shell.root.delete_queue(found.name, force=force)
-    output.note(f"queue {found.name} is deleted: {listed}")
+    shell.confirm(f"Delete queue {queue.name} ({listed})?", yes=yes)
+    shell.root.delete_queue(queue.name, force=force)
+    output.note(f"queue {queue.name} is deleted: {listed}")
     return OK
 
 
@@ -183,7 +186,7 @@ config = typer.Typer(
 @config.command("show")
 def config_show(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.")] = None,
     json: Json = False,
 ) -> None:
@@ -191,12 +194,12 @@ def config_show(
     from dropq.config.load import explain_queue
 
     shell = Shell(ctx, json)
-    found, root = shell.queue(queue), shell.root
-    settings = explain_queue(found.name, root.context.config, root.layout.config_file, found.layout.config_file)
+    queue, root = shell.queue(name), shell.root
+    settings = explain_queue(queue.name, root.context.config, root.layout.config_file, queue.layout.config_file)
     if key is not None and key not in {setting.key for setting in settings}:
         near = get_close_matches(key.lower(), [setting.key for setting in settings], n=1)
         hint = f"; the nearest is {near[0]}" if near else ""
-        raise UsageError(f"{key} is no key of a queue{hint}: `dropq config show {found.name}` lists them")
+        raise UsageError(f"{key} is no key of a queue{hint}: `dropq config show {queue.name}` lists them")
 
     def records() -> Iterator[Record]:
         for setting in settings:

@@ -1,6 +1,6 @@
 """One run of the command line: its root, how it prints, and how it asks.
 
-Every command makes one `Shell` from what was given before and after its name.
+Every command makes one `Shell`, from the options before and after its name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UsageError(typer.TyperException):
 
 
 @dataclass(frozen=True)
-class Given:
+class GlobalOptions:
     """The options that were given before the command's name."""
 
     root: str | None
@@ -57,7 +57,7 @@ class Shell:
     """
 
     def __init__(self, context: typer.Context, json: bool) -> None:
-        given = cast(Given, context.obj)
+        given = cast(GlobalOptions, context.obj)
         self.json = given.json or json
         self._root = given.root
 
@@ -68,7 +68,7 @@ class Shell:
         """The root: the directory that was named, else the nearest around the working directory.
 
         Raises:
-            NoSuchQueue: there is none.
+            NoSuchQueue: there is no root.
         """
         from dropq import Root
 
@@ -86,17 +86,17 @@ class Shell:
         return queue
 
     def report_no_queues(self) -> None:
-        """Report that a root has no queues, or none that can be used, and whether it looks like a root at all."""
+        """Report that a root has no queues, or that none can be used; raise the doubt that it is a root."""
         from dropq.diagnosis.health import queues
 
         if queues(self.root.context):
             output.note(f"{self.root.path} has no queue that can be used: `dropq health` says why")
         else:
-            output.note(f"{self.root.path} has no queues{self.strange}")
+            output.note(f"{self.root.path} has no queues{self.doubt}")
 
     @property
-    def strange(self) -> str:
-        """The doubt whether this is a root, in words; nothing where it has a dropq.toml."""
+    def doubt(self) -> str:
+        """The doubt that this is a root, for a message; empty if it has a dropq.toml."""
         known = os.path.lexists(self.root.layout.config_file)
         return "" if known else ", and no dropq.toml: is it the right folder, is it mounted?"
 
@@ -176,13 +176,13 @@ class Shell:
             items: the items.
             act: what is done to each.
             done: the participle of what is done, for the report after Ctrl-C.
-            doing: what a progress bar is called; without it there is none.
+            doing: the title of a progress bar; without a title there is no bar.
         """
         total = len(items) if isinstance(items, Sized) else None
         codes: list[int] = []
         try:
             for item in self.progress(items, doing, total) if doing else items:
-                with going_on(codes):
+                with reporting_errors(codes):
                     act(item)
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(how_many(len(codes), total, done)) from error
@@ -221,16 +221,16 @@ class Shell:
 
 def report_open(found: Iterable[Diagnosis | Finding], code: int = OK) -> int:
     """Report how many findings want attention; return the exit code: `code` where the search itself failed in part."""
-    wanting = sum(one.open for one in found)
-    if wanting:
-        output.note(f"open={wanting}")
+    count = sum(finding.open for finding in found)
+    if count:
+        output.note(f"open={count}")
     elif code == OK:
         output.note("nothing wants attention")
-    return code or (NEGATIVE if wanting else OK)
+    return code or (NEGATIVE if count else OK)
 
 
 def how_many(count: int, total: int | None, done: str) -> str:
-    """Write how many were done, and of how many where that is known."""
+    """Write how many were done and, where it is known, of how many."""
     return f"{count} {done.replace('_', ' ')}" if total is None else f"{count} of {total} {done.replace('_', ' ')}"
 
 
@@ -252,8 +252,8 @@ def arguments(given: Iterable[str], *, column: int = 0) -> Iterator[str]:
 
 
 @contextmanager
-def going_on(codes: list[int]) -> Iterator[None]:
-    """Report an error and go on; add the exit code."""
+def reporting_errors(codes: list[int]) -> Iterator[None]:
+    """Report an error of the block instead of raising it; add the exit code."""
     try:
         yield
     except (DropqError, OSError) as error:
@@ -291,7 +291,7 @@ class DelayedInterrupt:
 
 @contextmanager
 def despite_closed_stdout() -> Iterator[None]:
-    """Let the block finish when nobody reads stdout any more: what changes messages does not stop half-way for that."""
+    """Let the block finish although stdout is closed: a command that changes messages does not stop half-way."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         yield

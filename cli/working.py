@@ -28,7 +28,7 @@ LONGEST_PAUSE = 1.0
 
 def work(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     command: Annotated[
         list[str], typer.Argument(metavar="-- CMD", help="The command to run for each message.", show_default=False)
     ],
@@ -61,12 +61,12 @@ def work(
     from dropq.worker.loop import work as work_off
 
     shell = Shell(ctx, json)
-    found = shell.queue(queue)
-    period = lease_of(found, lease)
-    if found.paused:
-        output.note(f"queue {found.name} is paused: nothing comes until `dropq resume {found.name}`")
+    queue = shell.queue(name)
+    period = lease_of(queue, lease)
+    if queue.paused:
+        output.note(f"queue {queue.name} is paused: nothing comes until `dropq resume {queue.name}`")
     with despite_closed_stdout(), Command(command, timeout=timeout) as handler, stop_on_signals(Stop()) as stop:
-        report = work_off(found, handler, concurrency=jobs, until_empty=until_empty, lease=period, poll=poll, stop=stop)
+        report = work_off(queue, handler, concurrency=jobs, until_empty=until_empty, lease=period, poll=poll, stop=stop)
     counts = {key: count for key, count in asdict(report).items() if key not in ("halted", "stopped", "left")}
     if shell.json:
         shell.line(asdict(report), ())
@@ -89,7 +89,7 @@ def _left(report: WorkReport) -> str:
 
 def wait(
     ctx: typer.Context,
-    queue: QueueName,
+    name: QueueName,
     empty: Annotated[
         bool, typer.Option("--empty", help="Until no message waits, is delayed, or is worked on.")
     ] = False,
@@ -108,16 +108,16 @@ def wait(
     if sum((empty, count is not None, id is not None)) != 1:
         raise UsageError("give one of --empty, --count N and --id ID")
     shell = Shell(ctx, json)
-    found = shell.queue(queue)
+    queue = shell.queue(name)
     if id is not None:
-        return _wait_for_one(shell, found, output.unescape(id), timeout)
+        return _wait_for_one(shell, queue, output.unescape(id), timeout)
     least = count or 0
 
     def reached() -> bool:
-        counts = found.counts()
+        counts = queue.counts()
         return not any(counts[state] for state in UNSETTLED) if empty else counts["target"] >= least
 
-    return OK if _until(reached, found, timeout) else _timed_out(found)
+    return OK if _until(reached, queue, timeout) else _timed_out(queue)
 
 
 def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) -> int:

@@ -847,7 +847,7 @@ def test_a_folder_that_is_not_there_exits_with_66(run: Cli, tmp_path: Path) -> N
     (tmp_path / "file").touch()
     for path in ("nosuch", "nosuch/deeper", "file", "file/deeper"):
         code, out, err = run(root=tmp_path / path)
-        assert (code, out) == (66, "") and f"no such folder: {tmp_path / path}: name one on that mount" in err
+        assert (code, out) == (66, "") and f"no such folder: {tmp_path / path}: name a folder on that mount" in err
     with pytest.raises(NoSuchQueue):
         Root(tmp_path / "nosuch")
 
