@@ -248,7 +248,7 @@ def receive(
     shell = Shell(ctx, json)
     queue = shell.queue(name)
     period = lease_of(queue, lease)
-    printed: dict[str | None, str] = {}
+    printed: list[str | None] = []
     with (
         despite_closed_stdout(),
         queue.subscribe(filter=filter, max_backlog=count, lease_period=period, detached=True) as subscription,
@@ -264,7 +264,7 @@ def receive(
     return OK if messages else NO_INPUT
 
 
-def _hand_over(shell: Shell, messages: list[Message], printed: dict[str | None, str]) -> None:
+def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None]) -> None:
     """Print claims, and add the owner of each claim that was printed; Ctrl-C waits for the end of the line."""
     for message in messages:
         record = record_of(message)
@@ -277,7 +277,7 @@ def _hand_over(shell: Shell, messages: list[Message], printed: dict[str | None, 
                     output.note(f"message {message.id} was received and is settled; see {record['path']}")
                 output.note(f"error: message {message.id} could not be written to standard output: {error.strerror}")
                 raise typer.Exit(NEGATIVE if isinstance(error, BrokenPipeError) else IO_ERROR) from error
-            printed[message.owner] = message.id
+            printed.append(message.owner)
         if interrupt.came:
             raise KeyboardInterrupt(f"{how_many(len(printed), len(messages), 'received')}")
 

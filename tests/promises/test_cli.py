@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -1183,7 +1184,7 @@ def test_ctrl_c_ends_a_wait_without_a_traceback(root: Root, q: Queue) -> None:
     assert b"Traceback" not in err
 
 
-def interrupting(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, *, at: int) -> None:
+def interrupting(monkeypatch: pytest.MonkeyPatch, kind: type | ModuleType, name: str, *, at: int) -> None:
     """Let Ctrl-C come at the end of the call of a method that is the `at`-th."""
     real, calls = getattr(kind, name), iter(range(1, 1_000_000))
 
@@ -1356,6 +1357,17 @@ def test_ctrl_c_in_a_receive_gives_back_what_was_not_printed(
     held = [message.file for message in q.browse("processing")]
     assert [row[1] for row in done.rows] == held
     assert len(held) + q.counts()["target"] == 3
+
+
+@pytest.mark.parametrize("semantics", ["at-least-once", "at-most-once"])
+def test_ctrl_c_in_a_receive_tells_how_many_were_received(
+    run: Run, root: Root, monkeypatch: pytest.MonkeyPatch, semantics: str
+) -> None:
+    root.create_queue("own", durability="none", semantics=semantics).send_many([b"1", b"2", b"3"])
+    interrupting(monkeypatch, output, "write", at=2)
+    done = run("receive", "own", "-n", "3")
+    assert len(done.rows) == 2
+    assert done.code == 130 and "interrupted: 2 of 3 received\n" in done.err
 
 
 @pytest.mark.parametrize("at", [1, 2, 40])
