@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -46,11 +48,6 @@ Filter = Annotated[
 ]
 
 
-def duration(*names: str, help: str) -> Any:
-    """Return an option that takes a duration, in seconds for the command."""
-    return typer.Option(*names, parser=_seconds, metavar="D", help=help, show_default=False)
-
-
 def _seconds(text: str) -> float:
     from dropq.durations import parse_duration
 
@@ -60,11 +57,6 @@ def _seconds(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-def lease_period(*names: str, help: str) -> Any:
-    """Return an option that takes how long a lease lasts, in seconds for the command."""
-    return typer.Option(*names, parser=_lease_seconds, metavar="D", help=help, show_default=False)
-
-
 def _lease_seconds(text: str) -> float:
     from dropq.queue.message import LEAST_LEASE
 
@@ -72,6 +64,15 @@ def _lease_seconds(text: str) -> float:
     if seconds < LEAST_LEASE:
         raise typer.BadParameter(f"{text!r}: a lease lasts at least 1ms")
     return seconds
+
+
+def duration(*names: str, help: str, parser: Callable[[str], float] = _seconds) -> Any:
+    """Return an option that takes a duration, in seconds for the command."""
+    return typer.Option(*names, parser=parser, metavar="D", help=help, show_default=False)
+
+
+#: An option that takes how long a lease lasts, in seconds for the command.
+lease_period = partial(duration, parser=_lease_seconds)
 
 
 def lease_of(queue: Queue, given: float | None) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
+from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -151,22 +152,16 @@ def _remaining(queue: Queue) -> str:
 
 
 def _until(reached: Callable[[], bool], queue: Queue, timeout: float | None) -> bool:
-    end = None if timeout is None else time.monotonic() + timeout
+    """Wait until a condition holds; return False when the time is up first."""
+    end = time.monotonic() + (inf if timeout is None else timeout)
+    pause = FIRST_PAUSE
     try:
-        for pause in _pauses():
-            if reached():
-                return True
-            left = pause if end is None else min(pause, end - time.monotonic())
+        while not reached():
+            left = end - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(left)
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, LONGEST_PAUSE)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(_remaining(queue)) from error
-    raise AssertionError("unreachable: pauses never end")
-
-
-def _pauses() -> Iterator[float]:
-    pause = FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(pause * 2, LONGEST_PAUSE)
+    return True
