@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from dropq.errors import NoSuchQueue, StorageError
+from dropq.format.layout import QueueLayout
 
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Yes
@@ -235,6 +236,8 @@ def config_check(
 
 
 def _config_files(shell: Shell) -> Iterator[str]:
+    """Return the configuration files of the root and its queues, which may be too broken to open."""
     homes = [f"{shell.root.path}/{queue.name}" for queue in shell.root.queues()]
-    places = [f"{home}{base}/queue.toml" for home in homes for base in ("", "/incoming")]
-    return (path for path in (shell.root.layout.config_file, *places) if os.path.exists(path))
+    layouts = [layout(home) for home in homes for layout in (QueueLayout.flat, QueueLayout.incoming)]
+    files = (shell.root.layout.config_file, *(layout.config_file for layout in layouts))
+    return filter(os.path.exists, files)

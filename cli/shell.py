@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import typer
 
 from dropq.errors import DropqError, NoSuchQueue
+from dropq.format.layout import RootLayout
 
 from . import output
 from .output import NEGATIVE, OK, Record, unescape
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The file that makes a directory a root.
-ROOT_FILE = "dropq.toml"
 #: How many messages are worth a progress bar.
 BAR_FROM = 100
 
@@ -306,12 +305,13 @@ def stdin() -> BufferedReader:
 
 
 def _nearest_root() -> str:
+    """Return the nearest directory, from the working directory up, that is a root."""
     folder = os.getcwd()
-    while not os.path.exists(f"{folder}/{ROOT_FILE}"):
+    while not os.path.exists(RootLayout(folder).config_file):
         folder, last = os.path.dirname(folder), folder
         if folder == last:
             raise NoSuchQueue(
-                f"no root: neither {os.getcwd()} nor a directory above it has a {ROOT_FILE}; "
+                f"no root: neither {os.getcwd()} nor a directory above it has a dropq.toml; "
                 "give --root DIR or set DROPQ_ROOT, or make one with `dropq init DIR`"
             )
     return folder
