@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from shutil import copyfileobj
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -81,18 +81,18 @@ def health(
     from dropq.diagnosis.health import health_root
 
     shell = Shell(ctx, json)
-    limits: dict[str, Any] = {"max_age": max_age, "max_count": max_count, "max_error": max_error}
-    found: Iterable[Health]
+    reports: Iterable[Health]
     if name is None:
-        found = health_root(shell.root.context, **limits)
+        reports = health_root(shell.root.context, max_age=max_age, max_count=max_count, max_error=max_error)
     else:
-        found = [shell.root.queue(unescape(name)).health(**limits)]
+        queue = shell.root.queue(unescape(name))
+        reports = [queue.health(max_age=max_age, max_count=max_count, max_error=max_error)]
     codes: list[int] = []
 
     def records() -> Iterator[Record]:
-        for each in found:
-            codes.append(OK if each.healthy else output.exit_code(each.error) if each.error else NEGATIVE)
-            yield from [_health_record(each)] if shell.json else _health_lines(each)
+        for report in reports:
+            codes.append(_health_code(report))
+            yield from [_health_record(report)] if shell.json else _health_lines(report)
 
     shell.show(records(), ("queue", "verdict", "kind", "message"))
     if not codes:
@@ -100,6 +100,12 @@ def health(
             raise NoSuchQueue(f"{shell.root.path} has no queues{shell.doubt}")
         shell.report_no_queues()
     return output.verdict(codes)
+
+
+def _health_code(health: Health) -> int:
+    if health.healthy:
+        return OK
+    return output.exit_code(health.error) if health.error else NEGATIVE
 
 
 def _health_record(health: Health) -> Record:
@@ -116,8 +122,9 @@ def _health_record(health: Health) -> Record:
 def _health_lines(health: Health) -> Iterator[Record]:
     """Yield a line for each reason and note; a single line when the queue has neither."""
     verdict = {"queue": health.queue, "verdict": "healthy" if health.healthy else "unhealthy"}
-    remarks = [*health.reasons, *health.notes]
-    yield from ({**verdict, **asdict(remark)} for remark in remarks) if remarks else [verdict]
+    remarks = [asdict(remark) for remark in (*health.reasons, *health.notes)]
+    for remark in remarks or [{}]:
+        yield {**verdict, **remark}
 
 
 def browse(
