@@ -46,8 +46,6 @@ log = logging.getLogger("dropq")
 PATIENCE = 5.0
 #: Seconds that the process that holds a lock may take to begin.
 LOCK_PATIENCE = 30.0
-#: Seconds of syncs for one send from which on they are worth a word.
-SLOW_SYNC = 0.1
 #: How often a sync is timed; the middle one counts.
 SYNCS = 5
 #: How many files two threads race for.
@@ -56,14 +54,11 @@ RACES = 20
 LITTLE, LITTLE_SPACE, FEW_INODES = 0.05, 16 << 20, 1000
 #: What keeps from trying anything more on a file system, by what a call is refused with.
 STOPS = {errno.ENOSPC: "no-room", errno.EDQUOT: "no-room", errno.EROFS: "read-only"}
-#: Bytes of path below a root that dropq may need: a job's attempt, with names of 255 bytes.
-DEEPEST = 1100
 
 #: What keeps files as objects under a key, so that it has no rename.
 _OBJECT_STORES = re.compile(
     r"fuse\.(s3fs|s3|mount-s3|mountpoint-s3|goofys|gcsfuse|blobfuse2?|rclone|juicefs-s3|ossfs|cosfs)"
 )
-_NO_BARRIER = ("nobarrier", "barrier=0")
 
 #: A process that takes a lock and keeps it until it dies; it tells the number of the error where it gets none.
 _LOCKER = """
@@ -308,24 +303,11 @@ def mount(bench: Bench) -> Iterator[Diagnosis]:
         yield bench.found("read-only", f"{what} is mounted read-only ({options})")
     else:
         yield bench.found("file-system", f"{what} ({','.join(mount.options)})")
-    if mount.kind in ("tmpfs", "ramfs"):
-        yield bench.found("memory", f"{mount.kind} keeps files in memory")
-    if mount.kind in ("overlay", "aufs"):
-        yield bench.found("overlay", f"{mount.kind} lays a folder over another")
     if _OBJECT_STORES.fullmatch(mount.kind):
         yield bench.found("object-store", f"{mount.kind} keeps files as objects")
     soft = [option for option in ("soft", "softerr") if option in mount.options]
     if soft and mount.kind.startswith("nfs"):
         yield bench.found("nfs-soft", f"mounted with {soft[0]}")
-    if without := [option for option in _NO_BARRIER if option in mount.options]:
-        yield bench.found("no-barrier", f"mounted with {without[0]}")
-
-
-def path_length(bench: Bench) -> Iterator[Diagnosis]:
-    """Tell whether all files of a queue can be reached."""
-    length, most = len(os.fsencode(bench.path)), os.pathconf(bench.path, "PC_PATH_MAX")
-    if length + DEEPEST > most:
-        yield bench.found("long-path", f"the path has {length} bytes, and {most} are allowed")
 
 
 def space(bench: Bench) -> Iterator[Diagnosis]:
@@ -356,7 +338,7 @@ def _size(number: float) -> str:
 
 
 #: What needs no writing, in the order that it is told in.
-LOOKS = (mount, path_length, space)
+LOOKS = (mount, space)
 
 
 # -- what is tried ---------------------------------------------------------------------------------------------------
@@ -418,17 +400,6 @@ def replace(bench: Bench) -> Iterator[Diagnosis]:
         yield bench.refused("no-noreplace", "no rename that replaces nothing (renameat2)", error)
     else:
         yield bench.found("broken-noreplace", "a rename that was to replace nothing replaced a file")
-
-
-def links(bench: Bench) -> Iterator[Diagnosis]:
-    """Try a hard link."""
-    (folder,) = bench.folders("links")
-    try:
-        bench.store.link(bench.file(f"{folder}/file"), f"{folder}/link")
-    except OSError as error:
-        yield bench.refused("no-links", "no hard links", error)
-    else:
-        yield bench.found("links", "a file can have two names")
 
 
 def locks(bench: Bench) -> Iterator[Diagnosis]:
@@ -504,9 +475,7 @@ def sync(bench: Bench) -> Iterator[Diagnosis]:
             yield bench.refused("no-folder-sync", "a folder cannot be synced", error)
             return
         took.append(time.perf_counter() - began)
-    usual = median(took)
-    text = f"fsync of a file and two folders takes {usual * 1000:.3g} ms"
-    yield bench.found("slow-sync" if usual > SLOW_SYNC else "sync", text)
+    yield bench.found("sync", f"fsync of a file and two folders takes {median(took) * 1000:.3g} ms")
 
 
 def listing(bench: Bench) -> Iterator[Diagnosis]:
@@ -559,18 +528,12 @@ def events(bench: Bench) -> Iterator[Diagnosis]:
 
 
 def clock(bench: Bench) -> Iterator[Diagnosis]:
-    """Compare the file server's clock with this host's, and try how finely it is kept."""
-    path = bench.file(f"{bench.folder}/clock")
-    wanted = 1_700_000_001_123_456_789
-    bench.store.set_written(path, wanted)
-    coarse = abs(os.stat(path).st_mtime_ns - wanted) / 1e9
-    ahead = ServerClock(path).offset()
-    if coarse > CLOCK_TOLERANCE:
-        yield bench.found("coarse-times", f"a file's time is kept {coarse:.1f} s off")
-    if abs(ahead) > coarse + CLOCK_TOLERANCE:
+    """Compare the file server's clock with this host's."""
+    ahead = ServerClock(bench.file(f"{bench.folder}/clock")).offset()
+    if abs(ahead) > CLOCK_TOLERANCE:
         text = f"the file server's clock is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} this host's"
         yield bench.found("clock-offset", text)
-    elif coarse <= CLOCK_TOLERANCE:
+    else:
         yield bench.found("clock", f"the file server's clock and this host's agree within {CLOCK_TOLERANCE} s")
 
 
@@ -613,7 +576,7 @@ def _named(failed: dict[str, int]) -> str:
 
 
 #: What is tried in a folder of its own, in the order that it is told in.
-TRIALS = (rename, replace, links, locks, sync, listing, events, clock, names)
+TRIALS = (rename, replace, locks, sync, listing, events, clock, names)
 
 
 # -- the folders of a queue ------------------------------------------------------------------------------------------

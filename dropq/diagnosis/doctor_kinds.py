@@ -46,18 +46,6 @@ KINDS: Mapping[str, Kind] = {
     "unusable-queue": Kind("root", "error", "the queue cannot be opened", "`dropq fsck QUEUE` looks closer"),
     "file-system": Kind("mount", "ok", "messages lie there"),
     "read-only": Kind("mount", "error", "nothing can be sent, claimed or acknowledged", "mount it read-write"),
-    "memory": Kind(
-        "mount",
-        "warning",
-        "a reboot or a power cut takes every message",
-        "keep the root on a disk, unless its messages may be lost",
-    ),
-    "overlay": Kind(
-        "mount",
-        "warning",
-        "this is mostly a container's own file system, and its messages go with the container",
-        "mount a volume into the container and keep the root there",
-    ),
     "object-store": Kind(
         "mount",
         "error",
@@ -69,12 +57,6 @@ KINDS: Mapping[str, Kind] = {
         "warning",
         "a call that timed out may have been done: a send can be told as failed, and be there",
         "mount with hard",
-    ),
-    "no-barrier": Kind(
-        "mount",
-        "warning",
-        "a power cut can take messages that were synced",
-        "mount with barrier",
     ),
     # -- renames
     "rename": Kind("rename", "ok", "whoever's rename succeeds has the message: nothing is lost or handed to two"),
@@ -108,8 +90,6 @@ KINDS: Mapping[str, Kind] = {
         "a message can take the place of another in processed/, error/ or expired/",
         "keep the root on another file system",
     ),
-    "links": Kind("links", "ok", "`dropq work` gives a command the body under a second name"),
-    "no-links": Kind("links", "info", "`dropq work` copies a body for each command that asks for its path"),
     # -- locks
     "locks": Kind("locks", "ok", "a consumer that dies is found dead by the next sweeps, and its messages come back"),
     "unserved-locks": Kind(
@@ -141,12 +121,6 @@ KINDS: Mapping[str, Kind] = {
     ),
     # -- durability
     "sync": Kind("sync", "ok", "a send at durability full takes two such syncs of a folder and one of a file"),
-    "slow-sync": Kind(
-        "sync",
-        "info",
-        "each send at durability full waits so long",
-        "send many at once: send_many, `dropq send --lines`, a Spark job",
-    ),
     "no-sync": Kind("sync", "error", "sends fail, unless the queue asks for no sync", 'set durability = "none"'),
     "no-folder-sync": Kind(
         "sync", "error", "sends fail, unless the queue asks to sync bodies alone", 'set durability = "file"'
@@ -173,12 +147,6 @@ KINDS: Mapping[str, Kind] = {
         "dropq goes by the file server's clock; scripts that look at their own are wrong by as much",
         "let both keep time with NTP",
     ),
-    "coarse-times": Kind(
-        "clock",
-        "info",
-        "the file server's clock is known no better than that: leases and delays end so much early or late",
-        "choose leases that are much longer",
-    ),
     # -- names
     "names": Kind("names", "ok", "every name that dropq gives a message comes back as it was"),
     "short-names": Kind(
@@ -198,9 +166,6 @@ KINDS: Mapping[str, Kind] = {
         "warning",
         "`mv` of A.csv into a folder that has a.csv replaces it",
         "let scripts give names that differ in more than case, or keep the root on a file system that tells them apart",
-    ),
-    "long-path": Kind(
-        "names", "warning", "some files of a queue would lie too deep to be reached", "keep the root at a shorter path"
     ),
     # -- room
     "space": Kind("space", "ok", "there is room for messages"),

@@ -230,10 +230,6 @@ class Storage:
         finally:
             os.close(fd)
 
-    def set_written(self, path: str, ns: int) -> None:
-        """Set when a file was last read and written, in nanoseconds since 1970 UTC."""
-        os.utime(path, ns=(ns, ns))
-
     def adopt(self, source: str, destination: str) -> None:
         """Move a file from outside into working/, and give it the modes of new files; move it back when that fails.
 

@@ -123,7 +123,6 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "mount_of", lambda path: Mount("ext4"))
     for limit in ("LITTLE", "LITTLE_SPACE", "FEW_INODES"):
         monkeypatch.setattr(doctor, limit, 0)
-    monkeypatch.setattr(doctor, "SLOW_SYNC", 3600)
     # Those two start Python, or import, which these users may not do wherever it is installed.
     trials = [trial for trial in doctor.TRIALS if trial not in (doctor.locks, doctor.events)]
     monkeypatch.setattr(doctor, "TRIALS", trials)
