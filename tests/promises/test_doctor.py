@@ -24,7 +24,7 @@ from helpers import Clock, base, drop, make_queue, reopened, take
 from dropq import NoSuchQueue, Queue, Root
 from dropq.cli import main as cli
 from dropq.cli import setup
-from dropq.diagnosis import doctor as doctor_module
+from dropq.diagnosis import doctor_checks
 from dropq.diagnosis.doctor import KINDS, LEVELS, Diagnosis, doctor
 from dropq.diagnosis.fsck import fsck_root
 from dropq.format.layout import FOLDERS
@@ -50,10 +50,10 @@ def queue(tmp_path: Path) -> Queue:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the machine's disk be an ordinary one with room, whatever the tests run on."""
-    monkeypatch.setattr(doctor_module, "mount_of", lambda path: Mount("ext4"))
+    monkeypatch.setattr(doctor_checks, "mount_of", lambda path: Mount("ext4"))
     for limit in ("LITTLE", "LITTLE_SPACE", "FEW_INODES"):
-        monkeypatch.setattr(doctor_module, limit, 0)
-    monkeypatch.setattr(doctor_module, "SYNCS", 1)
+        monkeypatch.setattr(doctor_checks, limit, 0)
+    monkeypatch.setattr(doctor_checks, "SYNCS", 1)
 
 
 @pytest.fixture
@@ -152,12 +152,12 @@ def nothing(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 def on(kind: str, *options: str) -> Plant:
     """Let the root lie on a mount of some type and options."""
     return lambda queue, monkeypatch: monkeypatch.setattr(
-        doctor_module, "mount_of", lambda path: Mount(kind, "/srv", "server:/export", options)
+        doctor_checks, "mount_of", lambda path: Mount(kind, "/srv", "server:/export", options)
     )
 
 
 def untold_mount(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "mount_of", lambda path: None)
+    monkeypatch.setattr(doctor_checks, "mount_of", lambda path: None)
 
 
 def no_root(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def no_folder(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def limit(name: str, value: float) -> Plant:
-    return lambda queue, monkeypatch: monkeypatch.setattr(doctor_module, name, value)
+    return lambda queue, monkeypatch: monkeypatch.setattr(doctor_checks, name, value)
 
 
 def refusing(verb: str, number: int, where: str = "") -> Plant:
@@ -237,7 +237,7 @@ def without_second_locks(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lasting_lock(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(doctor_checks, "PATIENCE", 0.05)
     monkeypatch.setattr(liveness, "is_dead", lambda folder, name: False)
 
 
@@ -253,7 +253,7 @@ def stale(looks: int) -> Plant:
     """Let a listing of one folder stay as it first was, for so many looks."""
 
     def plant(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor_module, "PATIENCE", 0.05)
+        monkeypatch.setattr(doctor_checks, "PATIENCE", 0.05)
         real, told = reading.files_in, list[list[list[str]]]()
 
         def files_in(folder: str) -> Iterator[list[str]]:
@@ -280,7 +280,7 @@ def other_clock(ahead: float) -> Plant:
 
 
 def shouting(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(doctor_checks, "PATIENCE", 0.05)
     real = reading.names_in
     monkeypatch.setattr(reading, "names_in", lambda folder: frozenset(name.upper() for name in real(folder)))
 
@@ -297,7 +297,7 @@ def room(free: int, inodes: int = 10**6) -> Plant:
 
 def little(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(doctor_module, "mount_of", lambda path: Mount("ext4"))
+    monkeypatch.setattr(doctor_checks, "mount_of", lambda path: Mount("ext4"))
 
 
 def full(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -772,7 +772,7 @@ def test_a_fit_root_exits_with_0_and_has_a_line_for_each_thing_that_was_looked_a
 
 @pytest.mark.usefixtures("plain")
 def test_what_is_amiss_exits_with_1_and_comes_last_with_what_to_set(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "mount_of", lambda path: Mount("nfs", options=("vers=3", "nolock", "soft")))
+    monkeypatch.setattr(doctor_checks, "mount_of", lambda path: Mount("nfs", options=("vers=3", "nolock", "soft")))
     code, out, err = run()
     assert (code, err) == (1, "open=2\n")
     levels = [line.split("\t")[0] for line in out.splitlines()]

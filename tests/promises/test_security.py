@@ -26,7 +26,7 @@ from torture.strangers import VERBS
 import dropq
 from dropq import Queue, Root, StorageError, work
 from dropq.cli import main as cli
-from dropq.diagnosis import doctor
+from dropq.diagnosis import doctor_checks as doctor
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle import sidecars
 from dropq.staging.jobs import Job

@@ -1,0 +1,217 @@
+"""What this user may do in a root and its queues: which of the roles `send`, `look` and `receive` it can take."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import pwd
+import secrets
+import stat
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from itertools import pairwise
+
+from dropq.diagnosis.doctor_checks import Probe, refusal
+from dropq.format.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, QueueLayout
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.storage import reading
+from dropq.storage.files import Storage
+
+log = logging.getLogger("dropq")
+
+_ROLES = ("send", "look", "receive")
+_NOT_MADE = "may not make a file in it"
+
+#: Why something may not be done in a folder, by the folder's path.
+Refusals = Mapping[str, str]
+
+
+def root_folders(probe: Probe, root: RootContext, roles: Set[str]) -> None:
+    """Report what is closed to this user outside of the queues, as far as its roles need it.
+
+    Args:
+        probe: the examination of a file system.
+        root: the root.
+        roles: the roles that this user can take in some queue.
+    """
+    if probe.closed:
+        kind = "closed-root" if "receive" in roles or not roles else "untried"
+        probe.report(kind, f"{_user()} can make no folder here: {probe.closed}")
+    layout = root.layout
+    if probe.path == layout.path and not probe.stopped and reading.exists(layout.private):
+        needed = [_nearest(path) for role, path in (("send", layout.meta), ("receive", layout.clock)) if role in roles]
+        closed = [path for path in needed if not os.access(path, os.W_OK)]
+        if closed:
+            probe.report("closed-private", f"{_user()} may not write {' and '.join(closed)}", closed[0])
+
+
+def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
+    """Report this user's roles in a queue, and whether a rename leads from each folder to the next.
+
+    Args:
+        probe: the examination of the queue's file system.
+        context: the queue.
+        roles: the roles that this user can take in some queue; this queue's are added.
+    """
+    if probe.stopped:
+        return
+    layout, store = context.layout, context.storage
+    hidden = f"{PRIVATE}-{DOCTOR_PREFIX}{secrets.token_hex(6)}"
+    tried = [*map(layout.folder, (*FOLDERS, "delayed")), layout.private]
+    tried = [folder for folder in tried if reading.exists(folder)]
+    looked_up = [folder for folder in _consumers_folders(layout) if folder not in tried]
+    before = len(probe.found)
+    try:
+        listed = [*tried, *(folder for folder in looked_up if folder != layout.base)]
+        unlisted = {folder: why for folder in listed if (why := _unlisted(folder, hidden))}
+        unwritten = {folder: why for folder in tried if (why := _unwritten(store, folder, hidden))}
+        unwritten |= {folder: _NOT_MADE for folder in looked_up if not os.access(folder, os.W_OK | os.X_OK)}
+        own = _roles(layout, unlisted, unwritten)
+        _report_roles(probe, context, own, unlisted, unwritten)
+        writable = [folder for folder in tried if folder not in unwritten]
+        _try_renames(probe, store, writable, hidden)
+        if "receive" in own:
+            _report_sticky_folders(probe, writable)
+        if "look" in own:
+            _report_unreadable_bodies(probe, context)
+        roles |= own | ({"receive"} if _is_consumer(layout, unwritten) else set())
+    finally:
+        for folder in tried:
+            _remove(store, f"{folder}/{hidden}")
+    if len(probe.found) == before:
+        text = f"{_user()} may list, create and rename in all {len(tried)} folders of {context.name}"
+        probe.report("folders", text, layout.base)
+
+
+def _consumers_folders(layout: QueueLayout) -> list[str]:
+    """Return the folders of consumers' private files, or the folders in which those are made when needed.
+
+    Nothing is tried in them: a file there would count as a sign of life, or as a body.
+    """
+    reasons = (f"{layout.reasons}/{state}" for state in ("error", "expired"))
+    return list(dict.fromkeys(map(_nearest, (layout.consumers, layout.held, *reasons, layout.delayed))))
+
+
+def _nearest(path: str) -> str:
+    """Return a path, or the nearest folder above it that exists."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _user() -> str:
+    number = os.geteuid()
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
+
+
+# -- the roles -------------------------------------------------------------------------------------------------------
+
+
+def _roles(layout: QueueLayout, unlisted: Refusals, unwritten: Refusals) -> set[str]:
+    """Return the roles that this user can take in a queue; a receiver lists and writes all folders."""
+    roles = set()
+    if layout.working not in unwritten and layout.target not in unwritten:
+        roles.add("send")
+    if not unlisted:
+        roles.add("look")
+    if not unlisted and not unwritten:
+        roles.add("receive")
+    return roles
+
+
+def _is_consumer(layout: QueueLayout, unwritten: Refusals) -> bool:
+    """Return whether this user may write where only consumers do, and so is to receive."""
+    return not {layout.processing, layout.processed, layout.expired, layout.error} <= unwritten.keys()
+
+
+def _report_roles(probe: Probe, context: QueueContext, own: Set[str], unlisted: Refusals, unwritten: Refusals) -> None:
+    """Report which roles this user can take, where it cannot take all."""
+    layout = context.layout
+    if "receive" in own:
+        return
+    if _is_consumer(layout, unwritten):
+        for folder, why in {**unwritten, **unlisted}.items():
+            probe.report("closed-folder", f"{_user()} {why}", folder)
+        return
+    if not own:
+        closed = "; ".join(f"{os.path.basename(folder)}/: {why}" for folder, why in unwritten.items())
+        probe.report("no-part", f"{_user()} can take no part in {context.name}: {closed}", layout.base)
+        return
+    may = " and ".join(role for role in _ROLES if role in own)
+    may_not = " or ".join(role for role in _ROLES if role not in own)
+    probe.report("part", f"{_user()} may {may} in {context.name}, not {may_not}", layout.base)
+    delayed = _nearest(layout.delayed)
+    if "send" in own and not os.access(delayed, os.W_OK | os.X_OK):
+        missing = "" if delayed == layout.delayed else f"{layout.delayed} is missing: "
+        probe.report("closed-delayed", f"{missing}{_user()} may not write in {delayed}", delayed)
+
+
+# -- the folders -----------------------------------------------------------------------------------------------------
+
+
+def _unlisted(folder: str, hidden: str) -> str:
+    """Return why a folder may not be listed, or not be entered; "" where both may."""
+    try:
+        with reading.listing(folder) as entries:
+            next(entries, None)
+        with suppress(FileNotFoundError):
+            os.lstat(f"{folder}/{hidden}")
+    except OSError as error:
+        return f"may not list it: {refusal(error)}"
+    return ""
+
+
+def _unwritten(store: Storage, folder: str, hidden: str) -> str:
+    """Return why a file may not be made in a folder, or not be removed; "" where both may."""
+    refused = _NOT_MADE
+    try:
+        os.close(store.create(f"{folder}/{hidden}"))
+        refused = "may not remove a file from it"
+        store.unlink(f"{folder}/{hidden}")
+    except OSError as error:
+        return f"{refused}: {refusal(error)}"
+    return ""
+
+
+def _try_renames(probe: Probe, store: Storage, folders: Sequence[str], hidden: str) -> None:
+    """Rename a hidden file from each folder to the next; report where that fails."""
+    for here, there in pairwise(folders):
+        if not reading.exists(f"{here}/{hidden}"):
+            os.close(store.create(f"{here}/{hidden}"))
+        try:
+            store.rename(f"{here}/{hidden}", f"{there}/{hidden}")
+        except OSError as error:
+            kind = "cross-device" if error.errno == errno.EXDEV else "no-rename"
+            probe.report(kind, f"a rename from {os.path.basename(here)}/ to it fails: {refusal(error)}", there)
+
+
+def _report_sticky_folders(probe: Probe, folders: Iterable[str]) -> None:
+    """Report the folders out of which this user may rename only its own files."""
+    for folder in folders:
+        status = os.stat(folder)
+        if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
+            text = f"the folder has the sticky bit, and {_user()} is not its owner"
+            probe.report("sticky-folder", text, folder)
+
+
+def _report_unreadable_bodies(probe: Probe, context: QueueContext) -> None:
+    """Report where only a group may read the bodies that others send, and this user is not a member."""
+    status, mode = os.stat(context.layout.working), context.config.file_mode
+    has_group = status.st_mode & stat.S_ISGID and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not has_group or mode is None or mode & stat.S_IROTH or os.geteuid() == 0:
+        return
+    if status.st_gid not in (os.getegid(), *os.getgroups()):
+        text = f"others' messages have mode {mode:04o} and group {status.st_gid}, and {_user()} is not a member of it"
+        probe.report("foreign-group", text, context.layout.working)
+
+
+def _remove(store: Storage, path: str) -> None:
+    try:
+        store.unlink(path)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.ENOTDIR, errno.EROFS):  # then no file could be made there
+            log.warning("the hidden file %s could not be removed: %s", path, error.strerror or error)
