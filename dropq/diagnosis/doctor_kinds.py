@@ -1,18 +1,23 @@
-"""What the doctor can find: the kinds of diagnoses, what each means for dropq, and what to set."""
+"""What the doctor can find: each kind of diagnosis, what it means for dropq, and what to do."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: How bad a diagnosis can be, the worst last. An `error` costs messages or stops a queue, a `warning` wants somebody's
-#: eye, `info` is to be known, `ok` is as it should be.
+#: How bad a diagnosis can be, the worst last. An `error` costs messages or stops a queue, a `warning` wants attention,
+#: `info` is good to know, `ok` is as it should be.
 LEVELS = ("ok", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of diagnosis: what was looked at, how bad it is, what it means for dropq, and what to set."""
+    """A kind of diagnosis: what was checked, how bad it is, what it means for dropq, and what to do.
+
+    In the advice, `{path}` stands for the path of a diagnosis, and `{name}` for the last part of that.
+    """
 
     check: str
     level: str
@@ -20,78 +25,69 @@ class Kind:
     advice: str = ""
 
 
+_ELSEWHERE = "keep the root on another file system"
+_GIVE_ALL = "give this user, or a group of this user, rwx on all folders of the queue, also on those in .dropq"
+
 #: Every kind of diagnosis, those of one check together.
 KINDS: Mapping[str, Kind] = {
     # -- what it is
     "root": Kind("root", "ok", "it is a root of queues"),
-    "no-root": Kind("root", "info", "it is no root yet", "`dropq init DIR` makes it one"),
+    "no-root": Kind("root", "info", "it is not a root yet", "run `dropq init {path}` to make it a root"),
     "closed-root": Kind(
         "root",
         "error",
-        "this user can make nothing here, so nothing more could be tried",
-        "run it as the user who is to send and receive, or give that user the folder",
+        "nothing more could be tried",
+        "run the doctor as the user who will send and receive, or give this user rwx on the folder",
     ),
-    "untried": Kind(
-        "root",
-        "info",
-        "what the file system can do was not tried, as this user is to send or to look alone",
-        "run it as the user who receives",
-    ),
+    "untried": Kind("root", "info", "the file system was not tried", "run the doctor as the user who receives, too"),
     "closed-private": Kind(
         "root",
         "warning",
-        "sends whose metadata does not fit a name fail, and leases go by this host's clock",
-        "give the user, or a group of the user's, rwx on .dropq and .dropq/meta, and rw on .dropq/clock",
+        "sends whose metadata does not fit a name fail, and leases follow this host's clock",
+        "give this user, or a group of this user, rwx on .dropq and .dropq/meta, and rw on .dropq/clock",
     ),
-    "unusable-queue": Kind("root", "error", "the queue cannot be opened", "`dropq fsck QUEUE` looks closer"),
+    "unusable-queue": Kind("root", "error", "the queue cannot be opened", "run `dropq fsck {name}` to find out why"),
     "file-system": Kind("mount", "ok", "messages lie there"),
     "read-only": Kind("mount", "error", "nothing can be sent, claimed or acknowledged", "mount it read-write"),
     "object-store": Kind(
         "mount",
         "error",
-        "a rename there is a copy and a delete: a message can be handed to two, or be read half-written",
+        "a rename there copies and deletes: two consumers can get one message, or one reads half of it",
         "keep the root on a disk or on NFS",
     ),
     "nfs-soft": Kind(
         "mount",
         "warning",
-        "a call that timed out may have been done: a send can be told as failed, and be there",
+        "a send that timed out may have been done: it fails, and the message is there",
         "mount with hard",
     ),
     # -- renames
-    "rename": Kind("rename", "ok", "whoever's rename succeeds has the message: nothing is lost or handed to two"),
-    "no-rename": Kind("rename", "error", "nothing can be sent or claimed", "keep the root on another file system"),
+    "rename": Kind("rename", "ok", "the consumer whose rename succeeds has the message, and no other has it"),
+    "no-rename": Kind("rename", "error", "nothing can be sent or claimed", _ELSEWHERE),
     "cross-device": Kind(
         "rename",
         "error",
-        "no message can go between these folders, though they seem to lie on one file system",
-        "mount the folder above them as one; on mergerfs take a create policy without `ep`, or ignorepponrename=true",
+        "no message can move between these folders, though they seem to lie on one file system",
+        "mount the folder above them as one; on mergerfs use a create policy without `ep`, or ignorepponrename=true",
     ),
     "copying-rename": Kind(
         "rename",
         "warning",
-        "a renamed file is another file: reasons in error/ and expired/ do not find theirs, and the copy may be read "
-        "half-written",
-        "keep the root on another file system; for FUSE try the option use_ino",
+        "a rename copies: the copy may be read half-written, and failed messages lose their reasons",
+        f"{_ELSEWHERE}; for FUSE try the option use_ino",
     ),
-    "shared-rename": Kind(
-        "rename", "error", "two consumers get the same message", "keep the root on another file system"
-    ),
-    "noreplace": Kind("replace", "ok", "nothing is ever replaced in processed/, error/ and expired/"),
+    "shared-rename": Kind("rename", "error", "two consumers get the same message", _ELSEWHERE),
+    "noreplace": Kind("replace", "ok", "no message in processed/, error/ or expired/ is ever replaced"),
     "no-noreplace": Kind(
         "replace",
         "info",
-        "a name in processed/, error/ or expired/ is reserved by an empty file first, where a plain rename replaces: a "
-        "call more, and after a crash a placeholder that fsck knows",
+        "an empty file reserves a name in processed/, error/ or expired/ first; fsck knows those that a crash leaves",
     ),
     "broken-noreplace": Kind(
-        "replace",
-        "error",
-        "a message can take the place of another in processed/, error/ or expired/",
-        "keep the root on another file system",
+        "replace", "error", "a message can replace another in processed/, error/ or expired/", _ELSEWHERE
     ),
     # -- locks
-    "locks": Kind("locks", "ok", "a consumer that dies is found dead by the next sweeps, and its messages come back"),
+    "locks": Kind("locks", "ok", "sweeps find a dead consumer, and return its messages"),
     "unserved-locks": Kind(
         "locks",
         "info",
@@ -99,129 +95,116 @@ KINDS: Mapping[str, Kind] = {
         "run all consumers on NFS clients, or all on this host",
     ),
     "no-locks": Kind(
-        "locks", "warning", "the dead are not told from the living: only leases free messages", "set lease_period"
+        "locks", "warning", "only leases return the messages of dead consumers", "set lease_period for each queue"
     ),
     "weak-locks": Kind(
         "locks",
         "error",
-        "living consumers are taken for dead, and their messages are handed to others",
-        "keep the root on another file system, or mount this one with locks",
+        "living consumers count as dead, and others get their messages",
+        f"{_ELSEWHERE}, or mount this one with locks",
     ),
     "local-locks": Kind(
         "locks",
         "warning",
-        "a lock counts on the mount that it was taken on: elsewhere only leases free what the dead hold",
-        "set lease_period; on NFS, mount without nolock and local_lock",
+        "consumers behind another mount do not see these locks: only leases return what the dead hold",
+        "set lease_period for each queue; on NFS mount without nolock and local_lock",
     ),
     "leased-locks": Kind(
         "locks",
         "info",
-        "a lock counts on the mount that it was taken on: elsewhere leases free what the dead hold, as they run out",
-        "on NFS, mount without nolock and local_lock",
+        "consumers behind another mount do not see these locks: leases return what the dead hold, when they run out",
+        "on NFS mount without nolock and local_lock",
     ),
     # -- durability
-    "sync": Kind("sync", "ok", "a send at durability full takes two such syncs of a folder and one of a file"),
-    "no-sync": Kind("sync", "error", "sends fail, unless the queue asks for no sync", 'set durability = "none"'),
+    "sync": Kind("sync", "ok", "a send at durability full waits about as long"),
+    "no-sync": Kind("sync", "error", "sends fail, unless a queue asks for no sync", 'set durability = "none"'),
     "no-folder-sync": Kind(
-        "sync", "error", "sends fail, unless the queue asks to sync bodies alone", 'set durability = "file"'
+        "sync", "error", "sends fail, unless a queue asks to sync bodies only", 'set durability = "file"'
     ),
     # -- what is seen when
-    "listing": Kind("listing", "ok", "what this host sends it sees at once"),
+    "listing": Kind("listing", "ok", "consumers see at once what this host sends"),
     "late-listing": Kind(
         "listing",
         "warning",
-        "consumers on this host see messages late, and try those that are gone",
-        "on NFS mount with vers=4.2; elsewhere look for the cache of listings",
+        "consumers on this host see messages late, and try to take messages that are gone",
+        "on NFS mount with vers=4.2; elsewhere turn off the cache of listings",
     ),
-    "events": Kind("events", "ok", "a worker that waits starts as soon as a message comes"),
+    "events": Kind("events", "ok", "a waiting worker starts as soon as a message comes"),
     "no-events": Kind(
         "events",
         "warning",
-        "workers look every 0.1 s instead, and miss nothing",
+        "waiting workers list the folder every 0.1 s instead, and miss nothing",
         "raise fs.inotify.max_user_instances and fs.inotify.max_user_watches with sysctl",
     ),
-    "clock": Kind("clock", "ok", "leases, delays and expiry go by the file server's clock"),
+    "clock": Kind("clock", "ok", "leases, delays and expiry follow the file server's clock"),
     "clock-offset": Kind(
         "clock",
         "info",
-        "dropq goes by the file server's clock; scripts that look at their own are wrong by as much",
-        "let both keep time with NTP",
+        "dropq follows the file server's clock; scripts that read this host's clock are wrong by as much",
+        "run NTP on both",
     ),
     # -- names
-    "names": Kind("names", "ok", "every name that dropq gives a message comes back as it was"),
+    "names": Kind("names", "ok", "every name that dropq gives comes back as it was"),
     "short-names": Kind(
         "names",
         "error",
-        "messages can be sent and not be claimed: a claim's name has up to 255 bytes",
-        "keep the root on a file system with names of 255 bytes; eCryptfs has 143",
+        "messages can be sent that nobody can claim: the name of a claim has up to 255 bytes",
+        "keep the root on a file system with names of 255 bytes (eCryptfs has 143)",
     ),
     "changed-names": Kind(
-        "names",
-        "error",
-        "dropq's own names are refused, or come back as others",
-        "keep the root on another file system; on CIFS mount with mapposix",
+        "names", "error", "dropq cannot use its own names", f"{_ELSEWHERE}; on CIFS mount with mapposix"
     ),
     "folding-names": Kind(
         "names",
         "warning",
-        "`mv` of A.csv into a folder that has a.csv replaces it",
-        "let scripts give names that differ in more than case, or keep the root on a file system that tells them apart",
+        "`mv` of A.csv into a folder that has a.csv replaces a.csv",
+        f"let scripts give names that differ in more than case, or {_ELSEWHERE}",
     ),
     # -- room
     "space": Kind("space", "ok", "there is room for messages"),
     "no-room": Kind(
         "space",
         "error",
-        "sends fail with 74, and what needs a new file was not tried; claims and acknowledgements need no space",
-        "`dropq prune --keep-age 7d` makes room, where history is kept; or let the file system, or the quota, grow",
+        "sends fail with 74, and what needs a new file was not tried; claims and acknowledgements need no room",
+        "run `dropq prune --keep-age 7d` to remove history, or enlarge the file system or the quota",
     ),
     "low-space": Kind(
         "space",
         "warning",
-        "sends will fail with 74 once it is full, or has no inode left; claims and acknowledgements need no space",
-        "`dropq prune --keep-age 7d` makes room, where history is kept",
+        "sends will fail with 74 when it is full; claims and acknowledgements need no room",
+        "run `dropq prune --keep-age 7d` to remove history, or enlarge the file system",
     ),
     # -- who may
     "folders": Kind("folders", "ok", "this user can send, receive and settle"),
     "closed-folder": Kind(
-        "folders",
-        "error",
-        "this user cannot take part: a message is listed, claimed and settled in these folders",
-        "give the user, or a group of the user's, rwx on all folders of the queue, those in .dropq too",
+        "folders", "error", "this user cannot receive: a consumer lists and writes this folder", _GIVE_ALL
     ),
-    "part": Kind(
-        "folders",
-        "info",
-        "the rest is for others to do",
-        "where that is not meant so, give the user, or a group of the user's, rwx on all folders of the queue",
-    ),
+    "part": Kind("folders", "info", "other users have to do the rest", f"if this user is to do more, {_GIVE_ALL}"),
     "no-part": Kind(
         "folders",
         "error",
         "this user can neither send nor look nor receive",
-        "give the user, or a group of the user's, rwx on all folders of the queue; docs/security.md has less for some",
+        f"{_GIVE_ALL}; docs/security.md says what less is enough to send or to look",
     ),
     "closed-delayed": Kind(
         "folders",
         "warning",
         "sends with a delay fail",
-        "make .dropq/delayed in the queue, and give the user, or a group of the user's, wx on it",
+        "make .dropq/delayed in the queue, and give this user, or a group of this user, wx on it",
     ),
     "sticky-folder": Kind(
         "folders",
         "warning",
         "only the owner of a message, or of the folder, may take it: what another user sends stays",
-        "let the folder's owner receive; or `chmod -t` on the folder, where its users need not be kept apart",
+        "let the folder's owner receive; or run `chmod -t {path}`, if its users may touch each other's messages",
     ),
     "foreign-group": Kind(
         "folders",
         "error",
-        "this user can list what others send, and not read it",
-        "make the user a member of the group, and let it log in anew",
+        "this user can list what others send, but not read it",
+        "make this user a member of the group, and log in again",
     ),
-    "not-tried": Kind(
-        "probe", "warning", "what it would have told is not known", "see to the error, then run it again"
-    ),
+    "not-tried": Kind("probe", "warning", "the check did not finish", "remove the cause, then run the doctor again"),
 }
 
 
@@ -235,7 +218,7 @@ class Diagnosis:
 
     @property
     def check(self) -> str:
-        """What was looked at, such as `locks`."""
+        """What was checked, such as `locks`."""
         return KINDS[self.kind].check
 
     @property
@@ -250,10 +233,11 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """What to set; empty where nothing is to be done."""
-        return KINDS[self.kind].advice
+        """What to do; empty where there is nothing to do."""
+        name = shlex.quote(os.path.basename(self.path))
+        return KINDS[self.kind].advice.format(path=shlex.quote(self.path), name=name)
 
     @property
     def open(self) -> bool:
-        """Whether it wants somebody's eye."""
+        """Whether it wants attention."""
         return self.level in ("warning", "error")

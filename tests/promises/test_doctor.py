@@ -429,6 +429,16 @@ def test_every_kind_says_what_it_means_and_what_is_amiss_what_to_do() -> None:
         assert not kind.means.endswith(".") and not kind.advice.endswith("."), name
 
 
+def test_the_commands_of_an_advice_name_the_folder_or_the_queue(tmp_path: Path) -> None:
+    (folder := tmp_path / "my disk").mkdir()
+    (found,) = (one for one in doctor(Root(folder).context) if one.kind == "no-root")
+    assert f"`dropq init '{folder}'`" in found.advice
+    queue = make_queue(folder / "root")
+    no_folder(queue, pytest.MonkeyPatch())
+    (found,) = (one for one in doctor(queue.root.context) if one.kind == "unusable-queue")
+    assert "`dropq fsck q`" in found.advice
+
+
 def test_what_lies_on_another_file_system_is_tried_there_too(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     real = reading.device
     apart = queue.layout.base
@@ -833,7 +843,7 @@ def test_on_a_terminal_meaning_and_advice_have_lines_of_their_own(monkeypatch: p
     text = setup._diagnosis_text(Diagnosis("no-locks", "/srv", "no flock:\nNo locks available"), "/srv: ")
     lines = text.splitlines()
     assert lines[0] == r"warning  locks    /srv: no flock:\x0aNo locks available"
-    assert lines[-1] == "         to do    set lease_period"
+    assert lines[-1] == "         to do    set lease_period for each queue"
     assert len(lines) > 2 and all(len(line) <= 60 for line in lines)
     assert setup._diagnosis_text(Diagnosis("rename", "/srv", "one rename moves a file"), "").count("\n") == 0
 
