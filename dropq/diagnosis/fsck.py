@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import shlex
 import stat
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -38,6 +39,8 @@ __all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
 UNFINISHED = "what else there is was not looked at, and nothing was changed"
 #: Folders of a root that are no queues and belong there.
 _KNOWN = ("dropboxmq", "topic-root")
+#: A command for a queue in the sentence of a kind of finding.
+_OF_QUEUE = re.compile("(`dropq [a-z]+ )QUEUE")
 _HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
 _HALF_DELETED = re.compile(r"\..+\.delet(?:ed|ing)-[0-9]+(-[0-9a-f]+)?", re.DOTALL)
 
@@ -60,8 +63,9 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
     with error_context(UNFINISHED):
         found += fsck_checks.examine(Case(layout, config, root.layout.meta, root.clock.now_ms()))
+    found = [_with_queue(finding, name) for finding in found]
     if not repair:
-        return [_repairable(finding, "dropq fsck QUEUE --repair") for finding in found]
+        return [_repairable(finding, f"dropq fsck {shlex.quote(name)} --repair") for finding in found]
     return [_repaired(finding, layout.base, store) for finding in found]
 
 
@@ -165,6 +169,12 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
             yield seen.found(fsck_checks.unread_sidecar(seen.path))
         elif seen.name.removesuffix(".json") not in used and seen.age > fsck_checks.ABANDONED:
             yield seen.found("unreferenced-sidecar")
+
+
+def _with_queue(finding: Finding, name: str) -> Finding:
+    """Return a finding whose commands name the queue."""
+    detail = _OF_QUEUE.sub(lambda match: match[1] + shlex.quote(name), finding.detail)
+    return replace(finding, detail=detail)
 
 
 # -- repair ------------------------------------------------------------------------------------------------------

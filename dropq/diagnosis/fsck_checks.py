@@ -146,19 +146,14 @@ def examine(case: Case) -> Iterator[Finding]:
 
 
 def folders(case: Case) -> Iterator[Finding]:
-    """Find folders that are missing, are none, or are closed to this user; those that may only be read in one."""
+    """Find folders that are missing, are none, or may not be listed by this user."""
     public = [case.layout.folder(name) for name in FOLDERS]
-    unwritable = []
     for path in (*public, *case.layout.private_folders):
         if not os.path.isdir(path):
             if path in public:
                 yield _about("not-a-folder" if os.path.lexists(path) else "missing-folder", path)
         elif not os.access(path, os.R_OK | os.X_OK):
             yield _about("unreadable-folder", path)
-        elif not os.access(path, os.W_OK):
-            unwritable.append(os.path.relpath(path, case.layout.base))
-    if unwritable:
-        yield _about("unwritable-folder", case.layout.base, f": {', '.join(unwritable)}")
 
 
 def _about(kind: str, path: str, more: str = "") -> Finding:
@@ -211,7 +206,8 @@ def states(case: Case) -> Iterator[Finding]:
             if seen.status.st_mode & stat.S_IWOTH:
                 writable.append(seen)
         if writable:
-            yield writable[0].found("world-writable", f"{len(writable)} files in {state}/ that everybody may change")
+            text = f"everybody on this host may change {len(writable)} files in {state}/: `chmod o-w` them"
+            yield writable[0].found("world-writable", text)
     yield from several_links(links.values())
 
 
@@ -266,16 +262,11 @@ def unclaimable_name(case: Case, seen: Seen) -> Finding | None:
 
 
 def foreign_claim(case: Case, seen: Seen) -> Finding | None:
-    """Find a message in processing/ that a script or a DropboxMQ client holds, and for how long it has."""
-    if seen.state != "processing" or (seen.file.claim is not None and seen.file.claim.ours):
+    """Find a message in processing/ that a script or a DropboxMQ client has held for over a day."""
+    claim = seen.file.claim
+    if seen.state != "processing" or (claim is not None and claim.ours) or seen.age <= ABANDONED:
         return None
-    kind = "old-foreign-claim" if seen.age > ABANDONED else "foreign-claim"
-    return seen.found(kind, f"{KINDS[kind].says}; held for {seen.aged}")
-
-
-def undated_delay(case: Case, seen: Seen) -> Finding | None:
-    """Find a delayed message that is not delayed."""
-    return seen.found("undated-delay") if seen.state == "delayed" and not seen.file.name.not_before else None
+    return seen.found("foreign-claim", f"{KINDS['foreign-claim'].says}; held for {seen.aged}")
 
 
 def sidecar(case: Case, seen: Seen) -> Finding | None:
@@ -306,7 +297,6 @@ ODDITIES: tuple[Callable[[Case, Seen], Finding | None], ...] = (
     bad_name,
     unclaimable_name,
     foreign_claim,
-    undated_delay,
     sidecar,
 )
 

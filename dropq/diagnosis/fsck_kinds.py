@@ -15,87 +15,91 @@ class Kind:
     repair: str = ""
 
 
-#: Every kind of finding. Levels: `error` keeps a queue from working, `warning` wants somebody's eye, `info` does not.
+#: Every kind of finding. Levels: an `error` keeps a queue from working, a `warning` wants attention, `info` does not.
+#: In a command, QUEUE stands for the name of the queue.
 KINDS: Mapping[str, Kind] = {
-    "configuration": Kind("error", "the configuration cannot be used: what it says is to be mended by hand"),
+    "configuration": Kind("error", "the configuration cannot be used: correct the file"),
     "missing-folder": Kind("error", "a folder of the queue is missing", "make"),
     "not-a-folder": Kind(
         "error",
-        "something else lies where a folder of the queue should be: move it away, then `dropq fsck QUEUE --repair`",
+        "something else lies where a folder of the queue belongs: move it away, then `dropq fsck QUEUE --repair`",
     ),
     "linked-folder": Kind(
         "error",
-        "a private folder is a symbolic link, which is not followed: look where it leads, as delayed messages may lie "
-        "there, then remove it by hand",
+        "a private folder is a symbolic link, and dropq does not follow it: look where it leads, as delayed messages "
+        "may lie there, then remove it",
     ),
     "unreadable-folder": Kind(
-        "error", "this user may not list a folder of the queue: what lies in it was not looked at"
+        "error", "this user may not list a folder of the queue, so its content was not checked: run fsck as its owner"
     ),
-    "unwritable-folder": Kind("info", "this user may look, but not change"),
-    "two-filesystems": Kind("error", "the folders lie on two file systems, between which no rename is atomic"),
+    "two-filesystems": Kind(
+        "error", "the queue's folders lie on two file systems, and no rename leads across: move them onto one"
+    ),
     "symlink": Kind("warning", "a symbolic link is never a message", "set aside"),
     "directory": Kind("warning", "a directory is never a message", "set aside"),
     "special-file": Kind("warning", "a fifo, socket or device is never a message", "set aside"),
-    "hidden": Kind("warning", "a name that begins with a dot is never a message", "set aside"),
-    "ignored": Kind("warning", "a name that the queue's `ignore` matches is never a message", "set aside"),
-    "placeholder": Kind("warning", "a name was reserved for a move that did not come to its end", "set aside"),
-    "under-way": Kind("info", "this changed lately and may be in the middle of something"),
-    "unreadable": Kind("warning", "this user may not read the message, and who takes it may not either"),
-    "bad-name": Kind("info", "a part of the name cannot be read, and the message is delivered without it"),
+    "hidden": Kind("warning", "a file whose name begins with a dot is never a message", "set aside"),
+    "ignored": Kind("warning", "a file whose name matches the queue's `ignore` is never a message", "set aside"),
+    "placeholder": Kind("warning", "an empty file reserves a name for a move that did not finish", "set aside"),
+    "under-way": Kind("info", "this changed lately, and somebody may be at work on it"),
+    "unreadable": Kind("warning", "this user may not read the message: give its consumers the right to read it"),
+    "bad-name": Kind("info", "dropq cannot read a part of the name, and delivers the message without it"),
     "unclaimable-name": Kind(
         "warning",
         "this file system has no room for the name of a claim on the message, so consumers pass it over: `mv` it, "
         "within its folder, to a name",
     ),
     "foreign-claim": Kind(
-        "info",
-        "a script or a DropboxMQ client holds the message, and nothing frees it by itself: if it is dead, "
-        "`dropq sweep QUEUE --foreign-older-than 2h` does",
-    ),
-    "old-foreign-claim": Kind(
-        "warning", "a script's claim is over a day old: `dropq sweep QUEUE --foreign-older-than 2h` frees it"
+        "warning",
+        "a script or a DropboxMQ client has held the message for over a day: if it is dead, "
+        "`dropq sweep QUEUE --foreign-older-than 2h` returns the message",
     ),
     "unknown-holder": Kind(
         "warning",
-        "a claim without lease has no known holder: `dropq sweep QUEUE --unleased-older-than 2h` frees it",
+        "a claim has neither a lease nor a known holder: `dropq sweep QUEUE --unleased-older-than 2h` returns the "
+        "message",
     ),
-    "dead-holder": Kind("warning", "the consumer that holds the message is dead: `dropq sweep QUEUE` returns it"),
-    "several-links": Kind("warning", "one file lies under several names, and is delivered once for each"),
-    "undated-delay": Kind("info", "a delayed message does not say until when: `dropq sweep QUEUE` delivers it"),
+    "dead-holder": Kind(
+        "warning", "the consumer that holds the message is dead: `dropq sweep QUEUE` returns the message"
+    ),
+    "several-links": Kind(
+        "warning", "one file has several names, and is delivered once for each: remove the names that are too many"
+    ),
     "missing-sidecar": Kind(
-        "warning", "metadata that the name refers to is missing: put it back from a copy, else it is delivered without"
+        "warning",
+        "the metadata file that the name refers to is missing, and the message is delivered without it: put it back "
+        "from a copy",
     ),
-    "unreadable-sidecar": Kind("warning", "this user may not read metadata that names refer to"),
-    "damaged-sidecar": Kind("warning", "metadata that names refer to cannot be read; it may be mended by hand"),
+    "unreadable-sidecar": Kind("warning", "this user may not read the metadata file: give its consumers the right"),
+    "damaged-sidecar": Kind("warning", "the metadata file is damaged: correct it by hand, or put it back from a copy"),
     "unreferenced-sidecar": Kind(
-        "info", "no name refers to this metadata any more: `dropq sweep` clears it, run twice, over an hour apart"
+        "info", "no name refers to this metadata file: `dropq sweep` removes it when it runs twice, over an hour apart"
     ),
-    "absent-queue": Kind("warning", "a queue that this root knows is not there: no metadata is collected meanwhile"),
-    "abandoned-send": Kind("warning", "this has lain in working/ for over a day and was never sent", "set aside"),
+    "absent-queue": Kind("warning", "a queue of this root is not there: no metadata is collected meanwhile"),
+    "abandoned-send": Kind("warning", "this was put into working/ over a day ago, and never sent", "set aside"),
     "abandoned-job": Kind(
-        "warning", "a job was idle for over a day: `dropq sweep QUEUE --jobs-older-than 1d` drops it"
+        "warning", "a job has been idle for over a day: `dropq sweep QUEUE --jobs-older-than 1d` drops it"
     ),
     "unfinished-job": Kind(
-        "warning", "a job was committed, or dropped, and not cleared away: `dropq sweep QUEUE` finishes it"
+        "warning", "a job was committed, or dropped, and is not cleared away: `dropq sweep QUEUE` finishes it"
     ),
-    "orphan-reason": Kind("info", "a reason is about no file that is there: `dropq sweep QUEUE` clears it after a day"),
-    "damaged-reason": Kind("warning", "a reason cannot be read; the message is as good without", "set aside"),
+    "orphan-reason": Kind("info", "the message of a reason is gone: `dropq sweep QUEUE` clears the reason after a day"),
+    "damaged-reason": Kind("warning", "a reason is damaged; its message needs none", "set aside"),
     "leftover": Kind("info", "a consumer that died left this: `dropq sweep QUEUE` clears it after a day"),
-    "temporary": Kind("warning", "writing a small file of dropq's own did not come to its end", "set aside"),
+    "temporary": Kind("warning", "dropq was killed while it wrote this small file", "set aside"),
     "world-writable": Kind("warning", "everybody on this host may change it: `chmod o-w` it"),
-    "half-made-queue": Kind("warning", "making a queue did not come to its end", "set aside"),
-    "half-deleted-queue": Kind("warning", "a queue was deleted and is not wholly gone", "set aside"),
+    "half-made-queue": Kind("warning", "somebody began to make a queue, and did not finish", "set aside"),
+    "half-deleted-queue": Kind("warning", "a queue was deleted, and something is left of it", "set aside"),
     "deleted-queue": Kind(
-        "info",
-        "a DropboxMQ deleted this queue and kept it: nobody looks at it; remove it when its content is not needed",
+        "info", "a DropboxMQ deleted this queue and kept its content: remove it when nobody needs that"
     ),
-    "not-a-queue": Kind("info", "a folder that is no queue"),
+    "not-a-queue": Kind("info", "this folder is no queue"),
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that does not belong: its kind, its path, what is to be said of it, and whether it was repaired."""
+    """Something that does not belong: its kind, its path, a sentence about it, and whether it was repaired."""
 
     kind: str
     path: str

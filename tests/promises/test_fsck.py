@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import stat
@@ -287,13 +288,11 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("under-way", half_made, False),
     ("unreadable", lambda queue: write(base(queue) / "target" / "a.csv", b"secret", mode=0o200), False),
     ("bad-name", lambda queue: target(queue, "4.x.B.soon"), False),
-    ("foreign-claim", lambda queue: processing(queue, "a.csv"), False),
-    ("foreign-claim", lambda queue: processing(queue, "client7~4.x.B"), False),
-    ("old-foreign-claim", lambda queue: processing(queue, "a.csv"), True),
+    ("foreign-claim", lambda queue: processing(queue, "a.csv"), True),
+    ("foreign-claim", lambda queue: processing(queue, "client7~4.x.B"), True),
     ("unknown-holder", unknown_holder, False),
     ("dead-holder", dead_holder, False),
     ("several-links", linked, False),
-    ("undated-delay", lambda queue: write(base(queue) / ".dropq" / "delayed" / "4.x.B"), False),
     ("missing-sidecar", missing_sidecar, False),
     ("damaged-sidecar", damaged_sidecar, False),
     ("unreferenced-sidecar", unreferenced_sidecar, True),
@@ -316,7 +315,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("not-a-queue", not_a_queue, False),
 ]
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
-APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unwritable-folder", "unreadable-sidecar"}
+APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar"}
 
 
 def test_every_kind_is_tested() -> None:
@@ -397,10 +396,8 @@ def test_a_level_and_one_sentence_belong_to_every_kind() -> None:
 #: What a sweep brings in order, and by which options.
 SWEPT: dict[str, dict[str, str]] = {
     "foreign-claim": {"foreign_older_than": "2h"},
-    "old-foreign-claim": {"foreign_older_than": "2h"},
     "unknown-holder": {"unleased_older_than": "2h"},
     "dead-holder": {},
-    "undated-delay": {},
     "unreferenced-sidecar": {},
     "abandoned-job": {"jobs_older_than": "1d"},
     "unfinished-job": {},
@@ -470,27 +467,33 @@ def test_where_this_user_may_not_list_the_consumers_their_claims_are_not_told_as
     assert (found.kind, found.path) == ("unreadable-folder", str(folder))
 
 
-def test_folders_that_this_user_may_list_and_not_change_are_told_in_one_and_want_no_attention(queue: Queue) -> None:
-    folders = [base(queue) / state for state in FOLDERS]
+def test_folders_that_this_user_may_list_and_not_change_are_no_finding(queue: Queue) -> None:
+    folders = [*(base(queue) / state for state in FOLDERS), Path(queue.layout.consumers)]
     for folder in folders:
         folder.chmod(0o555)
     try:
-        (found,) = unprivileged(lambda: examined(queue))
+        assert unprivileged(lambda: examined(queue)) == []
     finally:
         for folder in folders:
             folder.chmod(0o755)
-    assert (found.kind, found.open, found.path) == ("unwritable-folder", False, str(base(queue)))
-    assert found.detail == f"this user may look, but not change: {', '.join(FOLDERS)}"
 
 
-def test_a_private_folder_that_this_user_may_not_change_is_told_too(queue: Queue) -> None:
-    folder = Path(queue.layout.consumers)
-    folder.chmod(0o555)
-    try:
-        (found,) = unprivileged(lambda: examined(queue))
-    finally:
-        folder.chmod(0o755)
-    assert (found.kind, found.detail) == ("unwritable-folder", "this user may look, but not change: .dropq/consumers")
+def test_a_message_that_a_script_holds_is_no_finding_on_the_first_day(queue: Queue, clock: Clock) -> None:
+    processing(queue, "a.csv")
+    clock.advance(DAY - 60)
+    assert queue.fsck() == []
+
+
+@pytest.mark.parametrize("name", ["q", "two words", "QUEUE"])
+def test_commands_name_the_queue(queue: Queue, clock: Clock, name: str) -> None:
+    named = queue.root.create_queue(name) if name != "q" else queue
+    target(named, "`dropq move QUEUE other`")
+    processing(named, "`dropq move QUEUE other`")
+    symlink(named)
+    clock.advance(2 * DAY)
+    found = {finding.kind: finding for finding in named.fsck()}
+    assert f"`dropq sweep {shlex.quote(name)} --foreign-older-than 2h`" in found["foreign-claim"].detail
+    assert f"`dropq fsck {shlex.quote(name)} --repair`" in found["symlink"].detail
 
 
 def test_a_folder_that_everybody_may_write_is_told_unless_its_sticky_bit_keeps_theirs_from_each_other(
