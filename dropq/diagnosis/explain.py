@@ -1,6 +1,6 @@
-"""Why a message is not handed out, and who holds those that are: for the person who looks at a queue that stands still.
+"""Why a message is not delivered, and who holds those that are: for a person whose queue stands still.
 
-It reads and changes nothing, and takes no lock: what it says was so when it looked.
+An explanation changes nothing and takes no lock: it was true when the folders were listed.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from shlex import quote
 
 from dropq.format.layout import UNSETTLED
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import claimed_files, find_claim
+from dropq.lifecycle.claims import claimed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
@@ -27,11 +28,11 @@ class Explanation:
 
     Attributes:
         message: the message.
-        why: `ready`, `paused`, `expired`, `acked`, `filter`, `barrier`, `backlog`, `turn`, `delay`; of what is held:
-            `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
-        detail: the same for a person, with the way out where there is one.
-        holders: the subscriptions that hold it; of one that waits, those that keep it waiting.
-        until: when that ends by itself; None when nobody knows.
+        why: `ready`, `paused`, `expired`, `acked`, `filter`, `barrier`, `backlog`, `turn`, `delay`; for a message that
+            is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
+        detail: a sentence about it, with the way out where there is one.
+        holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
+        until: when that ends by itself; None when that is not known.
     """
 
     message: Message
@@ -42,7 +43,7 @@ class Explanation:
 
 
 def explain(context: QueueContext, state: str | None = None, filter: str | None = None) -> Iterator[Explanation]:
-    """Say of each message that is not settled why nobody is handed it, or who holds it; in order of delivery.
+    """Yield, in order of delivery, why each unsettled message is not delivered, or who holds it.
 
     Args:
         context: the queue.
@@ -50,25 +51,25 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
         filter: only messages that match.
 
     Raises:
-        ValueError: messages of that state are in nobody's way.
+        ValueError: messages of that state are not explained.
         InvalidFilter: the filter cannot be read.
         StorageError: a folder of the queue cannot be listed.
     """
     if state is not None and state not in UNSETTLED:
-        raise ValueError(f"state {state!r}: why a message waits is told of {', '.join(UNSETTLED)}")
+        raise ValueError(f"state {state!r}: messages of {', '.join(UNSETTLED)} are explained")
     with context.error_context("nothing was changed"):
         look, transitions = _Look(context), Transitions(context)
         for where in UNSETTLED if state is None else (state,):
             explained = {"target": look.waiting, "delayed": look.delayed, "processing": look.held}[where]
             wanted = None if filter is None else wanting(context, filter, where)
             for file in listed(context, where):
-                why, detail, *rest = explained(file)  # for every file: a barrier keeps back those behind it
+                why, detail, *rest = explained(file)  # also for those that are left out: one may be a barrier
                 if wanted is None or wanted(file):
                     yield Explanation(Message(transitions, where, file), why, detail, *rest)
 
 
-#: Why, the detail, and where they are known the holders and until when.
-_Told = tuple[str, str] | tuple[str, str, tuple[str, ...]] | tuple[str, str, tuple[str, ...], datetime | None]
+#: The last fields of an explanation: why, the detail, and, if known, the holders, and until when.
+_Why = tuple[str, str] | tuple[str, str, tuple[str, ...]] | tuple[str, str, tuple[str, ...], datetime | None]
 
 
 class _Look:
@@ -76,69 +77,73 @@ class _Look:
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
+        self._name = quote(context.name)
         self._locks = [lock for lock in context.read_locks if reading.is_there(lock, context.clock)]
         self._acks = reading.names_in(context.layout.acks)
         self._belongs = belonging(context)
         expression = context.config.barrier_expression
         self._is_barrier = None if expression is None else wanting(context, expression)
-        self._barrier: str | None = None  # the id of the first that waits, as soon as it was met
+        self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
         self._ahead = 0
-        self._out = _barriers_out(context)
+        shares = _barrier_shares(context)
         self._claims = [file.claim for file in claimed_files(context) if file.filename[0] != "."]
+        owners = {claim.owner for claim in self._claims if claim is not None}
+        self._barriers_out = {token: holders for token, holders in shares.items() if token in owners}
         known = liveness.known(context.layout.consumers)
         self._dead = {name for name in known if liveness.is_dead(context.layout.consumers, name)}
         self._alive = known - self._dead
         delayed = map(context.sidecars.parse, reading.names_in(context.layout.delayed))
-        self._delayed = sum(1 for name in delayed if name.delivery_count)  # whichever side of a barrier they are on
+        self._given_back = sum(1 for name in delayed if name.delivery_count)
 
-    # -- what waits ------------------------------------------------------------------------------------------------
+    # -- messages that wait ----------------------------------------------------------------------------------------
 
-    def waiting(self, file: MessageFile) -> _Told:
-        """Tell why nobody is handed a message of target/: the first reason that holds."""
+    def waiting(self, file: MessageFile) -> _Why:
+        """Return the first reason why no consumer gets a message of target/."""
         if self._locks:
-            return "paused", f"{self._locks[0]} keeps consumers waiting: `dropq resume`, or remove it"
+            queue = self._name if self._locks[0] == self._context.layout.read_lock else "--all"
+            return "paused", f"{self._locks[0]} pauses consumers: `dropq resume {queue}` removes it"
         if has_expired(self._context, file):
-            return "expired", "its time is over: any consumer, or `dropq sweep`, moves it to expired/"
+            return "expired", f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
         if self._acks and file.name.id in self._acks:
-            return "acked", "its ack came before it: whoever looks next archives it, and delivers it to nobody"
+            return "acked", "its ack came before it: the next consumer archives it, and does not get it"
         if self._belongs is not None and not self._belongs(file):
-            return "filter", "it does not match the queue's filter: nobody is handed it"
+            return "filter", "it does not match the queue's filter: no consumer gets it"
         return self._behind_barrier(file) or self._over_backlog() or self._ready()
 
-    def _behind_barrier(self, file: MessageFile) -> _Told | None:
+    def _behind_barrier(self, file: MessageFile) -> _Why | None:
         if self._is_barrier is None:
             return None
-        for token, holders in self._out.items():
-            return "barrier", f"a barrier is out: claim {token} has to be settled first", holders
+        for token, holders in self._barriers_out.items():
+            return "barrier", f"it waits until the barrier with the claim {token} is settled", holders
         if self._barrier is not None:
-            return "barrier", f"it comes behind the barrier {self._barrier}"
+            return "barrier", f"it waits behind the barrier {self._barrier}"
         if self._is_barrier(file):
             self._barrier = file.name.id
             return self._first_barrier()
         self._ahead += 1
         return None
 
-    def _first_barrier(self) -> _Told:
-        if self._ahead or self._claims or self._delayed:
-            before = f"{self._ahead} before it wait, {len(self._claims)} are held, {self._delayed} were given back"
+    def _first_barrier(self) -> _Why:
+        if self._ahead or self._claims or self._given_back:
+            before = f"{self._ahead} wait, {len(self._claims)} are held, {self._given_back} were given back"
             return "barrier", f"it is a barrier, and waits until all before it are settled: {before}", self._holders()
         if not self._alive:
-            return "barrier", "it is a barrier, and nobody is subscribed whom it could go to"
-        return "ready", f"it is a barrier, and goes to {len(self._alive)} subscriptions at the next look"
+            return "barrier", "it is a barrier, and waits until a consumer subscribes"
+        return "ready", f"it is a barrier, and goes to all {len(self._alive)} subscriptions when the next consumer asks"
 
-    def _over_backlog(self) -> _Told | None:
+    def _over_backlog(self) -> _Why | None:
         most = self._context.config.max_backlog
         if most is None or len(self._claims) < most:
             return None
         return "backlog", f"{len(self._claims)} held, as many as max_backlog allows", self._holders()
 
-    def _ready(self) -> _Told:
+    def _ready(self) -> _Why:
         turns = self._next_turns()
         if turns:
-            return "turn", "whoever waits takes the next in turn, and has a moment to come for it", turns
+            return "turn", "it goes to the subscription whose turn it is, which has a moment to ask for it", turns
         if not self._alive:
-            return "ready", "nobody is subscribed; whoever asks is handed it"
-        return "ready", "whoever of the subscriptions asks first is handed it", tuple(sorted(self._alive))
+            return "ready", "no consumer is subscribed: the first that asks gets it"
+        return "ready", "the first subscription that asks gets it", tuple(sorted(self._alive))
 
     def _next_turns(self) -> tuple[str, ...]:
         if self._context.config.fairness_model == "fast":
@@ -150,49 +155,48 @@ class _Look:
     def _holders(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(claim.subscription if claim else "a script" for claim in self._claims))
 
-    def delayed(self, file: MessageFile) -> _Told:
-        """Tell until when a message is delayed."""
+    def delayed(self, file: MessageFile) -> _Why:
+        """Return until when a message is delayed."""
         name = self._context.sidecars.parse(file.filename)
-        given_back = "it was given back" if name.delivery_count else "it was sent with a delay"
+        cause = "it was given back" if name.delivery_count else "it was sent with a delay"
         if name.not_before <= self._context.clock.now_ms():
-            return "delay", f"{given_back}, and its time has come: any consumer, or `dropq sweep`, lets it in"
-        return "delay", f"{given_back}, and waits for its time", (), utc(name.not_before)
+            return "delay", f"{cause}, and its time has come: any consumer, or `dropq sweep {self._name}`, delivers it"
+        return "delay", f"{cause}, and waits for its time", (), utc(name.not_before)
 
-    # -- what is held ----------------------------------------------------------------------------------------------
+    # -- messages that are held ------------------------------------------------------------------------------------
 
-    def held(self, file: MessageFile) -> _Told:
-        """Tell who holds a message, and what would bring it back."""
+    def held(self, file: MessageFile) -> _Why:
+        """Return who holds a message, and what would return it."""
         claim = file.claim
         if claim is None or not claim.ours:
             who = claim.owner if claim is not None else "a script"
-            way_out = "nothing returns it but `dropq sweep --foreign-older-than`"
-            return "script", f"taken by {who}, with no sign of life: {way_out}", (who,)
+            way_out = f"only `dropq sweep {self._name} --foreign-older-than 2h` returns it, if it is that old"
+            return "script", f"{who} took it, and shows no sign of life: {way_out}", (who,)
         if claim.of_barrier:
-            holders = self._out.get(claim.owner, ())
+            holders = self._barriers_out.get(claim.owner, ())
             return "barrier", f"{len(holders)} subscriptions have not settled their share of it", holders
-        return self._leased(claim.subscription, claim.deadline)
+        return self._held_by(claim.subscription, claim.deadline)
 
-    def _leased(self, subscription: str, deadline: int) -> _Told:
-        holder = (subscription,)
+    def _held_by(self, subscription: str, deadline: int) -> _Why:
+        holder, returns_it = (subscription,), f"any consumer, or `dropq sweep {self._name}`, returns it"
         if subscription in self._dead:
-            return "dead", "its holder is dead: any consumer, or `dropq sweep`, returns it", holder
+            return "dead", f"its holder is dead: {returns_it}", holder
         if 0 < deadline <= self._context.clock.now_ms():
-            return "lapsed", "its lease ran out: any consumer, or `dropq sweep`, returns it", holder, utc(deadline)
+            return "lapsed", f"its lease ran out: {returns_it}", holder, utc(deadline)
         if deadline:
             return "lease", "its holder has a lease on it", holder, utc(deadline)
         if subscription in self._alive:
-            return "held", "its holder lives, and has no lease that could run out", holder
-        return "unleased", "no lease, no known holder: `dropq sweep --unleased-older-than` returns it", holder
+            return "held", "its holder is alive, and has no lease that could run out", holder
+        way_out = f"`dropq sweep {self._name} --unleased-older-than 2h` returns it, if it is that old"
+        return "unleased", f"it has no lease, and its holder is not known: {way_out}", holder
 
 
-def _barriers_out(context: QueueContext) -> dict[str, tuple[str, ...]]:
-    """Return the claims of the barriers that are out, with the subscriptions that have not settled their shares."""
+def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:
+    """Return, by the claim of each barrier, the subscriptions that have not settled their shares of it."""
     if not reading.is_there(context.layout.barriers, context.clock):
         return {}
     from dropq.policies.barrier import all_shares
 
     return {
-        shares.token: tuple(sorted(share.subscription for share in shares.claims()))
-        for shares in all_shares(context)
-        if find_claim(context, shares.token) is not None
+        shares.token: tuple(sorted(share.subscription for share in shares.claims())) for shares in all_shares(context)
     }

@@ -30,7 +30,7 @@ def test_what_anybody_may_take_is_ready(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.send_many(["a", "b"])
     assert why(queue) == [("a", "ready"), ("b", "ready")]
-    assert details(queue)[0] == "nobody is subscribed; whoever asks is handed it"
+    assert details(queue)[0] == "no consumer is subscribed: the first that asks gets it"
     with reopened(queue).subscribe() as subscription:
         (told, _) = queue.explain("target")
         assert told.holders == (subscription.id,)
@@ -41,10 +41,10 @@ def test_a_pause_names_the_file_that_makes_it(tmp_path: Path) -> None:
     queue.send("a")
     queue.pause()
     assert why(queue) == [("a", "paused")]
-    assert queue.layout.read_lock in details(queue)[0]
+    assert details(queue) == [f"{queue.layout.read_lock} pauses consumers: `dropq resume q` removes it"]
     queue.resume()
     Path(queue.root.layout.read_lock).touch()
-    assert queue.root.layout.read_lock in details(queue)[0]
+    assert details(queue) == [f"{queue.root.layout.read_lock} pauses consumers: `dropq resume --all` removes it"]
 
 
 def test_what_the_queue_s_filter_leaves_out_says_so(tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_a_barrier_tells_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_pa
         queue.send(body, type=type)
     assert why(queue) == [("a", "ready"), ("sync", "barrier"), ("b", "barrier")]
     assert why(queue, filter="JMSType = 'sync'") == [("sync", "barrier")]
-    assert details(queue)[1].endswith("1 before it wait, 0 are held, 0 were given back")
+    assert details(queue)[1].endswith("1 wait, 0 are held, 0 were given back")
     with reopened(queue).subscribe(max_backlog=None) as one, reopened(queue).subscribe() as other:
         first = one.receive()
         assert first is not None
-        assert details(queue)[0].endswith("0 before it wait, 1 are held, 0 were given back")
+        assert details(queue)[0].endswith("0 wait, 1 are held, 0 were given back")
         first.ack()
         assert why(queue)[0] == ("sync", "ready")
         share = one.receive()
@@ -115,7 +115,7 @@ def test_a_barrier_tells_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_pa
 def test_a_barrier_that_could_go_to_nobody_says_so(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
     queue.send("sync", type="sync")
-    assert details(queue) == ["it is a barrier, and nobody is subscribed whom it could go to"]
+    assert details(queue) == ["it is a barrier, and waits until a consumer subscribes"]
 
 
 def test_a_delay_tells_why_and_until_when(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_claims_that_nothing_brings_back_by_itself_name_the_way_out(tmp_path: Pa
     os.rename(target / second, processing / f"client~{second}")
     found = {told.message.text: (told.why, told.detail) for told in queue.explain("processing")}
     assert found["a"][0] == "unleased"
-    assert "--unleased-older-than" in found["a"][1]
+    assert "`dropq sweep q --unleased-older-than 2h`" in found["a"][1]
     assert found["b"][0] == "script"
-    assert "--foreign-older-than" in found["b"][1]
+    assert "`dropq sweep q --foreign-older-than 2h`" in found["b"][1]
 
 
 def test_explaining_changes_nothing(tmp_path: Path) -> None:
