@@ -1,8 +1,8 @@
-"""Find what does not belong into a root or a queue, and set it aside where asked; nothing is ever deleted.
+"""Find what does not belong into a root or a queue, and set it aside on request; nothing is ever deleted.
 
-Checks only read; `_repaired` is the one function that changes something, and it does no more than make a missing
-folder, as its queue's own is, or rename what is no message into `.dropq/set-aside/`, where it keeps its path. It works
-on queues that are too damaged to be opened.
+Checks only read, and work on queues that are too damaged to be opened. `_repaired` alone changes something: it makes a
+missing folder, with the owner and mode of the queue's own, or renames what is not a message into `.dropq/set-aside/`,
+where it keeps its path.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from dropq.storage.files import Storage
 
 __all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
 
-#: What is told where something cannot be looked at.
-UNFINISHED = "what else there is was not looked at, and nothing was changed"
+#: What an error says when something cannot be listed.
+UNFINISHED = "the rest was not checked, and nothing was changed"
 #: Folders of a root that are no queues and belong there.
 _KNOWN = ("dropboxmq", "topic-root")
 #: A command for a queue in the sentence of a kind of finding.
@@ -51,7 +51,7 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     Args:
         root: the root.
         name: the queue's name; it need not be a queue that can be opened.
-        repair: make missing folders, and set aside what is certainly no message.
+        repair: make missing folders, and set aside what is certainly not a message.
 
     Raises:
         NoSuchQueue: there is nothing that looks like a queue.
@@ -70,23 +70,23 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
 
 
 def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
-    """Find what does not belong into a root, beside its queues; `queues` tells which of these there are.
+    """Find what does not belong into a root; its queues are checked one by one, see `queues`.
 
     Args:
         root: the root.
-        repair: set aside what making a queue or writing a small file left.
+        repair: set aside what was left by a process that died while it made a queue or wrote a small file.
     """
     layout, now = root.layout, root.clock.now_ms()
     with error_context(UNFINISHED):
         found = list(fsck_checks.temporaries_in((layout.path, layout.private, layout.meta), now))
-        found += [*_halves(root, now), *_no_queues(root, now), *_sidecars(root, now)]
+        found += [*_not_queues(root, now), *_sidecars(root, now)]
     if not repair:
         return [_repairable(finding, "dropq fsck --repair") for finding in found]
     return [_repaired(finding, layout.path, Storage()) for finding in found]
 
 
 def queues(root: RootContext) -> list[str]:
-    """Return the names of what looks like a queue, in order: also of those too damaged to be opened."""
+    """Return the names of all queues, in order; also of those that are too damaged to be opened."""
     with error_context(UNFINISHED):
         there = [entry.name for entry in reading.entries(root.layout.path)]
     return sorted(name for name in there if names.can_name_queue(name) and _layout(root, name) is not None)
@@ -96,7 +96,7 @@ def queues(root: RootContext) -> list[str]:
 
 
 def _layout(root: RootContext, name: str) -> QueueLayout | None:
-    """Return where a queue's folders are, or should be; None where nothing looks like a queue."""
+    """Return where a queue's folders are, or should be; None when nothing looks like a queue."""
     layouts = QueueLayout.candidates(f"{root.layout.path}/{name}")
     whole = [layout for layout in layouts if os.path.isdir(layout.target)]
     damaged = [layout for layout in layouts if _folder_count(layout) > 1 or os.path.lexists(layout.config_file)]
@@ -115,9 +115,9 @@ def _config(root: RootContext, name: str, layout: QueueLayout) -> tuple[QueueCon
     try:
         open_queue(root, name)
     except ConfigError as error:
-        return config, [_broken(layout.config_file, error)]  # what only this host cannot do, such as an unknown group
+        return config, [_broken(layout.config_file, error)]  # what this host alone refuses, such as an unknown group
     except DropqError:
-        pass  # what is wrong with its folders is found one by one
+        pass  # the checks find what is wrong with its folders
     return config, []
 
 
@@ -128,13 +128,16 @@ def _broken(path: str, error: ConfigError) -> Finding:
 # -- the root ----------------------------------------------------------------------------------------------------
 
 
-def _halves(root: RootContext, now: int) -> Iterator[Finding]:
-    """Find queues that were half made or half deleted."""
+def _not_queues(root: RootContext, now: int) -> Iterator[Finding]:
+    """Find folders that are no queues, and what is left of queues that were half made or half deleted."""
+    known = {*queues(root), *_KNOWN}
     for seen in look(root.layout.path, now):
         if _HALF_MADE.fullmatch(seen.name):
             yield seen.settled("half-made-queue")
         elif _HALF_DELETED.fullmatch(seen.name):
             yield seen.settled("half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; it {_content(seen)}")
+        elif not seen.name.startswith(".") and seen.name not in known and os.path.isdir(seen.path):
+            yield seen.found("deleted-queue" if DELETED.search(seen.name) else "not-a-queue")
 
 
 def _content(seen: Seen) -> str:
@@ -143,19 +146,11 @@ def _content(seen: Seen) -> str:
     return "is a symbolic link" if stat.S_ISLNK(seen.status.st_mode) else "is no folder"
 
 
-def _no_queues(root: RootContext, now: int) -> Iterator[Finding]:
-    """Find folders that are no queues."""
-    known = {*queues(root), *_KNOWN}
-    for seen in look(root.layout.path, now):
-        if not seen.name.startswith(".") and seen.name not in known and os.path.isdir(seen.path):
-            yield seen.found("deleted-queue" if DELETED.search(seen.name) else "not-a-queue")
-
-
 def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
-    """Find metadata that cannot be read, metadata over a day old that no name refers to, and queues that are away."""
+    """Find sidecars that cannot be read, old sidecars to which no name refers, and queues that are not there."""
     there = [seen for seen in look(root.layout.meta, now) if not seen.name.startswith(".")]
     every = {seen.name.removesuffix(".json") for seen in there}
-    used: Collection[str] = every  # by a queue that is away, or by what cannot be listed
+    used: Collection[str] = every  # maybe by a queue that is not there, or cannot be listed
     try:
         below = look_below(root.layout.path)
     except OSError:
@@ -181,13 +176,13 @@ def _with_queue(finding: Finding, name: str) -> Finding:
 
 
 def _repairable(finding: Finding, command: str) -> Finding:
-    """Return a finding with the command that repairs it, where one does."""
+    """Return a finding with the command that repairs it, where there is one."""
     does = {"make": "makes it", "set aside": "sets it aside"}.get(KINDS[finding.kind].repair)
     return finding if does is None else replace(finding, detail=f"{finding.detail}; `{command}` {does}")
 
 
 def _repaired(finding: Finding, base: str, store: Storage) -> Finding:
-    """Repair what can be; return the finding with what became of it."""
+    """Repair what was found, where that is possible; return the finding with the outcome."""
     try:
         match KINDS[finding.kind].repair:
             case "make":
@@ -203,7 +198,7 @@ def _repaired(finding: Finding, base: str, store: Storage) -> Finding:
 
 
 def _set_aside(finding: Finding, base: str, store: Storage) -> str:
-    """Rename what was found into set-aside/, under the path that it has below `base`; return where it is."""
+    """Rename what was found into set-aside/, under its path below `base`; return its new path."""
     aside = f"{base}/{PRIVATE}/set-aside/{os.path.relpath(finding.path, base)}"
     folder, name = os.path.split(aside)
     if os.path.realpath(folder) != folder.replace(base, os.path.realpath(base), 1):
@@ -214,7 +209,7 @@ def _set_aside(finding: Finding, base: str, store: Storage) -> str:
         aside = f"{folder}/{secrets.token_hex(6)}/{name}"
         _move(finding.path, aside, store)
     if reading.inode(aside) != finding.inode:
-        # RACE: somebody put another file in its place since it was looked at. That one goes back where it was.
+        # RACE: somebody put another file in its place since it was listed. That file goes back.
         _move(aside, finding.path, store)
         raise OSError("another file lies there now")
     store.sync(os.path.dirname(aside), os.path.dirname(finding.path))

@@ -1,7 +1,7 @@
-"""What does not belong into one queue: the checks of fsck, a short function for each kind of finding or group of kinds.
+"""What does not belong into one queue: the checks of fsck, a function for each kind of finding or group of kinds.
 
-A check only reads, and works on a damaged queue too. What changed lately may be in the middle of something, and is
-then told as under way rather than as what it would be if nobody came back to it.
+A check only reads, and works on a damaged queue, too. Where somebody may still be at work on what it finds, the finding
+is `under-way` until an hour has passed without a change.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from dropq.lifecycle.reasons import explains
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
 
-#: Milliseconds for which what was changed may be in the middle of something.
+#: Milliseconds since the last change during which somebody may still be at work.
 UNDER_WAY = 3_600_000
-#: Milliseconds after which a send, a job or a script's claim is taken for given up.
+#: Milliseconds without a change after which a send, a job or a script's claim counts as given up.
 ABANDONED = 86_400_000
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
-_TRIALS = re.compile(rf"(?:{re.escape(PRIVATE)}-)?{DOCTOR_PREFIX}[0-9a-f]{{12}}")
+_SCRATCH_DIR = re.compile(rf"(?:{re.escape(PRIVATE)}-)?{DOCTOR_PREFIX}[0-9a-f]{{12}}")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An entry of a folder as it was when it was looked at; `age` is in ms since it was last renamed or changed."""
+    """An entry of a folder, as it was listed; `age` is in ms since it was last renamed or changed."""
 
     state: str
     path: str
@@ -71,12 +71,11 @@ class Seen:
         return Finding(kind, self.path, detail or KINDS[kind].says, inode=self.status.st_ino)
 
     def settled(self, kind: str, detail: str = "") -> Finding:
-        """Return a finding about it, unless it may be in the middle of something."""
-        if self.age >= UNDER_WAY:
-            return self.found(kind, detail)
-        return self.found(
-            "under-way", f"{KINDS['under-way'].says} ({self.aged} ago); if not, {detail or KINDS[kind].says}"
-        )
+        """Return a finding about it; `under-way` while somebody may still be at work on it."""
+        detail = detail or KINDS[kind].says
+        if self.age < UNDER_WAY:
+            kind, detail = "under-way", f"{KINDS['under-way'].says} ({self.aged} ago); if not: {detail}"
+        return self.found(kind, detail)
 
     @property
     def aged(self) -> str:
@@ -86,7 +85,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Case:
-    """A queue under examination; it has no configuration where that cannot be read. `meta` is where sidecars lie."""
+    """A queue under examination; `config` is None when it cannot be read, `meta` is the folder of sidecars."""
 
     layout: QueueLayout
     config: QueueConfig | None
@@ -95,16 +94,16 @@ class Case:
 
     @cached_property
     def ignored(self) -> Callable[[str], object]:
-        """A test, true for names that are never messages, as far as that is known."""
+        """A test, true for names that are never messages; without a configuration, for names with a dot in front."""
         return ignoring(self.config.ignore if self.config else ())
 
     @cached_property
     def longest(self) -> int:
-        """How many bytes of a name the file system has room for."""
+        """How many bytes a name may have on the file system."""
         try:
             return os.pathconf(self.layout.processing, "PC_NAME_MAX") or names.NAME_MAX  # some on FUSE say 0
         except OSError:
-            return names.NAME_MAX  # the folder is missing, which is found for itself
+            return names.NAME_MAX  # the folder is missing: another finding
 
     def consumers(self) -> frozenset[str] | None:
         """Return the subscriptions that have a file; None where this user may not list them."""
@@ -114,12 +113,12 @@ class Case:
             return None
 
     def look(self, folder: str, state: str = "") -> Iterator[Seen]:
-        """Yield what lies in a folder; one that cannot be listed is empty."""
+        """Yield the entries of a folder; a folder that cannot be listed is empty."""
         return look(folder, self.now, state)
 
 
 def look(folder: str, now: int, state: str = "") -> Iterator[Seen]:
-    """Yield what lies in a folder; one that cannot be listed is empty, and so is one that a `.keep` keeps in git."""
+    """Yield the entries of a folder, but not a `.keep`, which git needs; a folder that cannot be listed is empty."""
     try:
         for entry in reading.entries(folder):
             if entry.name == KEEPER:
@@ -134,7 +133,7 @@ def look(folder: str, now: int, state: str = "") -> Iterator[Seen]:
 
 
 def examine(case: Case) -> Iterator[Finding]:
-    """Yield everything that does not belong into a queue; where private folders lead elsewhere, only that."""
+    """Yield everything that does not belong into a queue; where private folders are links, yield only those."""
     if linked := list(linked_folders(case.layout.private_folders)):
         yield from linked
         return
@@ -146,7 +145,7 @@ def examine(case: Case) -> Iterator[Finding]:
 
 
 def folders(case: Case) -> Iterator[Finding]:
-    """Find folders that are missing, are none, or may not be listed by this user."""
+    """Find folders that are missing, that are no folders, or that this user may not list."""
     public = [case.layout.folder(name) for name in FOLDERS]
     for path in (*public, *case.layout.private_folders):
         if not os.path.isdir(path):
@@ -192,13 +191,13 @@ def writable_folders(case: Case) -> Iterator[Finding]:
 
 
 def states(case: Case) -> Iterator[Finding]:
-    """Find what is no message in the state folders, and what is odd about those that are."""
+    """Find what is not a message in the state folders, and what is odd about the messages."""
     links: dict[int, list[Seen]] = defaultdict(list)
     for state in STATES:
         writable: list[Seen] = []
         for seen in case.look(case.layout.folder(state), state):
-            if (kind := stray(case, seen)) is not None:
-                yield _stray_finding(kind, seen)
+            if (stray := not_a_message(case, seen)) is not None:
+                yield stray
                 continue
             yield from (finding for check in ODDITIES if (finding := check(case, seen)) is not None)
             if seen.status.st_nlink > 1:
@@ -211,42 +210,40 @@ def states(case: Case) -> Iterator[Finding]:
     yield from several_links(links.values())
 
 
-def stray(case: Case, seen: Seen) -> str | None:
-    """Return the kind of stray that an entry of a state folder is; None for a message."""
+def not_a_message(case: Case, seen: Seen) -> Finding | None:
+    """Find an entry of a state folder that is not a message."""
     mode = seen.status.st_mode
+    # Uploads are written under ignored names and then renamed, and a name is reserved while a move lasts: somebody may
+    # still be at work on these. Nobody is in the middle of making a link, a directory or a fifo.
     if seen.name.startswith("."):
-        return "hidden"
+        return seen.settled("hidden")
     if case.ignored(seen.name):
-        return "ignored"
+        return seen.settled("ignored")
     if stat.S_ISLNK(mode):
-        return "symlink"
+        return seen.found("symlink")
     if stat.S_ISDIR(mode):
-        return "directory"
+        return seen.found("directory")
     if not stat.S_ISREG(mode):
-        return "special-file"
-    return "placeholder" if seen.state in SETTLED and reading.is_reservation(seen.status) else None
-
-
-def _stray_finding(kind: str, seen: Seen) -> Finding:
-    # Uploads are written under ignored names and then renamed, and a name is reserved for as long as a move takes:
-    # whoever does it still needs it. Nobody is half-way through a symbolic link, a directory or a fifo.
-    return seen.settled(kind) if kind in ("hidden", "ignored", "placeholder") else seen.found(kind)
+        return seen.found("special-file")
+    if seen.state in SETTLED and reading.is_reservation(seen.status):
+        return seen.settled("placeholder")
+    return None
 
 
 def unreadable(case: Case, seen: Seen) -> Finding | None:
-    """Find a message that this user may not read, or that nobody but root may."""
+    """Find a message that this user may not read, or that only root may read."""
     readable = seen.status.st_mode & 0o444 and os.access(seen.path, os.R_OK)
     return None if readable or not os.path.lexists(seen.path) else seen.found("unreadable")
 
 
 def bad_name(case: Case, seen: Seen) -> Finding | None:
-    """Find a name that says what cannot be read."""
+    """Find a name with a part that cannot be read."""
     problems = seen.file.problems
     return seen.found("bad-name", f"{KINDS['bad-name'].says}: {'; '.join(problems)}") if problems else None
 
 
 def unclaimable_name(case: Case, seen: Seen) -> Finding | None:
-    """Find a name for whose claim this file system has no room, even when it is shortened."""
+    """Find a name that is too long to be claimed on this file system, even when it is shortened."""
     if seen.state not in WAITING:
         return None
     name, length = seen.file.name, len(os.fsencode(seen.file.own_name))
@@ -254,11 +251,9 @@ def unclaimable_name(case: Case, seen: Seen) -> Finding | None:
         name = names.squeeze(names.shorten(name, "0" * 16)[0])[0]
         length = len(names.write(name))
     room = names.claim_room(name, case.longest)
-    return (
-        seen.found("unclaimable-name", f"{KINDS['unclaimable-name'].says} of at most {room} bytes")
-        if length > room
-        else None
-    )
+    if length <= room:
+        return None
+    return seen.found("unclaimable-name", f"{KINDS['unclaimable-name'].says} of at most {room} bytes")
 
 
 def foreign_claim(case: Case, seen: Seen) -> Finding | None:
@@ -270,7 +265,7 @@ def foreign_claim(case: Case, seen: Seen) -> Finding | None:
 
 
 def sidecar(case: Case, seen: Seen) -> Finding | None:
-    """Find a name whose metadata is missing or damaged, or may not be read; it may be missing once all is over."""
+    """Find a name whose metadata is missing, damaged or closed; in processed/ and expired/ it may be missing."""
     if not seen.file.name.meta:
         return None
     path = f"{case.meta}/{seen.file.name.meta}.json"
@@ -291,7 +286,7 @@ def unread_sidecar(path: str) -> str:
     return "damaged-sidecar" if os.access(path, os.R_OK) else "unreadable-sidecar"
 
 
-#: The checks of a message, each of which finds one kind of oddity or none.
+#: The checks of a message; each finds something odd, or returns None.
 ODDITIES: tuple[Callable[[Case, Seen], Finding | None], ...] = (
     unreadable,
     bad_name,
@@ -304,7 +299,7 @@ ODDITIES: tuple[Callable[[Case, Seen], Finding | None], ...] = (
 def several_links(groups: Iterable[list[Seen]]) -> Iterator[Finding]:
     """Find files that lie under several names in the state folders."""
     for group in groups:
-        # RACE: a message that moved on while the folders were listed was seen twice, but lies in one place.
+        # RACE: a message that moved on while the folders were listed was listed twice, but lies in one place.
         there = [seen for seen in group if _same_file(seen)]
         if len(there) > 1:
             others = ", ".join(seen.path for seen in there[1:])
@@ -319,15 +314,14 @@ def _same_file(seen: Seen) -> bool:
 
 
 def holders(case: Case) -> Iterator[Finding]:
-    """Find claims whose holder is dead, or unknown and without a lease."""
+    """Find claims whose holder is dead, or unknown and without a lease; not of barriers, which several hold."""
     claims = [
-        (seen, seen.file.claim)
+        (seen, claim)
         for seen in case.look(case.layout.processing)
-        if seen.file.claim and seen.file.claim.ours
+        if (claim := seen.file.claim) is not None and claim.ours and not claim.of_barrier
     ]
-    claims = [(seen, claim) for seen, claim in claims if not claim.of_barrier]  # several hold it, by their shares
-    # RACE: a consumer announces itself before its first claim and settles its last before it goes. Asked for in this
-    # order, a holder that is not known has no claim by now.
+    # RACE: a consumer makes its sign of life before its first claim, and settles its last before it removes the sign.
+    # As the signs are listed after the claims, a holder that is not known has no claim by now.
     known = case.consumers()
     if known is None:
         return
@@ -347,7 +341,7 @@ def holders(case: Case) -> Iterator[Finding]:
 
 
 def working(case: Case) -> Iterator[Finding]:
-    """Find sends that were given up, and jobs that were given up or not brought to their end."""
+    """Find sends that were given up, and jobs that were given up or not finished."""
     for seen in case.look(case.layout.working, "working"):
         if not jobs.is_job_name(seen.name) or not stat.S_ISDIR(seen.status.st_mode):
             if seen.age > ABANDONED:
@@ -359,7 +353,7 @@ def working(case: Case) -> Iterator[Finding]:
 
 
 def reasons(case: Case) -> Iterator[Finding]:
-    """Find reasons that cannot be read, and those of files that went."""
+    """Find reasons that cannot be read, and reasons of messages that are gone."""
     for state in WITH_REASON:
         for seen in case.look(f"{case.layout.reasons}/{state}"):
             if seen.name.startswith("."):
@@ -373,7 +367,7 @@ def reasons(case: Case) -> Iterator[Finding]:
 
 
 def leftovers(case: Case) -> Iterator[Finding]:
-    """Find what consumers that died left in the private folder."""
+    """Find what dead consumers left in the private folder."""
     kept = list(case.look(case.layout.held))
     known = case.consumers()
     claimed = {seen.file.claim.owner for seen in case.look(case.layout.processing) if seen.file.claim is not None}
@@ -389,7 +383,7 @@ def leftovers(case: Case) -> Iterator[Finding]:
 
 
 def temporaries(case: Case) -> Iterator[Finding]:
-    """Find small files that were being written when their writer died."""
+    """Find small files whose writer died before they were finished."""
     layout = case.layout
     private = (layout.private, layout.acks, layout.ledger, *layout.reason_folders)
     streams = (seen.path for seen in look(layout.streams, case.now) if stat.S_ISDIR(seen.status.st_mode))
@@ -397,17 +391,17 @@ def temporaries(case: Case) -> Iterator[Finding]:
 
 
 def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:
-    """Find in some folders what was being written, or tried, when its writer died."""
+    """Find in some folders the unfinished files of dead writers, and the scratch folders of a dead doctor."""
     for path in paths:
         for seen in look(path, now):
             if _TEMPORARY.fullmatch(seen.name):
                 yield seen.settled("temporary")
-            elif _TRIALS.fullmatch(seen.name):
-                yield seen.settled("temporary", "`dropq doctor` was killed and left what it tried things with")
+            elif _SCRATCH_DIR.fullmatch(seen.name):
+                yield seen.settled("temporary", "`dropq doctor` was killed, and left its scratch folder")
 
 
 def read_table(path: str) -> dict[str, object] | None:
-    """Read a small JSON file of ours; None when it is missing, or holds no table."""
+    """Return the table in a small JSON file of ours; None when it is missing, or has no table."""
     try:
         content = reading.parse_json(reading.read_small(path) or b"null")
     except (OSError, ValueError):
