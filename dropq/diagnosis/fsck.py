@@ -19,7 +19,7 @@ from dataclasses import replace
 from dropq.config.load import load_queue
 from dropq.config.schema import QueueConfig
 from dropq.diagnosis import fsck_checks
-from dropq.diagnosis.fsck_checks import Case, Seen, look
+from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
 from dropq.format import names
@@ -62,7 +62,7 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     if config is not None:
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
     with error_context(UNFINISHED):
-        found += fsck_checks.examine(Case(layout, config, root.layout.meta, root.clock.now_ms()))
+        found += fsck_checks.examine(ExaminedQueue(layout, config, root.layout.meta, root.clock.now_ms()))
     found = [_with_queue(finding, name) for finding in found]
     if not repair:
         return [_repairable(finding, f"dropq fsck {shlex.quote(name)} --repair") for finding in found]
@@ -131,25 +131,27 @@ def _broken(path: str, error: ConfigError) -> Finding:
 def _not_queues(root: RootContext, now: int) -> Iterator[Finding]:
     """Find folders that are no queues, and what is left of queues that were half made or half deleted."""
     known = {*queues(root), *_KNOWN}
-    for seen in look(root.layout.path, now):
-        if _HALF_MADE.fullmatch(seen.name):
-            yield seen.settled("half-made-queue")
-        elif _HALF_DELETED.fullmatch(seen.name):
-            yield seen.settled("half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; it {_content(seen)}")
-        elif not seen.name.startswith(".") and seen.name not in known and os.path.isdir(seen.path):
-            yield seen.found("deleted-queue" if DELETED.search(seen.name) else "not-a-queue")
+    for entry in entries(root.layout.path, now):
+        if _HALF_MADE.fullmatch(entry.name):
+            yield entry.finding_at_rest("half-made-queue")
+        elif _HALF_DELETED.fullmatch(entry.name):
+            yield entry.finding_at_rest(
+                "half-deleted-queue", f"{KINDS['half-deleted-queue'].says}; it {_content(entry)}"
+            )
+        elif not entry.name.startswith(".") and entry.name not in known and os.path.isdir(entry.path):
+            yield entry.finding("deleted-queue" if DELETED.search(entry.name) else "not-a-queue")
 
 
-def _content(seen: Seen) -> str:
-    if stat.S_ISDIR(seen.status.st_mode):
-        return f"holds {sum(len(files) for _, _, files in os.walk(seen.path))} files"
-    return "is a symbolic link" if stat.S_ISLNK(seen.status.st_mode) else "is no folder"
+def _content(entry: Entry) -> str:
+    if stat.S_ISDIR(entry.status.st_mode):
+        return f"holds {sum(len(files) for _, _, files in os.walk(entry.path))} files"
+    return "is a symbolic link" if stat.S_ISLNK(entry.status.st_mode) else "is no folder"
 
 
 def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
     """Find sidecars that cannot be read, old sidecars to which no name refers, and queues that are not there."""
-    there = [seen for seen in look(root.layout.meta, now) if not seen.name.startswith(".")]
-    every = {seen.name.removesuffix(".json") for seen in there}
+    there = [entry for entry in entries(root.layout.meta, now) if not entry.name.startswith(".")]
+    every = {entry.name.removesuffix(".json") for entry in there}
     used: Collection[str] = every  # maybe by a queue that is not there, or cannot be listed
     try:
         below = look_below(root.layout.path)
@@ -159,11 +161,11 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
         away = [Finding("absent-queue", path, says) for path, says in absences(root.layout.queues, below)]
         yield from away
         used = every if away else below.references
-    for seen in there:
-        if fsck_checks.read_table(seen.path) is None:
-            yield seen.found(fsck_checks.unread_sidecar(seen.path))
-        elif seen.name.removesuffix(".json") not in used and seen.age > fsck_checks.ABANDONED:
-            yield seen.found("unreferenced-sidecar")
+    for entry in there:
+        if fsck_checks.read_table(entry.path) is None:
+            yield entry.finding(fsck_checks.unread_sidecar(entry.path))
+        elif entry.name.removesuffix(".json") not in used and entry.age > fsck_checks.ABANDONED:
+            yield entry.finding("unreferenced-sidecar")
 
 
 def _with_queue(finding: Finding, name: str) -> Finding:

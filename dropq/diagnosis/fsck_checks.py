@@ -48,7 +48,7 @@ _SCRATCH_DIR = re.compile(rf"(?:{re.escape(PRIVATE)}-)?{DOCTOR_PREFIX}[0-9a-f]{{
 
 
 @dataclass(frozen=True)
-class Seen:
+class Entry:
     """An entry of a folder, as it was listed; `age` is in ms since it was last renamed or changed."""
 
     state: str
@@ -66,16 +66,16 @@ class Seen:
         """What its name says."""
         return MessageFile(self.name)
 
-    def found(self, kind: str, detail: str = "") -> Finding:
+    def finding(self, kind: str, detail: str = "") -> Finding:
         """Return a finding about it."""
         return Finding(kind, self.path, detail or KINDS[kind].says, inode=self.status.st_ino)
 
-    def settled(self, kind: str, detail: str = "") -> Finding:
+    def finding_at_rest(self, kind: str, detail: str = "") -> Finding:
         """Return a finding about it; `under-way` while somebody may still be at work on it."""
         detail = detail or KINDS[kind].says
         if self.age < UNDER_WAY:
             kind, detail = "under-way", f"{KINDS['under-way'].says} ({self.aged} ago); if not: {detail}"
-        return self.found(kind, detail)
+        return self.finding(kind, detail)
 
     @property
     def aged(self) -> str:
@@ -84,7 +84,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Case:
+class ExaminedQueue:
     """A queue under examination; `config` is None when it cannot be read, `meta` is the folder of sidecars."""
 
     layout: QueueLayout
@@ -112,12 +112,12 @@ class Case:
         except PermissionError:
             return None
 
-    def look(self, folder: str, state: str = "") -> Iterator[Seen]:
+    def entries(self, folder: str, state: str = "") -> Iterator[Entry]:
         """Yield the entries of a folder; a folder that cannot be listed is empty."""
-        return look(folder, self.now, state)
+        return entries(folder, self.now, state)
 
 
-def look(folder: str, now: int, state: str = "") -> Iterator[Seen]:
+def entries(folder: str, now: int, state: str = "") -> Iterator[Entry]:
     """Yield the entries of a folder, but not a `.keep`, which git needs; a folder that cannot be listed is empty."""
     try:
         for entry in reading.entries(folder):
@@ -127,27 +127,27 @@ def look(folder: str, now: int, state: str = "") -> Iterator[Seen]:
                 status = entry.stat(follow_symlinks=False)
             except OSError:
                 continue  # RACE: it moved on since the listing
-            yield Seen(state, entry.path, status, now - status.st_ctime_ns // 1_000_000)
+            yield Entry(state, entry.path, status, now - status.st_ctime_ns // 1_000_000)
     except (PermissionError, NotADirectoryError):
         return
 
 
-def examine(case: Case) -> Iterator[Finding]:
+def examine(queue: ExaminedQueue) -> Iterator[Finding]:
     """Yield everything that does not belong into a queue; where private folders are links, yield only those."""
-    if linked := list(linked_folders(case.layout.private_folders)):
+    if linked := list(linked_folders(queue.layout.private_folders)):
         yield from linked
         return
     for check in (folders, file_systems, states, holders, working, reasons, leftovers, temporaries, writable_folders):
-        yield from check(case)
+        yield from check(queue)
 
 
 # -- the folders -----------------------------------------------------------------------------------------------
 
 
-def folders(case: Case) -> Iterator[Finding]:
+def folders(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find folders that are missing, that are no folders, or that this user may not list."""
-    public = [case.layout.folder(name) for name in FOLDERS]
-    for path in (*public, *case.layout.private_folders):
+    public = [queue.layout.folder(name) for name in FOLDERS]
+    for path in (*public, *queue.layout.private_folders):
         if not os.path.isdir(path):
             if path in public:
                 yield _about("not-a-folder" if os.path.lexists(path) else "missing-folder", path)
@@ -166,9 +166,9 @@ def linked_folders(private: Iterable[str]) -> Iterator[Finding]:
             yield _about("linked-folder", path)
 
 
-def file_systems(case: Case) -> Iterator[Finding]:
+def file_systems(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find folders that lie on another file system than the first."""
-    layout = case.layout
+    layout = queue.layout
     devices: dict[int, str] = {}
     for path in (*(layout.folder(name) for name in FOLDERS), layout.private, layout.delayed):
         if not os.path.isdir(path):
@@ -179,9 +179,9 @@ def file_systems(case: Case) -> Iterator[Finding]:
             yield _about("two-filesystems", path, f": {other} lies on another")
 
 
-def writable_folders(case: Case) -> Iterator[Finding]:
+def writable_folders(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find folders in which everybody may change what others put there: not where the sticky bit is set."""
-    layout = case.layout
+    layout = queue.layout
     for path in dict.fromkeys((layout.home, layout.base, *layout.folders.values(), layout.private)):
         if os.path.isdir(path) and os.stat(path).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
             yield _about("world-writable", path)
@@ -190,91 +190,91 @@ def writable_folders(case: Case) -> Iterator[Finding]:
 # -- the state folders -----------------------------------------------------------------------------------------
 
 
-def states(case: Case) -> Iterator[Finding]:
+def states(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find what is not a message in the state folders, and what is odd about the messages."""
-    links: dict[int, list[Seen]] = defaultdict(list)
+    links: dict[int, list[Entry]] = defaultdict(list)
     for state in STATES:
-        writable: list[Seen] = []
-        for seen in case.look(case.layout.folder(state), state):
-            if (stray := not_a_message(case, seen)) is not None:
+        writable: list[Entry] = []
+        for entry in queue.entries(queue.layout.folder(state), state):
+            if (stray := not_a_message(queue, entry)) is not None:
                 yield stray
                 continue
-            yield from (finding for check in ODDITIES if (finding := check(case, seen)) is not None)
-            if seen.status.st_nlink > 1:
-                links[seen.status.st_ino].append(seen)
-            if seen.status.st_mode & stat.S_IWOTH:
-                writable.append(seen)
+            yield from (finding for check in ODDITIES if (finding := check(queue, entry)) is not None)
+            if entry.status.st_nlink > 1:
+                links[entry.status.st_ino].append(entry)
+            if entry.status.st_mode & stat.S_IWOTH:
+                writable.append(entry)
         if writable:
             text = f"everybody on this host may change {len(writable)} files in {state}/: `chmod o-w` them"
-            yield writable[0].found("world-writable", text)
+            yield writable[0].finding("world-writable", text)
     yield from several_links(links.values())
 
 
-def not_a_message(case: Case, seen: Seen) -> Finding | None:
+def not_a_message(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find an entry of a state folder that is not a message."""
-    mode = seen.status.st_mode
+    mode = entry.status.st_mode
     # Uploads are written under ignored names and then renamed, and a name is reserved while a move lasts: somebody may
     # still be at work on these. Nobody is in the middle of making a link, a directory or a fifo.
-    if seen.name.startswith("."):
-        return seen.settled("hidden")
-    if case.ignored(seen.name):
-        return seen.settled("ignored")
+    if entry.name.startswith("."):
+        return entry.finding_at_rest("hidden")
+    if queue.ignored(entry.name):
+        return entry.finding_at_rest("ignored")
     if stat.S_ISLNK(mode):
-        return seen.found("symlink")
+        return entry.finding("symlink")
     if stat.S_ISDIR(mode):
-        return seen.found("directory")
+        return entry.finding("directory")
     if not stat.S_ISREG(mode):
-        return seen.found("special-file")
-    if seen.state in SETTLED and reading.is_reservation(seen.status):
-        return seen.settled("placeholder")
+        return entry.finding("special-file")
+    if entry.state in SETTLED and reading.is_reservation(entry.status):
+        return entry.finding_at_rest("placeholder")
     return None
 
 
-def unreadable(case: Case, seen: Seen) -> Finding | None:
+def unreadable(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a message that this user may not read, or that only root may read."""
-    readable = seen.status.st_mode & 0o444 and os.access(seen.path, os.R_OK)
-    return None if readable or not os.path.lexists(seen.path) else seen.found("unreadable")
+    readable = entry.status.st_mode & 0o444 and os.access(entry.path, os.R_OK)
+    return None if readable or not os.path.lexists(entry.path) else entry.finding("unreadable")
 
 
-def bad_name(case: Case, seen: Seen) -> Finding | None:
+def bad_name(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a name with a part that cannot be read."""
-    problems = seen.file.problems
-    return seen.found("bad-name", f"{KINDS['bad-name'].says}: {'; '.join(problems)}") if problems else None
+    problems = entry.file.problems
+    return entry.finding("bad-name", f"{KINDS['bad-name'].says}: {'; '.join(problems)}") if problems else None
 
 
-def unclaimable_name(case: Case, seen: Seen) -> Finding | None:
+def unclaimable_name(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a name that is too long to be claimed on this file system, even when it is shortened."""
-    if seen.state not in WAITING:
+    if entry.state not in WAITING:
         return None
-    name, length = seen.file.name, len(os.fsencode(seen.file.own_name))
+    name, length = entry.file.name, len(os.fsencode(entry.file.own_name))
     if length > names.room(name):
         name = names.squeeze(names.shorten(name, "0" * 16)[0])[0]
         length = len(names.write(name))
-    room = names.claim_room(name, case.longest)
+    room = names.claim_room(name, queue.longest)
     if length <= room:
         return None
-    return seen.found("unclaimable-name", f"{KINDS['unclaimable-name'].says} of at most {room} bytes")
+    return entry.finding("unclaimable-name", f"{KINDS['unclaimable-name'].says} of at most {room} bytes")
 
 
-def foreign_claim(case: Case, seen: Seen) -> Finding | None:
+def foreign_claim(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a message in processing/ that a script or a DropboxMQ client has held for over a day."""
-    claim = seen.file.claim
-    if seen.state != "processing" or (claim is not None and claim.ours) or seen.age <= ABANDONED:
+    claim = entry.file.claim
+    if entry.state != "processing" or (claim is not None and claim.ours) or entry.age <= ABANDONED:
         return None
-    return seen.found("foreign-claim", f"{KINDS['foreign-claim'].says}; held for {seen.aged}")
+    return entry.finding("foreign-claim", f"{KINDS['foreign-claim'].says}; held for {entry.aged}")
 
 
-def sidecar(case: Case, seen: Seen) -> Finding | None:
+def sidecar(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a name whose metadata is missing, damaged or closed; in processed/ and expired/ it may be missing."""
-    if not seen.file.name.meta:
+    if not entry.file.name.meta:
         return None
-    path = f"{case.meta}/{seen.file.name.meta}.json"
+    path = f"{queue.meta}/{entry.file.name.meta}.json"
     if read_table(path) is not None:
         return None
     kind = unread_sidecar(path)
-    if kind == "missing-sidecar" and seen.state in ("processed", "expired"):
+    if kind == "missing-sidecar" and entry.state in ("processed", "expired"):
         return None
-    return seen.found(kind, f"{KINDS[kind].says}: {path}")
+    return entry.finding(kind, f"{KINDS[kind].says}: {path}")
 
 
 def unread_sidecar(path: str) -> str:
@@ -287,7 +287,7 @@ def unread_sidecar(path: str) -> str:
 
 
 #: The checks of a message; each finds something odd, or returns None.
-ODDITIES: tuple[Callable[[Case, Seen], Finding | None], ...] = (
+ODDITIES: tuple[Callable[[ExaminedQueue, Entry], Finding | None], ...] = (
     unreadable,
     bad_name,
     unclaimable_name,
@@ -296,108 +296,110 @@ ODDITIES: tuple[Callable[[Case, Seen], Finding | None], ...] = (
 )
 
 
-def several_links(groups: Iterable[list[Seen]]) -> Iterator[Finding]:
+def several_links(groups: Iterable[list[Entry]]) -> Iterator[Finding]:
     """Find files that lie under several names in the state folders."""
     for group in groups:
         # RACE: a message that moved on while the folders were listed was listed twice, but lies in one place.
-        there = [seen for seen in group if _same_file(seen)]
+        there = [entry for entry in group if _same_file(entry)]
         if len(there) > 1:
-            others = ", ".join(seen.path for seen in there[1:])
-            yield there[0].found("several-links", f"{KINDS['several-links'].says}: {others}")
+            others = ", ".join(entry.path for entry in there[1:])
+            yield there[0].finding("several-links", f"{KINDS['several-links'].says}: {others}")
 
 
-def _same_file(seen: Seen) -> bool:
+def _same_file(entry: Entry) -> bool:
     try:
-        return reading.inode(seen.path) == seen.status.st_ino
+        return reading.inode(entry.path) == entry.status.st_ino
     except FileNotFoundError:
         return False
 
 
-def holders(case: Case) -> Iterator[Finding]:
+def holders(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find claims whose holder is dead, or unknown and without a lease; not of barriers, which several hold."""
     claims = [
-        (seen, claim)
-        for seen in case.look(case.layout.processing)
-        if (claim := seen.file.claim) is not None and claim.ours and not claim.of_barrier
+        (entry, claim)
+        for entry in queue.entries(queue.layout.processing)
+        if (claim := entry.file.claim) is not None and claim.ours and not claim.of_barrier
     ]
     # RACE: a consumer makes its sign of life before its first claim, and settles its last before it removes the sign.
     # As the signs are listed after the claims, a holder that is not known has no claim by now.
-    known = case.consumers()
+    known = queue.consumers()
     if known is None:
         return
-    dead = {holder for holder in known if liveness.is_dead(case.layout.consumers, holder)}
-    for seen, claim in claims:
+    dead = {holder for holder in known if liveness.is_dead(queue.layout.consumers, holder)}
+    for entry, claim in claims:
         if claim.subscription in dead:
             kind = "dead-holder"
         elif claim.subscription not in known and not claim.deadline:
             kind = "unknown-holder"
         else:
             continue
-        if os.path.lexists(seen.path):
-            yield seen.found(kind, f"{KINDS[kind].says}; held for {seen.aged}")
+        if os.path.lexists(entry.path):
+            yield entry.finding(kind, f"{KINDS[kind].says}; held for {entry.aged}")
 
 
 # -- working/ and .dropq/ --------------------------------------------------------------------------------------
 
 
-def working(case: Case) -> Iterator[Finding]:
+def working(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find sends that were given up, and jobs that were given up or not finished."""
-    for seen in case.look(case.layout.working, "working"):
-        if not jobs.is_job_name(seen.name) or not stat.S_ISDIR(seen.status.st_mode):
-            if seen.age > ABANDONED:
-                yield seen.found("abandoned-send", f"{KINDS['abandoned-send'].says}; unchanged for {seen.aged}")
-        elif seen.name.startswith(DROP_PREFIX) or jobs.has_manifest(seen.path):
-            yield replace(seen, age=jobs.idle_ms(seen.path, case.now, files=False)).settled("unfinished-job")
-        elif jobs.idle_ms(seen.path, case.now, files=True) > ABANDONED:
-            yield seen.found("abandoned-job")
+    for entry in queue.entries(queue.layout.working, "working"):
+        if not jobs.is_job_name(entry.name) or not stat.S_ISDIR(entry.status.st_mode):
+            if entry.age > ABANDONED:
+                yield entry.finding("abandoned-send", f"{KINDS['abandoned-send'].says}; unchanged for {entry.aged}")
+        elif entry.name.startswith(DROP_PREFIX) or jobs.has_manifest(entry.path):
+            yield replace(entry, age=jobs.idle_ms(entry.path, queue.now, files=False)).finding_at_rest("unfinished-job")
+        elif jobs.idle_ms(entry.path, queue.now, files=True) > ABANDONED:
+            yield entry.finding("abandoned-job")
 
 
-def reasons(case: Case) -> Iterator[Finding]:
+def reasons(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find reasons that cannot be read, and reasons of messages that are gone."""
     for state in WITH_REASON:
-        for seen in case.look(f"{case.layout.reasons}/{state}"):
-            if seen.name.startswith("."):
+        for entry in queue.entries(f"{queue.layout.reasons}/{state}"):
+            if entry.name.startswith("."):
                 continue
-            content = read_table(seen.path)
+            content = read_table(entry.path)
             if content is None:
-                if os.path.lexists(seen.path):
-                    yield seen.found("damaged-reason")
-            elif not explains(case.layout.folder(state), content):
-                yield seen.found("orphan-reason")
+                if os.path.lexists(entry.path):
+                    yield entry.finding("damaged-reason")
+            elif not explains(queue.layout.folder(state), content):
+                yield entry.finding("orphan-reason")
 
 
-def leftovers(case: Case) -> Iterator[Finding]:
+def leftovers(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find what dead consumers left in the private folder."""
-    kept = list(case.look(case.layout.held))
-    known = case.consumers()
-    claimed = {seen.file.claim.owner for seen in case.look(case.layout.processing) if seen.file.claim is not None}
-    for seen in kept:
-        gone = not is_owner(seen.name) or (known is not None and subscription_of(seen.name) not in known)
-        if seen.name not in claimed and gone:
-            yield seen.found("leftover")
+    kept = list(queue.entries(queue.layout.held))
+    known = queue.consumers()
+    claimed = {
+        entry.file.claim.owner for entry in queue.entries(queue.layout.processing) if entry.file.claim is not None
+    }
+    for entry in kept:
+        gone = not is_owner(entry.name) or (known is not None and subscription_of(entry.name) not in known)
+        if entry.name not in claimed and gone:
+            yield entry.finding("leftover")
     yield from (
-        seen.found("leftover")
-        for seen in case.look(case.layout.private)
-        if seen.name.startswith(GONE_PREFIX) and seen.age >= UNDER_WAY
+        entry.finding("leftover")
+        for entry in queue.entries(queue.layout.private)
+        if entry.name.startswith(GONE_PREFIX) and entry.age >= UNDER_WAY
     )
 
 
-def temporaries(case: Case) -> Iterator[Finding]:
+def temporaries(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find small files whose writer died before they were finished."""
-    layout = case.layout
-    private = (layout.private, layout.acks, layout.ledger, *layout.reason_folders)
-    streams = (seen.path for seen in look(layout.streams, case.now) if stat.S_ISDIR(seen.status.st_mode))
-    return temporaries_in((layout.base, *private, *streams), case.now)
+    layout = queue.layout
+    private = (layout.private, layout.acks, layout.ledger, f"{layout.reasons}/error", f"{layout.reasons}/expired")
+    streams = (entry.path for entry in entries(layout.streams, queue.now) if stat.S_ISDIR(entry.status.st_mode))
+    return temporaries_in((layout.base, *private, *streams), queue.now)
 
 
 def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:
     """Find in some folders the unfinished files of dead writers, and the scratch folders of a dead doctor."""
     for path in paths:
-        for seen in look(path, now):
-            if _TEMPORARY.fullmatch(seen.name):
-                yield seen.settled("temporary")
-            elif _SCRATCH_DIR.fullmatch(seen.name):
-                yield seen.settled("temporary", "`dropq doctor` was killed, and left its scratch folder")
+        for entry in entries(path, now):
+            if _TEMPORARY.fullmatch(entry.name):
+                yield entry.finding_at_rest("temporary")
+            elif _SCRATCH_DIR.fullmatch(entry.name):
+                yield entry.finding_at_rest("temporary", "`dropq doctor` was killed, and left its scratch folder")
 
 
 def read_table(path: str) -> dict[str, object] | None:
