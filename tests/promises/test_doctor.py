@@ -1,4 +1,4 @@
-"""The doctor tells what a file system has and lacks, what that means and what to set; and leaves nothing behind."""
+"""The doctor reports what a file system has and lacks, what that means and what to do; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from dropq.storage.watch import Watch
 Plant = Callable[[Queue, pytest.MonkeyPatch], None]
 Cli = Callable[..., tuple[int, str, str]]
 
-#: What a POSIX file system with all that dropq can use is told to be, whatever is mounted there.
+#: The kinds that are reported of any POSIX file system with all that dropq can use.
 GOOD = {"root", "rename", "noreplace", "locks", "sync", "listing", "events", "clock", "names", "folders"}
 NOBODY = 65534
 
@@ -117,7 +117,7 @@ def mounted(command: list[str], point: Path) -> Iterator[Path]:
         subprocess.run(["fusermount3" if shutil.which("fusermount3") else "fusermount", "-u", str(point)], timeout=20)
 
 
-def test_a_fuse_mount_is_told_by_its_type_and_by_what_it_lacks(tmp_path: Path) -> None:
+def test_a_fuse_mount_is_known_by_its_type_and_by_what_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "behind").mkdir()
     with mounted(["bindfs", str(tmp_path / "behind")], tmp_path / "mount") as point:
         found = doctor(make_queue(point / "root").root.context)
@@ -126,7 +126,7 @@ def test_a_fuse_mount_is_told_by_its_type_and_by_what_it_lacks(tmp_path: Path) -
     assert mount.startswith(f"fuse.bindfs at {point} ") or mount.startswith(f"fuse at {point} ")
 
 
-def test_folders_between_which_no_rename_leads_though_they_share_a_device_are_told(tmp_path: Path) -> None:
+def test_folders_of_one_device_without_a_rename_between_them_are_reported(tmp_path: Path) -> None:
     branches = [tmp_path / "one", tmp_path / "two"]
     for branch in branches:
         branch.mkdir()
@@ -454,11 +454,11 @@ def test_a_queue_that_is_laid_out_as_dropboxmq_does_is_tried_where_its_folders_a
     assert found.path.endswith("/q/incoming")
 
 
-# -- whom permissions bind ---------------------------------------------------------------------------------------
+# -- users whom permissions bind ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_folder_that_this_user_may_not_write_is_told(queue: Queue) -> None:
+def test_a_folder_that_this_user_may_not_write_or_list_is_reported(queue: Queue) -> None:
     for mode, said in ((0o555, "make a file"), (0o300, "list")):
         (base(queue) / "error").chmod(mode)
         found = unprivileged(lambda: doctor(reopened(queue).root.context))
@@ -469,7 +469,7 @@ def test_a_folder_that_this_user_may_not_write_is_told(queue: Queue) -> None:
 
 
 @pytest.mark.usefixtures("plain")
-def test_who_may_write_in_a_queue_alone_is_told_what_that_costs(queue: Queue) -> None:
+def test_a_user_who_may_write_only_in_a_queue_reads_what_that_costs(queue: Queue) -> None:
     private, meta = Path(queue.root.layout.private), Path(queue.root.layout.meta)
     for closed in (private, meta):
         closed.chmod(0o555)
@@ -486,7 +486,7 @@ def test_who_may_write_in_a_queue_alone_is_told_what_that_costs(queue: Queue) ->
 
 
 @pytest.mark.usefixtures("plain")
-def test_where_nothing_may_be_made_only_what_can_be_looked_up_is_told(tmp_path: Path) -> None:
+def test_where_nothing_may_be_made_the_doctor_only_looks_things_up(tmp_path: Path) -> None:
     (tmp_path / "mount").mkdir(mode=0o555)
     found = unprivileged(lambda: doctor(Root(tmp_path / "mount").context))
     assert kinds(found) == ["no-root", "file-system", "space", "closed-root"]
@@ -494,7 +494,7 @@ def test_where_nothing_may_be_made_only_what_can_be_looked_up_is_told(tmp_path: 
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_is_told_what_is_closed_to_it() -> None:
+def test_another_user_reads_what_is_closed_to_it() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         queue = make_queue(Path(folder) / "root")
@@ -525,7 +525,7 @@ def test_another_user_is_told_what_is_closed_to_it() -> None:
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("mode", [0o555, 0o300])
 @pytest.mark.parametrize("folder", ["consumers", "held", "reasons", "reasons/error"])
-def test_a_private_folder_that_consumers_write_in_and_this_user_may_not_is_told(
+def test_a_private_folder_of_consumers_that_is_closed_to_this_user_is_reported(
     queue: Queue, folder: str, mode: int
 ) -> None:
     closed = Path(queue.layout.private) / folder
@@ -542,7 +542,7 @@ def test_a_private_folder_that_consumers_write_in_and_this_user_may_not_is_told(
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_private_folder_that_is_missing_is_told_where_this_user_may_not_make_it_alone(queue: Queue) -> None:
+def test_a_missing_private_folder_is_reported_only_where_this_user_may_not_make_it(queue: Queue) -> None:
     shutil.rmtree(queue.layout.private)
     for mode, kinds_told in ((0o755, ["folders"]), (0o555, ["closed-folder"])):
         base(queue).chmod(mode)
@@ -569,7 +569,7 @@ def test_a_private_folder_that_is_missing_is_told_where_this_user_may_not_make_i
         ("rename", "rename-there"),
     ],
 )
-def test_where_there_is_no_room_that_is_told_once_and_last_and_not_as_what_is_lacking(
+def test_a_full_file_system_is_reported_once_and_last_and_as_nothing_else(
     queue: Queue, verb: str, where: str, said: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = everything(queue.root.path)
@@ -581,7 +581,7 @@ def test_where_there_is_no_room_that_is_told_once_and_last_and_not_as_what_is_la
 
 
 @pytest.mark.usefixtures("plain")
-def test_where_the_file_system_tells_that_it_is_full_and_refuses_too_that_is_one_error(
+def test_a_full_file_system_that_also_refuses_a_call_is_one_error(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used_up(queue, monkeypatch)
@@ -591,7 +591,7 @@ def test_where_the_file_system_tells_that_it_is_full_and_refuses_too_that_is_one
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("told", [True, False])
-def test_a_read_only_mount_is_one_error_and_nobody_is_told_to_give_rights(
+def test_a_read_only_mount_is_one_error_and_no_matter_of_permissions(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     if told:
@@ -617,7 +617,7 @@ def test_a_mount_that_is_said_to_be_read_only_and_is_not_is_tried_as_any_other(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
-def test_a_mount_that_is_read_only_is_told_as_that_alone(queue: Queue) -> None:
+def test_a_real_read_only_mount_is_reported_as_nothing_else(queue: Queue) -> None:
     point = str(queue.root.path)
     if subprocess.run(["mount", "--bind", "-o", "ro", point, point], capture_output=True).returncode:
         pytest.skip("no mount can be made here")
@@ -637,7 +637,7 @@ def test_the_owner_of_a_sticky_folder_may_take_what_others_sent(queue: Queue) ->
 
 
 @pytest.mark.usefixtures("plain")
-def test_who_may_send_is_told_where_a_delay_is_refused(queue: Queue) -> None:
+def test_a_sender_reads_that_a_delay_is_refused(queue: Queue) -> None:
     shut = ("processing", "processed", "expired", "error", ".dropq/delayed", ".dropq")
     closed = [base(queue) / name for name in shut]
     for folder in closed:
@@ -653,7 +653,7 @@ def test_who_may_send_is_told_where_a_delay_is_refused(queue: Queue) -> None:
 
 
 @pytest.mark.usefixtures("plain")
-def test_who_may_send_is_told_that_delayed_is_missing_rather_than_forbidden(queue: Queue) -> None:
+def test_a_sender_reads_that_delayed_is_missing_rather_than_forbidden(queue: Queue) -> None:
     shutil.rmtree(queue.layout.private)
     closed = [base(queue), *(base(queue) / name for name in ("processing", "processed", "expired", "error"))]
     for folder in closed:

@@ -81,7 +81,7 @@ def test_a_full_backlog_names_who_fills_it(tmp_path: Path) -> None:
         assert told.detail == "1 held, as many as max_backlog allows"
 
 
-def test_whose_turn_it_is_is_told(tmp_path: Path) -> None:
+def test_a_message_for_the_next_turn_names_whose_turn_it_is(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, fairness_model="round-robin")
     with reopened(queue).subscribe() as subscription:
         assert subscription.receive() is None
@@ -90,7 +90,7 @@ def test_whose_turn_it_is_is_told(tmp_path: Path) -> None:
         assert (told.why, told.holders) == ("turn", (subscription.id,))
 
 
-def test_a_barrier_tells_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_path: Path) -> None:
+def test_a_barrier_says_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, barrier_expression="JMSType = 'sync'")
     for body, type in (("a", None), ("sync", "sync"), ("b", None)):
         queue.send(body, type=type)
@@ -118,7 +118,7 @@ def test_a_barrier_that_could_go_to_nobody_says_so(tmp_path: Path) -> None:
     assert details(queue) == ["it is a barrier, and waits until a consumer subscribes"]
 
 
-def test_a_delay_tells_why_and_until_when(tmp_path: Path) -> None:
+def test_a_delay_says_why_and_until_when(tmp_path: Path) -> None:
     clock = Clock()
     queue = make_queue(tmp_path, clock=clock)
     queue.send("a", delay="1h")
@@ -207,7 +207,7 @@ def test_only_what_is_not_settled_is_explained(tmp_path: Path) -> None:
         list(queue.explain("error"))
 
 
-def test_the_shell_tells_it_in_lines_and_in_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_shell_explains_in_lines_and_in_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     queue = make_queue(tmp_path, max_backlog=1)
     queue.send_many(["a", "b", "c"])
     message = take(queue)

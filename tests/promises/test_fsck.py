@@ -1,4 +1,4 @@
-"""fsck finds whatever does not belong, sets aside what is no message, and never deletes anything."""
+"""fsck finds what does not belong, sets aside what is not a message, and never deletes anything."""
 
 from __future__ import annotations
 
@@ -454,7 +454,7 @@ def test_a_folder_that_this_user_may_not_list_is_found(queue: Queue) -> None:
     assert kinds(found) == ["unreadable-folder"]
 
 
-def test_where_this_user_may_not_list_the_consumers_their_claims_are_not_told_as_unknown(queue: Queue) -> None:
+def test_claims_are_not_reported_as_unknown_when_the_consumers_cannot_be_listed(queue: Queue) -> None:
     queue.send(b"held")
     with queue.subscribe() as subscription:
         assert subscription.receive()
@@ -496,7 +496,7 @@ def test_commands_name_the_queue(queue: Queue, clock: Clock, name: str) -> None:
     assert f"`dropq fsck {shlex.quote(name)} --repair`" in found["symlink"].detail
 
 
-def test_a_folder_that_everybody_may_write_is_told_unless_its_sticky_bit_keeps_theirs_from_each_other(
+def test_a_folder_that_everybody_may_write_is_reported_unless_it_has_the_sticky_bit(
     queue: Queue,
 ) -> None:
     (base(queue) / "working").chmod(0o3753)
@@ -506,7 +506,7 @@ def test_a_folder_that_everybody_may_write_is_told_unless_its_sticky_bit_keeps_t
 
 
 @pytest.mark.parametrize("closed", ["sidecar", "folder"])
-def test_metadata_that_this_user_may_not_read_is_not_told_as_damaged_or_missing(queue: Queue, closed: str) -> None:
+def test_metadata_that_this_user_may_not_read_is_not_reported_as_damaged_or_missing(queue: Queue, closed: str) -> None:
     _, sidecar = long_sidecar(queue)
     path, mode = (sidecar, 0o044) if closed == "sidecar" else (sidecar.parent, 0o600)
     path.chmod(mode)
@@ -571,7 +571,7 @@ def test_a_folder_that_could_not_be_given_its_owner_gives_its_group_no_more_than
     assert finding.repaired and stat.S_IMODE(path.stat().st_mode) == made
 
 
-def test_who_may_not_make_a_missing_folder_is_told_so(queue: Queue) -> None:
+def test_a_user_who_may_not_make_a_missing_folder_reads_why(queue: Queue) -> None:
     no_folder(queue)
     base(queue).chmod(0o555)
     try:
@@ -672,7 +672,7 @@ def test_a_healthy_busy_queue_has_nothing_above_info(queue: Queue) -> None:
         assert {str(path) for path in Path(queue.root.path).rglob("*")} == before
 
 
-def test_a_new_root_has_nothing_to_tell(tmp_path: Path, clock: Clock) -> None:
+def test_a_new_root_has_no_findings(tmp_path: Path, clock: Clock) -> None:
     root = Root.create(tmp_path / "root", dropboxmq=True, clock=clock)
     root.create_queue("flat")
     for folder in Path(root.create_queue("theirs", dropboxmq=True).layout.base).iterdir():

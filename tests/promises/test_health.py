@@ -1,4 +1,4 @@
-"""A monitor is told what keeps a queue from being well, once, with the way out; and it disturbs nothing."""
+"""A monitor reads what keeps a queue from being well, once, with the way out; it disturbs nothing."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_full_queue_is_well_and_says_what_becomes_of_sends(queue: Queue) -> No
 # -- age, count, errors --------------------------------------------------------------------------------------------
 
 
-def test_a_message_that_waits_too_long_is_told(queue: Queue, clock: Clock) -> None:
+def test_a_message_that_waits_too_long_is_reported(queue: Queue, clock: Clock) -> None:
     queue.send(b"x", priority=0)
     clock.advance(HOUR)
     queue.send(b"y", priority=9)
@@ -207,7 +207,7 @@ def test_the_age_of_any_message_that_could_be_had_is_known(
     assert found.oldest_age == pytest.approx(2 * HOUR, abs=5)
 
 
-def test_a_requeued_message_begins_to_wait_anew(queue: Queue, clock: Clock) -> None:
+def test_a_requeued_message_begins_to_wait_again(queue: Queue, clock: Clock) -> None:
     fail(queue, 1)
     clock.advance(5 * HOUR)
     queue.requeue()
@@ -274,7 +274,7 @@ def test_a_lease_that_is_renewed_is_work_under_way(queue: Queue, clock: Clock) -
     assert found.healthy and found.oldest_age is None
 
 
-def test_more_messages_than_allowed_are_told(queue: Queue) -> None:
+def test_more_messages_than_allowed_are_reported(queue: Queue) -> None:
     queue.send_many([b"x"] * 3)
     (base(queue) / "target" / ".upload").touch()
     assert health(queue, max_count=3).healthy
@@ -321,20 +321,20 @@ def swept(queue: Queue, kind: str, clock: Clock) -> None:
     assert health(queue).healthy
 
 
-def test_what_a_dead_consumer_holds_is_told_until_it_is_swept(queue: Queue, clock: Clock) -> None:
+def test_what_a_dead_consumer_holds_is_reported_until_it_is_swept(queue: Queue, clock: Clock) -> None:
     queue.send(b"x")
     leave_claimed(queue)
     swept(queue, "dead-holder", clock)
 
 
-def test_a_dead_consumer_with_a_lease_is_told_once(queue: Queue, clock: Clock) -> None:
+def test_a_dead_consumer_with_a_lease_is_reported_once(queue: Queue, clock: Clock) -> None:
     queue.send(b"x")
     leave_claimed(queue, lease="1s")
     clock.advance(HOUR)
     assert kinds(health(queue)) == ["dead-holder"]
 
 
-def test_a_lease_that_ran_out_is_told_until_it_is_swept(queue: Queue, clock: Clock) -> None:
+def test_a_lease_that_ran_out_is_reported_until_it_is_swept(queue: Queue, clock: Clock) -> None:
     queue.send(b"x")
     assert queue.subscribe(lease_period="1h", detached=True).receive() is not None
     clock.advance(HOUR)
@@ -360,12 +360,12 @@ def test_a_claim_that_is_settled_while_it_is_looked_at_is_well(
     assert health(queue).healthy
 
 
-def test_a_committed_job_that_nobody_sends_is_told_until_it_is_swept(queue: Queue, clock: Clock) -> None:
+def test_a_committed_job_that_nobody_sends_is_reported_until_it_is_swept(queue: Queue, clock: Clock) -> None:
     committed(queue)
     swept(queue, "unfinished-job", clock)
 
 
-def test_a_job_that_was_dropped_as_it_was_committed_is_told_too(queue: Queue, clock: Clock) -> None:
+def test_a_job_that_was_dropped_as_it_was_committed_is_reported_too(queue: Queue, clock: Clock) -> None:
     job = committed(queue)
     os.rename(job.folder, Path(queue.layout.working) / ".drop-job-0123456789ab")
     swept(queue, "unfinished-job", clock)
@@ -390,7 +390,7 @@ def test_what_scripts_hold_is_left_to_them(queue: Queue, clock: Clock) -> None:
     assert health(queue).healthy
 
 
-# -- what cannot be looked at ------------------------------------------------------------------------------------------
+# -- what cannot be read ------------------------------------------------------------------------------------------
 
 
 def test_a_queue_that_is_not_there_is_an_error(queue: Queue, run: Cli) -> None:
@@ -401,7 +401,7 @@ def test_a_queue_that_is_not_there_is_an_error(queue: Queue, run: Cli) -> None:
     assert run("q", root=queue.root.path / "nosuch")[0] == 66
 
 
-def test_a_queue_whose_configuration_is_broken_is_told(queue: Queue, run: Cli) -> None:
+def test_a_queue_whose_configuration_is_broken_is_reported(queue: Queue, run: Cli) -> None:
     Path(queue.layout.config_file).write_text("lease_perod = 3\nmax_error = ?\n")
     found = health(reopened(queue))
     assert kinds(found) == ["configuration"] and found.counts == {} and found.oldest_age is None
@@ -568,7 +568,7 @@ def test_it_changes_nothing_and_opens_no_message(queue: Queue, clock: Clock) -> 
     assert files and not [path for path in files if any(f"/{state}/" in path for state in states)]
 
 
-def test_most_ages_are_told_by_names_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_ages_are_known_from_names_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.send_many([b"x"] * 3)
     queue.send(b"x", type="order", properties={"n": 1})
     fail(queue, 1)
