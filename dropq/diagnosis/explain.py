@@ -58,9 +58,9 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
     if state is not None and state not in UNSETTLED:
         raise ValueError(f"state {state!r}: messages of {', '.join(UNSETTLED)} are explained")
     with context.error_context("nothing was changed"):
-        look, transitions = _Look(context), Transitions(context)
+        snapshot, transitions = _Snapshot(context), Transitions(context)
         for where in UNSETTLED if state is None else (state,):
-            explained = {"target": look.waiting, "delayed": look.delayed, "processing": look.held}[where]
+            explained = {"target": snapshot.waiting, "delayed": snapshot.delayed, "processing": snapshot.held}[where]
             wanted = None if filter is None else wanting(context, filter, where)
             for file in listed(context, where):
                 why, detail, *rest = explained(file)  # also for those that are left out: one may be a barrier
@@ -72,7 +72,7 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
 _Why = tuple[str, str] | tuple[str, str, tuple[str, ...]] | tuple[str, str, tuple[str, ...], datetime | None]
 
 
-class _Look:
+class _Snapshot:
     """What stands between a queue's messages and its consumers at this moment."""
 
     def __init__(self, context: QueueContext) -> None:

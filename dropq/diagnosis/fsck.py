@@ -168,13 +168,13 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
             yield entry.finding("unreferenced-sidecar")
 
 
+# -- what to do, and repair -------------------------------------------------------------------------------------
+
+
 def _with_queue(finding: Finding, name: str) -> Finding:
     """Return a finding whose commands name the queue."""
     detail = _OF_QUEUE.sub(lambda match: match[1] + shlex.quote(name), finding.detail)
     return replace(finding, detail=detail)
-
-
-# -- repair ------------------------------------------------------------------------------------------------------
 
 
 def _repairable(finding: Finding, command: str) -> Finding:

@@ -108,13 +108,13 @@ def health(
     """
     age = None if max_age is None else parse_duration(max_age)
     try:
-        look = _Look(open_queue(root, name))
+        snapshot = _Snapshot(open_queue(root, name))
         return Health(
             name,
-            tuple(look.reasons(age, max_count, max_error)),
-            tuple(look.notes()),
-            look.counts,
-            look.oldest_age,
+            tuple(snapshot.reasons(age, max_count, max_error)),
+            tuple(snapshot.notes()),
+            snapshot.counts,
+            snapshot.oldest_age,
         )
     except NoSuchQueue:
         raise
@@ -189,10 +189,10 @@ def _closed(home: str, error: StorageError | OSError) -> str:
     return home
 
 
-# -- one look ------------------------------------------------------------------------------------------------------
+# -- a snapshot ----------------------------------------------------------------------------------------------------
 
 
-class _Look:
+class _Snapshot:
     """What one listing of each folder says about a queue."""
 
     def __init__(self, context: QueueContext) -> None:
@@ -276,6 +276,18 @@ class _Look:
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
 
+    def notes(self) -> Iterator[Reason]:
+        """Yield what does no harm, but explains much."""
+        if self._pause:
+            yield Reason("paused", f"consumers see an empty queue; {self._pause}")
+        if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):
+            yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them continue")
+        count, most = sum(self.counts[state] for state in UNSETTLED), self._context.config.max_unprocessed
+        if most is not None and count >= most:
+            text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
+            outcome = _OVERFLOW[self._context.config.overflow]
+            yield Reason("full", f"{text}: {outcome}; {self._way_out()}", count, most)
+
     def _unswept(self, kind: str, ages: Iterable[int], noun: str, what: str) -> Iterator[Reason]:
         """Yield a reason where a sweep should have brought something in order by now; ages are in ms."""
         late = [age for age in ages if age > UNSWEPT]
@@ -310,18 +322,6 @@ class _Look:
                     yield jobs.idle_ms(folder, self._now, files=False)
 
     # -- what to do ------------------------------------------------------------------------------------------------
-
-    def notes(self) -> Iterator[Reason]:
-        """Yield what does no harm, but explains much."""
-        if self._pause:
-            yield Reason("paused", f"consumers see an empty queue; {self._pause}")
-        if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):
-            yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them continue")
-        count, most = sum(self.counts[state] for state in UNSETTLED), self._context.config.max_unprocessed
-        if most is not None and count >= most:
-            text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
-            outcome = _OVERFLOW[self._context.config.overflow]
-            yield Reason("full", f"{text}: {outcome}; {self._way_out()}", count, most)
 
     @cached_property
     def _pause(self) -> str:
