@@ -46,7 +46,9 @@ def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Di
         probe.run()
     roles = set[str]()
     for context in opened:
-        probes[reading.device(context.layout.base)].attempt(folders, context, roles)
+        probe = probes[reading.device(context.layout.base)]
+        with probe.reporting_errors("folders"):
+            folders(probe, context, roles)
     for probe in probes.values():
         root_folders(probe, root, roles if opened else {"send", "receive"})
         found += probe.found
@@ -64,13 +66,13 @@ def _probes(root: RootContext, queues: Iterable[QueueContext]) -> dict[int, Prob
     """Return a probe for each file system that a root and its queues lie on, by device number."""
     probes: dict[int, Probe] = {}
 
-    def probe(path: str, private: str) -> Probe:
-        found = probes.setdefault(reading.device(path), Probe(path))
-        found.scratch_stems += [f"{private}/{DOCTOR_PREFIX}", f"{path}/{PRIVATE}-{DOCTOR_PREFIX}"]
-        return found
+    def probe_of(path: str, private: str) -> Probe:
+        probe = probes.setdefault(reading.device(path), Probe(path))
+        probe.scratch_stems += [f"{private}/{DOCTOR_PREFIX}", f"{path}/{PRIVATE}-{DOCTOR_PREFIX}"]
+        return probe
 
-    probe(root.layout.path, root.layout.private)
+    probe_of(root.layout.path, root.layout.private)
     for context in queues:
         leased = context.config.lease_period is not None
-        probe(context.layout.base, context.layout.private).leased[context.name] = leased
+        probe_of(context.layout.base, context.layout.private).leased[context.name] = leased
     return probes

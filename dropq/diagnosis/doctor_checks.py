@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from threading import Barrier
-from typing import Concatenate, ParamSpec
 
 from dropq.diagnosis.doctor_kinds import Diagnosis
 from dropq.storage import liveness, reading, system_calls
@@ -28,8 +27,6 @@ from dropq.storage.mounts import Mount, mount_of
 from dropq.storage.watch import Watch
 
 log = logging.getLogger("dropq")
-
-P = ParamSpec("P")
 
 #: Seconds to wait for what should be there at once: an event, a change in a listing, a lock that is freed.
 PATIENCE = 5.0
@@ -102,11 +99,11 @@ class Probe:
             refused = self._make_scratch_dir(candidates)
             self.stopped = STOPS.get(refused.errno or 0, "") if refused is not None else ""
             for check in LOOKS:
-                self.attempt(check)
+                self._run(check)
             if refused is None:
                 for check in TRIALS:
                     if not self.stopped:
-                        self.attempt(check)
+                        self._run(check)
             elif self.stopped:
                 self._stop(refused)
             else:
@@ -137,15 +134,20 @@ class Probe:
             if reading.exists(folder):
                 log.warning("%s could not be removed: %s", folder, error.strerror or error)
 
-    def attempt(self, check: Callable[Concatenate[Probe, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run a check; report the error that cut it short."""
+    def _run(self, check: Callable[[Probe], None]) -> None:
+        with self.reporting_errors(check.__name__):
+            check(self)
+
+    @contextmanager
+    def reporting_errors(self, check: str) -> Iterator[None]:
+        """Report the error that cuts the block short, in the name of a check."""
         try:
-            check(self, *args, **kwargs)
+            yield
         except OSError as error:
             if error.errno in STOPS:
                 self._stop(error)
             else:
-                self.report("not-tried", f"{check.__name__}: {refusal(error)}")
+                self.report("not-tried", f"{check}: {refusal(error)}")
 
     def _stop(self, error: OSError) -> None:
         """Try nothing more on this file system, and report why, once."""
