@@ -89,8 +89,8 @@ def _consumers_folders(layout: QueueLayout) -> list[str]:
 
     Nothing is tried in them: a file there would count as a sign of life, or as a body.
     """
-    reasons = (f"{layout.reasons}/{state}" for state in ("error", "expired"))
-    return list(dict.fromkeys(map(_nearest, (layout.consumers, layout.held, *reasons, layout.delayed))))
+    private = (layout.consumers, layout.held, *layout.reason_folders, layout.delayed)
+    return list(dict.fromkeys(map(_nearest, private)))
 
 
 def _nearest(path: str) -> str:
