@@ -1,7 +1,6 @@
-"""The errors of dropq: one root, one sentence each, carrying the path or the name they are about.
+"""The errors of dropq: each derives from `DropqError`, and its text is one sentence with the path or name concerned.
 
-Every error that a caller can meet derives from `DropqError`. A message always says what became of the message
-file, where that is in doubt.
+Where it could be in doubt what became of the message file, the text says it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Sent(Protocol):
-        """What became of one message that was sent, as `dropq.Sent` says it."""
+        """The result of sending one message: what `dropq.Sent` has."""
 
         @property
         def id(self) -> str: ...
@@ -28,33 +27,33 @@ class DropqError(Exception):
 
 
 class NoSuchQueue(DropqError):
-    """Raised when a queue, or the root it should lie in, is not there."""
+    """Raised when a queue does not exist, or its root does not."""
 
 
 class NoSuchMessage(DropqError):
-    """Raised when no message of the wanted id lies in the folders that were looked through."""
+    """Raised when none of the folders searched has a message with the given id."""
 
 
 class QueueExists(DropqError):
-    """Raised when a queue is to be created whose folder is there already."""
+    """Raised when a queue cannot be created because its folder exists."""
 
 
 class QueueFull(DropqError):
     """Raised when a send would take a queue over its limit; the message was not sent.
 
     Attributes:
-        sent: of a `send_many`, what was sent before, in order.
+        sent: the messages that `send_many` had sent before, in order.
     """
 
     sent: Sequence[Sent] = ()
 
 
 class BacklogReached(DropqError):
-    """Raised when a loop over a subscription would wait for messages that the loop itself has not settled."""
+    """Raised when a loop over a subscription would wait until the loop itself settles messages: for ever."""
 
 
 class LeaseLost(DropqError):
-    """Raised when a consumer settles a claim that is no longer its own; nothing was changed."""
+    """Raised when a consumer settles a message whose claim it has lost; nothing was changed."""
 
 
 class InvalidName(DropqError, ValueError):
@@ -66,20 +65,20 @@ class InvalidFilter(DropqError, ValueError):
 
 
 class ConfigError(DropqError):
-    """Raised when a configuration cannot be used, with the file, the key and what is allowed."""
+    """Raised when a configuration cannot be used; the message names the file, the key and what is allowed."""
 
 
 class Unavailable(DropqError):
-    """Raised when something outside dropq is missing: an extra's package, or a Java."""
+    """Raised when something outside dropq is missing, such as the package of an extra, or a Java."""
 
 
 class StorageError(DropqError):
-    """Raised when the file system refuses; the message tells what became of the message file.
+    """Raised when a call of the file system fails; the message says what became of the message file.
 
     Attributes:
-        path: the path that the failed call was about.
+        path: the path that was given to the failed call.
         errno: the system's error number, or None.
-        location: the state and the file name that a message has now, where it was settled and only that is not durable.
+        location: the state and file name that the message has now, if it was settled and only the sync failed.
     """
 
     def __init__(self, message: str, *, path: str = "", errno: int | None = None) -> None:

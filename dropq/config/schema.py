@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 from dropq import durations
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import InvalidFilter, Unavailable
+from dropq.format.escapes import LARGEST
 from dropq.format.names import CLASSES, Name
-from dropq.format.typed import LARGEST
 
 __all__ = ["FORMAT", "POINTS", "UNSET", "Kind", "QueueConfig", "RootConfig", "kinds", "recovery_point"]
 

@@ -1,8 +1,8 @@
-"""Filters: conditions on messages, as JMS selectors over what names tell, or as AMPS filters over bodies too.
+"""Filters: conditions on messages, written as JMS selectors over names, or as AMPS filters over names and bodies.
 
-Invariant: a filter is compiled once and cannot change; asking it never raises. What is neither true nor false, because
-a message lacks what is asked about, is unknown, and only what is true matches. A filter without a path, such as
-`/order/total`, never has a body read.
+Invariant: a compiled filter never changes, and matching never raises. A condition on something that the message lacks
+is unknown, neither true nor false, and only true matches. Only a filter with a path, such as `/order/total`, reads
+bodies.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A compiled filter; two are equal when their texts are.
+    """A compiled filter; filters with equal texts are equal.
 
     Attributes:
         text: the filter as it was written.
-        reads_body: whether it has paths, and so may ask for a message's body.
+        reads_body: whether it has paths, and so may need the body of a message.
     """
 
     text: str
@@ -48,21 +48,21 @@ class Filter:
     _condition: Node = field(repr=False, compare=False)
 
     def matches(self, lookup: Lookup) -> bool:
-        """Tell whether the condition is true, and not false or unknown.
+        """Return whether the condition is true, rather than false or unknown.
 
         Args:
-            lookup: gives the value of an identifier, None for NULL; `for_name` makes one for a message.
+            lookup: returns the value of an identifier, None for NULL; `for_name` returns the lookup of a message.
         """
         return self._condition(lookup) is True
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A compiled expression, which has a value for each message; two are equal when their texts are.
+    """A compiled expression, which has a value for each message; expressions with equal texts are equal.
 
     Attributes:
         text: the expression as it was written.
-        reads_body: whether it has paths, and so may ask for a message's body.
+        reads_body: whether it has paths, and so may need the body of a message.
     """
 
     text: str
@@ -70,53 +70,53 @@ class Expression:
     _node: Node = field(repr=False, compare=False)
 
     def value(self, lookup: Lookup) -> Value:
-        """Return its value for a message: of an array the first element's; None for NULL, and for an object."""
+        """Return the value for a message: for an array, its first element; None for NULL and for an object."""
         return tree.single(self._node(lookup))
 
 
 def check_chooses(text: str) -> None:
-    """Refuse a blank filter where one takes, moves or removes: it would be meant for every message.
+    """Refuse a blank filter, for verbs that take, move or remove what it matches: it would match every message.
 
     Raises:
-        InvalidFilter: it is blank.
+        InvalidFilter: the filter is blank.
     """
     if not text.strip():
-        raise InvalidFilter("the filter is empty, and would choose every message: ask for all of them, or say which")
+        raise InvalidFilter("the filter is empty, and would match every message: leave it out, or write a condition")
 
 
 def compile_filter(text: str) -> Filter:
     """Compile a filter; a blank one matches every message.
 
     Raises:
-        InvalidFilter: it is neither a JMS selector nor an AMPS filter; the message points at the column and says what
-            was expected there.
-        Unavailable: it has a regular expression, and RE2 is not installed.
+        InvalidFilter: the text is neither a JMS selector nor an AMPS filter; the error points at a column and says
+            what was expected there.
+        Unavailable: the filter has a regular expression, and RE2 is not installed.
     """
-    return _compiled(Source(text), lambda parser, reads_body: Filter(text, reads_body, parser.condition()))
+    return _compile(Source(text), lambda parser, reads_body: Filter(text, reads_body, parser.condition()))
 
 
 def compile_expression(text: str) -> Expression:
     """Compile an expression of any kind, such as one to order messages by.
 
     Raises:
-        InvalidFilter: it is blank, or cannot be read; the message points at the column.
-        Unavailable: it has a regular expression, and RE2 is not installed.
+        InvalidFilter: the text is blank or not an expression; the error points at a column.
+        Unavailable: the expression has a regular expression, and RE2 is not installed.
     """
     source = Source(text, "expression")
-    return _compiled(source, lambda parser, reads_body: Expression(text, reads_body, parser.expression()))
+    return _compile(source, lambda parser, reads_body: Expression(text, reads_body, parser.expression()))
 
 
-def _compiled(source: Source, compiled: Callable[[Parser, bool], T]) -> T:
+def _compile(source: Source, result: Callable[[Parser, bool], T]) -> T:
     try:
-        return compiled(*_parser(source))
-    except RecursionError:  # whoever asks is deep in the stack itself
+        return result(*_parser(source))
+    except RecursionError:  # the caller itself has used most of the stack
         raise InvalidFilter(f"the {source.called} cannot be read here: the program's stack is nearly full") from None
 
 
 def _parser(source: Source) -> tuple[Parser, bool]:
-    """Return what reads a text, by whether it has a path, and whether it has one."""
+    """Return the parser for a text, and whether the text has a path; only AMPS filters have paths."""
     if "/" in source.text:
-        from dropq.filters.amps import AmpsFilter, has_path  # few look into bodies
+        from dropq.filters.amps import AmpsFilter, has_path  # few filters read bodies
 
         if has_path(source.text):
             return AmpsFilter(source), True

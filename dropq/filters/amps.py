@@ -8,8 +8,8 @@
     function   = INSTR | INSTR_I | STREQUAL_I       string = '...' | "..."
     path       = / [ name ] *( [n] ) *( / name *( [n] ) )
 
-A name that has more than letters, digits and _ $ @ . : in it stands in quotes. The rest of the grammar stands in
-`grammar`. AMPS's own words are none where an operand may stand, so that a property may be called like one.
+A name with other characters than letters, digits and _ $ @ . : needs quotes. `grammar` has the rest of the grammar.
+Where an operand may stand, AMPS's own words are identifiers, so that a property may have such a name.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ _LEXEME = re.compile(
     re.VERBOSE,
 )
 _NAME = r"[\w$@.:]+"
-#: One step of a path; the first may have no name.
+#: A step of a path; the first may lack a name.
 _STEP = re.compile(rf"/(?P<name>{_NAME}|{_STRING})? | \[(?P<index>[0-9]{{1,9}})\]", re.VERBOSE)
-#: What would be read in one way by who means a field's name, and in another by who subtracts.
+#: A dash after a path: it could belong to the name of a field, or subtract.
 _DASHED = re.compile(r"-[\w$@.:]")
 
 
 def _path(source: Source, start: int) -> Path:
-    """Read a path.
+    """Parse a path.
 
     Raises:
-        InvalidFilter: a step has no name, or it cannot be seen where it ends.
+        InvalidFilter: a step has no name, or the end of the path is ambiguous.
     """
     text, at = source.text, start
     steps: list[str | int] = []
-    while found := _STEP.match(text, at):
-        if found["index"]:
-            steps.append(int(found["index"]))
-        elif name := found["name"]:
+    while step := _STEP.match(text, at):
+        if step["index"]:
+            steps.append(int(step["index"]))
+        elif name := step["name"]:
             steps.append(unquoted(name) if name[0] in "'\"" else name)
         elif at > start:
             break  # a division
-        at = found.end()
+        at = step.end()
         if text.startswith("/", at) and (at == start + 1 or text.startswith("//", at)):
             raise source.invalid(at, "the name of a field", "/")
     if text.startswith("[", at):
-        raise source.invalid(at, "a place in an array, from [0]", "[")
+        raise source.invalid(at, "an index of an array, from [0]", "[")
     if _DASHED.match(text, at):
         raise source.invalid(at, "a space on either side of -, to subtract, or quotes around the name", "-")
     return Path(source.text[start:at], tuple(steps))
@@ -75,19 +75,17 @@ _DIALECT = Dialect(
 
 
 def has_path(text: str) -> bool:
-    """Tell whether a text has a path where an operand may stand, and so is an AMPS filter."""
-    if "/" not in text:
-        return False
+    """Return whether a text has a path where an operand may stand, and so is an AMPS filter."""
     dialect = _DIALECT._replace(path=lambda source, at: Path("/", ()))
     try:
-        words = takewhile(lambda token: token.kind != "end", tokens(Source(text), dialect))
-        return any(token.kind == "path" for token in words)
+        before_end = takewhile(lambda token: token.kind != "end", tokens(Source(text), dialect))
+        return any(token.kind == "path" for token in before_end)
     except InvalidFilter:
         return False
 
 
 class AmpsFilter(Parser):
-    """Reads an AMPS filter."""
+    """Parses an AMPS filter."""
 
     dialect = _DIALECT
     products = ("*", "/", "%")
@@ -107,8 +105,7 @@ class AmpsFilter(Parser):
         return tree.operation(tree.negation, node) if negated else node
 
     def _within(self, left: Part) -> Node:
-        parts: list[Part] = []
-        self._listed(lambda: parts.append(self._sum()))
+        parts = self._list(self._sum)
         self._warn_of_ids(left, *(part.literal for part in parts))
         members = Members(part.literal for part in parts if part.literal is not None)
         others = [part.node for part in parts if part.literal is None]
@@ -120,14 +117,10 @@ class AmpsFilter(Parser):
             try:
                 return partial(arrays.like, Regex(pattern))
             except ValueError as error:
-                expected = f"a regular expression that RE2 knows ({error})"
+                expected = f"a regular expression that RE2 accepts ({error})"
                 raise self._source.invalid(token.at, expected, token.text) from None
         affix = self._accept("BEGINS WITH") or self._expect("ENDS WITH")
-        strings: list[str] = []
-        if self._token.kind == "(":
-            self._listed(lambda: strings.append(self._string()))
-        else:
-            strings.append(self._string())
+        strings = self._list(self._string) if self._token.kind == "(" else [self._string()]
         return partial(AFFIXES[affix.kind], tuple(strings))
 
     def _value(self) -> Part:
@@ -143,7 +136,7 @@ class AmpsFilter(Parser):
         return part
 
     def _call(self, at: int, function: Callable[[Found, Found], int | None]) -> Part:
-        """Read what a function is given; its value may be a condition, too."""
+        """Parse the arguments of a function; they may be conditions, too."""
         self._open()
         first = self._either()
         self._expect(",")
@@ -152,7 +145,7 @@ class AmpsFilter(Parser):
         return Part(tree.operation(function, first.node, second.node), at, None)
 
     def _typed(self, part: Part, kind: str) -> Node:
-        """Let TRUE be 1 and FALSE be 0, and a number that is not 0 be true."""
+        """Convert between numbers and conditions: TRUE is 1, FALSE is 0, and a number other than 0 is true."""
         if kind == "condition" and part.kind != "string":
             return part.node if part.kind == kind else tree.operation(arrays.truth, part.node)
         if kind == "number" and part.kind != "string":

@@ -1,7 +1,7 @@
-"""What the paths of a filter find in a message's body, which is read when the first of them asks, and once.
+"""The values that a filter's paths have in a message's body, which is read once, when a path is first looked up.
 
-Invariant: looking never raises. A body that is not of its type, cannot be read or is longer than `LIMIT` has only
-NULLs.
+Invariant: looking up never raises. If a body does not have its type, cannot be read, or is longer than `LIMIT`, every
+path is NULL.
 """
 
 from __future__ import annotations
@@ -10,42 +10,43 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 
 from dropq.filters.tree import Found, Item, Opaque, Path
+from dropq.format.json_body import refuse_constant
 
-#: Bytes of the longest body that a filter looks into, which takes many times as much memory meanwhile.
+#: Bytes of the longest body that a filter reads; parsing takes many times as much memory.
 LIMIT = 16 << 20
 
 _OPAQUE = Opaque()
 
 
 class Body:
-    """The body of one message.
+    """The body of a message.
 
     Args:
-        read: reads it; what it raises of `OSError` makes it a body of NULLs.
-        message_type: json; text, of which the path `/` is the whole; or binary, which has nothing to find.
+        read: returns it; if it raises `OSError`, every path is NULL.
+        message_type: json; text, which is the value of the path `/`; or binary, in which every path is NULL.
     """
 
     def __init__(self, read: Callable[[], bytes], message_type: str) -> None:
         self._read = read
         self._message_type = message_type
         self._content: object = None
-        self._done = False
+        self._parsed = False
 
     def find(self, path: Path) -> Found:
-        """Return the value that a path leads to, or the elements of the array there; None where there is nothing.
+        """Return the value at a path, or the elements of an array there; None if there is nothing.
 
-        A name goes through an array into each of its elements; a place is one in the array itself.
+        A name after an array is looked up in each of its elements; an index selects an element.
         """
-        if not self._done:
-            self._content, self._done = self._parsed(), True
+        if not self._parsed:
+            self._content, self._parsed = self._parse(), True
         found = [self._content]
         for step in path.steps:
-            found = list(_taken(found, step))
+            found = list(_step_into(found, step))
         if len(found) == 1 and not isinstance(found[0], list):
             return _item(found[0])
         return tuple(map(_item, _elements(found))) or None
 
-    def _parsed(self) -> object:
+    def _parse(self) -> object:
         if self._message_type == "binary":
             return {}
         try:
@@ -54,16 +55,12 @@ class Body:
                 return None
             if self._message_type == "text":
                 return data.decode()
-            return json.loads(data, parse_constant=_refuse)
-        except (OSError, ValueError, RecursionError):  # a ValueError is also a number of thousands of digits
+            return json.loads(data, parse_constant=refuse_constant)
+        except (OSError, ValueError, RecursionError):  # a number with thousands of digits raises ValueError, too
             return None
 
 
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _taken(found: Iterable[object], step: str | int) -> Iterator[object]:
+def _step_into(found: Iterable[object], step: str | int) -> Iterator[object]:
     if isinstance(step, int):
         yield from (value[step] for value in found if isinstance(value, list) and step < len(value))
     else:
@@ -71,7 +68,7 @@ def _taken(found: Iterable[object], step: str | int) -> Iterator[object]:
 
 
 def _elements(found: Iterable[object]) -> Iterator[object]:
-    """Yield values, and of arrays, however they are nested, what stands in them."""
+    """Yield values; in place of an array, yield its elements, at any depth."""
     waiting = [iter(found)]
     while waiting:
         for value in waiting[-1]:
@@ -84,7 +81,7 @@ def _elements(found: Iterable[object]) -> Iterator[object]:
 
 
 def _item(value: object) -> Item:
-    """Return a value of JSON as one of the tree; an integer that has more than 64 bits is a double."""
+    """Return a JSON value as a value of an expression; an integer of more than 64 bits becomes a double."""
     if value is None or isinstance(value, bool | str | float):
         return value
     if not isinstance(value, int):

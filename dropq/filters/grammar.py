@@ -1,7 +1,7 @@
-"""What the languages of filters share: words, precedence, and errors that point at a column.
+"""What both filter languages share: tokens, precedence, and errors that point at a column.
 
-Invariant: any text whatever gives an expression or an `InvalidFilter`. What can be seen to be wrong without a message
-is an error here, such as a string literal where only a number makes sense; what depends on a message is not.
+Invariant: parsing any text gives an expression or raises `InvalidFilter`. A mistake that shows without a message is an
+error, such as a string literal where only a number makes sense; what depends on a message is not.
 
     either     = both *( OR both )                          both = negation *( AND negation )
     negation   = *NOT comparison
@@ -9,7 +9,7 @@ is an error here, such as a string literal where only a number makes sense; what
     sum        = product *( ( + | - ) product )             product = signed *( ( * | / ) signed )
     signed     = *( + | - ) ( value | ( either ) )
 
-Which symbols, predicates and values there are is the language's.
+Each language defines its own symbols, predicates and values.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dropq.errors import InvalidFilter
 from dropq.filters import tree
 from dropq.filters.tree import Node, Path, Value
+from dropq.format.names import KEYWORDS
 
 log = logging.getLogger("dropq")
 
+T = TypeVar("T")
+
 NESTING = 32  #: parentheses within parentheses; each takes up to fifteen frames of Python's stack
-KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"])
-#: The header fields; other names that begin with JMS are none, but for JMSX and JMS_, which begin those of properties.
+#: The header fields. Any other name that begins with JMS is an error, unless it begins with JMSX or JMS_.
 HEADERS = (
     "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType", "JMSReplyTo", "JMSExpiration",
     "JMSRedelivered", "JMSDeliveryMode",
 )  # fmt: skip
 _SHOWN = 100  #: characters that an error shows on either side of the column it points at
-#: What ends an operand: after it a / divides, anywhere else it begins a path.
+#: The tokens that end an operand: after them / divides, anywhere else it begins a path.
 _OPERANDS = frozenset(["identifier", "string", "number", "path", "TRUE", "FALSE", "NULL", ")"])
 
-#: The words that both languages have, and what they are; strings and symbols are each one's own.
+#: The tokens that both languages have; each adds its own strings and symbols.
 WORDS = r"""(?P<space>[ \t\f\r\n]+)
     | (?P<hex>0[xX][0-9a-fA-F]+[lL]?)
     | (?P<double>(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eEfFdD]))(?:[eE][+-]?[0-9]+)?[fFdD]?)
@@ -49,7 +51,7 @@ WORDS = r"""(?P<space>[ \t\f\r\n]+)
 
 
 class Token(NamedTuple):
-    """A word of the language: its kind is the symbol or keyword itself, or identifier, string, number, path or end."""
+    """A token; its kind is the symbol or keyword itself, or identifier, string, number, path or end."""
 
     kind: str
     at: int
@@ -58,9 +60,14 @@ class Token(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An expression, where it begins, and the kind of its value; None when only a message can tell.
+    """A parsed expression.
 
-    A literal has its value, which is None for NULL and for whatever is no literal; an identifier has its name.
+    Attributes:
+        node: the expression.
+        at: the column where it begins, from 0.
+        kind: the kind of its value; None if that depends on the message.
+        literal: the value of a literal; None for NULL and for all other expressions.
+        name: the name of an identifier; "" for all other expressions.
     """
 
     node: Node
@@ -71,13 +78,13 @@ class Part(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A text that is read, and what it is called in errors."""
+    """A text to parse, and what errors call it."""
 
     text: str
     called: str = "filter"
 
     def invalid(self, at: int, expected: str, found: str) -> InvalidFilter:
-        """Make the error that points at a column and says what was expected there."""
+        """Return the error that points at a column and says what was expected there."""
         start = max(0, at - _SHOWN)
         shown = ("…" if start else "") + self.text[start : at + _SHOWN]
         caret = " " * (at - start + bool(start)) + "^"
@@ -87,13 +94,13 @@ class Source(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """How a language writes its words.
+    """The tokens of a language.
 
     Attributes:
-        lexeme: matches the next word by its group: those of `WORDS`, string, phrase or symbol.
-        path: reads a path where an operand may stand; None where the language has none.
-        kinds: symbols, phrases and words between operands that are another kind of token than their text says.
-        instead: what to write instead of what other languages write.
+        lexeme: matches the next token; the group says what it is: one of `WORDS`, or string, phrase or symbol.
+        path: parses a path where an operand may stand; None if the language has no paths.
+        kinds: the kinds of symbols, phrases and words between operands, where they differ from the text.
+        instead: what to write in place of a character of other languages.
     """
 
     lexeme: re.Pattern[str]
@@ -103,7 +110,7 @@ class Dialect(NamedTuple):
 
 
 def tokens(source: Source, dialect: Dialect) -> Iterator[Token]:
-    """Yield the tokens one by one, so that the first error from the left is the one that is told; `end` repeats."""
+    """Yield the tokens, then `end` for ever. They are read only on demand, so the leftmost error is raised."""
     text, at, before = source.text, 0, Token("", 0, "")
     while at < len(text):
         operand = before.kind in _OPERANDS
@@ -113,74 +120,75 @@ def tokens(source: Source, dialect: Dialect) -> Iterator[Token]:
             yield before
             at += len(path)
             continue
-        found = dialect.lexeme.match(text, at)
-        if found is None:
+        match = dialect.lexeme.match(text, at)
+        if match is None:
             raise source.invalid(at, dialect.instead.get(text[at], "a value or an operator"), repr(text[at]))
-        if found.lastgroup != "space":
-            before = _token(source, dialect, found, before)
+        if match.lastgroup != "space":
+            before = _token(source, dialect, match, before)
             yield before
-        at = found.end()
+        at = match.end()
     while True:
         yield Token("end", at, f"the end of the {source.called}")
 
 
-def _token(source: Source, dialect: Dialect, found: re.Match[str], before: Token) -> Token:
-    at, lexeme = found.start(), found[0]
-    if found.lastgroup in ("symbol", "phrase"):
+def _token(source: Source, dialect: Dialect, match: re.Match[str], before: Token) -> Token:
+    at, lexeme = match.start(), match[0]
+    if match.lastgroup in ("symbol", "phrase"):
         kind = " ".join(lexeme.upper().split())
         return Token(dialect.kinds.get(kind, kind), at, lexeme)
-    if found.lastgroup == "string":
+    if match.lastgroup == "string":
         return Token("string", at, lexeme, unquoted(lexeme))
-    if found.lastgroup == "word":
+    if match.lastgroup == "word":
         between = dialect.kinds.get(lexeme.upper()) if before.kind in _OPERANDS else None
-        return Token(between, at, lexeme) if between else _word(source, found)
-    if (follows := dialect.lexeme.match(source.text, found.end())) and follows.lastgroup == "word":
-        raise source.invalid(found.end(), "an operator after the number", follows[0])
-    value = _double(source, found) if found.lastgroup == "double" else _integer(source, found, before.text)
+        return Token(between, at, lexeme) if between else _word(source, match)
+    if (follows := dialect.lexeme.match(source.text, match.end())) and follows.lastgroup == "word":
+        raise source.invalid(match.end(), "an operator after the number", follows[0])
+    value = _double(source, match) if match.lastgroup == "double" else _integer(source, match, before.text)
     return Token("number", at, lexeme, value)
 
 
 def unquoted(literal: str) -> str:
-    """Return what stands between quotes, in which the quote itself is doubled."""
+    """Return the text of a quoted literal, in which the quote itself is doubled."""
     return literal[1:-1].replace(literal[0] * 2, literal[0])
 
 
-def _word(source: Source, found: re.Match[str]) -> Token:
-    at, word = found.start(), found[0]
+def _word(source: Source, match: re.Match[str]) -> Token:
+    at, word = match.start(), match[0]
     for index, char in enumerate(word.replace("$", "_")):
         if not (char if index == 0 else f"_{char}").isidentifier():
             raise source.invalid(at + index, "a value or an operator", repr(char))
-    keyword = word.upper() if word.isascii() else ""  # beyond ASCII there are more letters with the capital I or S
+    keyword = word.upper() if word.isascii() else ""  # some letters beyond ASCII have I or S as their upper case
     return Token(keyword if keyword in KEYWORDS else "identifier", at, word)
 
 
-def _double(source: Source, found: re.Match[str]) -> float:
-    value = float(found[0].rstrip("fFdD"))
+def _double(source: Source, match: re.Match[str]) -> float:
+    value = float(match[0].rstrip("fFdD"))
     if math.isinf(value):
-        raise source.invalid(found.start(), "a number within the range of a double", found[0])
+        raise source.invalid(match.start(), "a number within the range of a double", match[0])
     return value
 
 
-def _integer(source: Source, found: re.Match[str], before: str) -> int:
-    digits = found[0].rstrip("lL")
+def _integer(source: Source, match: re.Match[str], before: str) -> int:
+    digits = match[0].rstrip("lL")
     try:
-        value = int(digits, 16 if found.lastgroup == "hex" else 8 if digits[0] == "0" else 10)
+        value = int(digits, 16 if match.lastgroup == "hex" else 8 if digits[0] == "0" else 10)
     except ValueError:  # an 8 or 9 in an octal number, or thousands of digits
         value = 1 << 64
-    if value >= (1 << 63) + (before == "-"):  # there is one more negative number than there are positive ones
-        raise source.invalid(found.start(), "an integer of 64 bits (octal if it begins with 0)", found[0])
+    if value >= (1 << 63) + (before == "-"):  # the lowest negative number is one further from 0
+        raise source.invalid(match.start(), "an integer of 64 bits (octal if it begins with 0)", match[0])
     return value
 
 
 class Parser(ABC):
-    """Reads one text; a language says what is compared and how, and which predicates and values there are."""
+    """Parses one text; a language adds its comparisons, predicates and values."""
 
-    #: How the language writes its words.
     dialect: Dialect
-    #: Which symbols compare.
+    #: The symbols that compare.
     comparisons: tuple[str, ...] = ("=", "<>", "<", "<=", ">", ">=")
-    #: Which symbols multiply and divide.
+    #: The symbols that multiply and divide.
     products: tuple[str, ...] = ("*", "/")
+    #: The tokens that begin a predicate.
+    predicates: tuple[str, ...] = ("BETWEEN", "IN", "LIKE")
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -189,25 +197,22 @@ class Parser(ABC):
         self._depth = 0
 
     def condition(self) -> Node:
-        """Read the text as a condition; a blank one is true."""
+        """Parse the text as a condition; a blank text is a condition that is true."""
         if self._token.kind == "end":
-            return tree.constant(True)  # an empty selector is none
+            return tree.constant(True)
         return self._typed(self._whole(), "condition")
 
     def expression(self) -> Node:
-        """Read the text as an expression of any kind."""
+        """Parse the text as an expression of any kind."""
         return self._whole().node
 
     @abstractmethod
     def _compared(self, left: Part, symbol: str, right: Part) -> Node:
-        """Make the comparison of two operands."""
+        """Return the comparison of two operands."""
 
     @abstractmethod
     def _predicate(self, left: Part, negated: bool) -> Node:
-        """Read BETWEEN, IN, LIKE and the like after their left operand, and after a NOT where there was one."""
-
-    #: Which tokens begin a predicate.
-    predicates: tuple[str, ...] = ("BETWEEN", "IN", "LIKE")
+        """Parse a predicate after its left operand, and after NOT if `negated`."""
 
     def _whole(self) -> Part:
         return self._closed("end", f"the end of the {self._source.called}")
@@ -248,7 +253,7 @@ class Parser(ABC):
         while self._accept("NOT"):
             count += 1
         part = self._comparison()
-        for _ in range(2 - count % 2 if count else 0):  # of many, two do what all of them would
+        for _ in range(2 - count % 2 if count else 0):  # one or two have the same effect as all of them
             part = Part(tree.operation(tree.negation, self._typed(part, "condition")), at, "condition")
         return part
 
@@ -273,18 +278,19 @@ class Parser(ABC):
         return Part(node, left.at, "condition")
 
     def _bounds(self) -> tuple[Part, Part]:
-        """Read what BETWEEN stands before."""
+        """Parse the bounds after BETWEEN."""
         low = self._sum()
         self._expect("AND")
         return low, self._sum()
 
-    def _listed(self, one: Callable[[], object]) -> None:
-        """Read a list in parentheses, one by one."""
+    def _list(self, item: Callable[[], T]) -> list[T]:
+        """Parse a list in parentheses, each item by a call."""
         self._expect("(")
-        one()
+        items = [item()]
         while self._accept(","):
-            one()
+            items.append(item())
         self._expect(")", ", or )")
+        return items
 
     def _signed(self) -> Part:
         at, signs = self._token.at, ""
@@ -317,7 +323,7 @@ class Parser(ABC):
         return part._replace(at=at)
 
     def _open(self) -> Token:
-        """Read a parenthesis within which there may be others."""
+        """Read an opening parenthesis, unless too many are open."""
         if self._depth == NESTING:
             raise self._unexpected(f"at most {NESTING} parentheses within each other")
         self._depth += 1
@@ -329,17 +335,17 @@ class Parser(ABC):
         return part
 
     def _typed(self, part: Part, kind: str) -> Node:
-        """Refuse an expression that can be seen to be of another kind: it would never match."""
+        """Refuse an expression that is known to have another kind, as it would never match."""
         if part.kind not in (None, kind):
             raise self._source.invalid(part.at, f"a {kind}", f"a {part.kind}")
         return part.node
 
     def _warn_of_ids(self, part: Part, *texts: Value) -> None:
-        """Warn where a message's id is compared with text that no id is: that is good JMS, and never true."""
+        """Warn if a message's id is compared with a text that cannot be an id: that is valid JMS, but never true."""
         for text in texts if part.name == "JMSMessageID" else ():
             if isinstance(text, str) and not text.startswith("ID:"):
-                said = "%s %r: a JMSMessageID begins with ID:, so none is %r; write 'ID:%s'"
-                log.warning(said, self._source.called, self._source.text, text, text)
+                warning = "%s %r: a JMSMessageID begins with ID:, so it never equals %r; write 'ID:%s'"
+                log.warning(warning, self._source.called, self._source.text, text, text)
 
     def _string(self) -> str:
         return str(self._expect("string", "a string").value)
@@ -360,10 +366,10 @@ class Parser(ABC):
 
 
 def literal(value: Value, at: int) -> Part:
-    """Make the expression that is a value."""
+    """Return the expression that is a value."""
     return Part(tree.constant(value), at, tree.kind_of(value), value)
 
 
 def _may_be(identifier: str) -> bool:
-    """Tell whether a name that begins with JMS is a header field, or may be a property."""
+    """Return whether a name that begins with JMS is a header field, or may be a property."""
     return identifier in HEADERS or identifier.startswith(("JMSX", "JMS_"))

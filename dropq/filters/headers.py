@@ -1,6 +1,6 @@
-"""What an identifier of a filter stands for in a message that is known by its name, and maybe by its body.
+"""The values that the identifiers of a filter have in a message: in its name, and maybe in its body.
 
-Invariant: a header field wins over a property of the same name, and whatever a message does not have is NULL.
+Invariant: a header field wins over a property of the same name, and anything that the message lacks is NULL.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ def for_name(
     body: Callable[[], bytes] | None = None,
     message_type: str = "json",
 ) -> Lookup:
-    """Make the lookup of header fields, properties and paths for a message.
+    """Return the lookup of header fields, properties and paths for a message.
 
     Args:
-        name: what the message's file name says, its sidecar included.
-        delivery_count: the number of the delivery that is decided about, 1 for the first; None for the next one of a
-            message that waits.
-        arrival: when its file was first seen, in ms; stands in where neither id nor name tells a time.
-        body: reads its body; called when a path is looked up, once. What it raises of `OSError` makes a body of NULLs,
-            as its absence does.
-        message_type: what the body is: json, text or binary.
+        name: what the message's file name says, including its sidecar.
+        delivery_count: the number of the delivery that the filter decides about, from 1; None for the next delivery of
+            a waiting message.
+        arrival: when its file was first seen, in ms; counts if neither the id nor the name has a time.
+        body: reads the body; called at most once, when a path is looked up. Without it, or if it raises `OSError`,
+            every path is NULL.
+        message_type: the type of the body: json, text or binary.
 
     Returns:
-        A function from an identifier, which is case-sensitive, or a path to its value; None is NULL.
+        A function that returns the value of an identifier, which is case-sensitive, or of a path; None is NULL.
     """
     count = name.delivery_count + 1 if delivery_count is None else delivery_count
     fields: dict[str, Found] = {key: typed.value for key, typed in name.properties.items()}
@@ -51,4 +51,4 @@ def for_name(
     if body is None:
         return fields.get
     content = Body(body, message_type)
-    return lambda wanted: content.find(wanted) if isinstance(wanted, Path) else fields.get(wanted)
+    return lambda key: content.find(key) if isinstance(key, Path) else fields.get(key)

@@ -4,7 +4,7 @@
     predicate  = BETWEEN sum AND sum | IN ( string *( , string ) ) | LIKE string [ ESCAPE string ]
     value      = identifier | 'string' | number | TRUE | FALSE
 
-The rest of the grammar stands in `grammar`.
+`grammar` has the rest of the grammar.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INSTEAD = {"'": "a closing ' to this string", '"': "a string in single quotes",
 
 
 class Selector(Parser):
-    """Reads a JMS selector."""
+    """Parses a JMS selector."""
 
     dialect = Dialect(_LEXEME, instead=_INSTEAD)
 
@@ -46,7 +46,7 @@ class Selector(Parser):
         return tree.operation(tree.negation, node) if negated else node
 
     def _between(self, left: Part, negated: bool) -> Node:
-        """BETWEEN and NOT BETWEEN are each a pair of comparisons, and so both false for what has no order."""
+        """Parse BETWEEN or NOT BETWEEN: a pair of comparisons each, so both are false for values without an order."""
         bounds = self._bounds()
         value, low, high = (self._typed(part, "number") for part in (left, *bounds))
         lower = tree.operation(partial(tree.compare, "<" if negated else ">="), value, low)
@@ -55,8 +55,7 @@ class Selector(Parser):
 
     def _within(self, left: Part) -> partial[bool | None]:
         self._expect("IN")
-        strings: list[str] = []
-        self._listed(lambda: strings.append(self._string()))
+        strings = self._list(self._string)
         self._warn_of_ids(left, *strings)
         return partial(tree.within, frozenset(strings))
 

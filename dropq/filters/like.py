@@ -1,7 +1,7 @@
-"""The patterns of LIKE: `%` stands for any text, `_` for any one character.
+"""The patterns of LIKE: `%` matches any text, `_` any single character.
 
-Invariant: no pattern can make matching slow. What stands between two `%` has a fixed length, so the first place where
-it fits is as good as any later one, and a piece that has its place is never moved again.
+Invariant: no pattern makes matching slow. The piece between two `%` has a fixed length, so its first match is as good
+as any later one, and matching never goes back.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A compiled pattern: the pieces between its `%`, none of which repeats anything."""
+    """A compiled pattern: the pieces between its `%`, each without repetition."""
 
     pieces: tuple[re.Pattern[str], ...]
 
     @classmethod
     def compile(cls, text: str, escape: str | None = None) -> Pattern:
-        """Compile a pattern, in which `escape` takes the meaning from the character after it.
+        """Compile a pattern, in which the character after `escape` stands for itself.
 
         Raises:
-            ValueError: the escape character ends the pattern.
+            ValueError: the pattern ends with the escape character.
         """
         pieces: list[list[str]] = [[]]
         characters = iter(text)
         for character in characters:
             if character == escape:
                 if not (escaped := next(characters, "")):
-                    raise ValueError("its last character escapes nothing")
+                    raise ValueError("it ends with the escape character")
                 pieces[-1].append(re.escape(escaped))
             elif character == "%":
                 pieces.append([])
@@ -38,9 +38,9 @@ class Pattern:
         return cls(tuple(re.compile("".join(piece), re.DOTALL) for piece in pieces))
 
     def matches(self, text: str) -> bool:
-        """Tell whether the pattern fits the whole text."""
+        """Return whether the pattern matches the whole text."""
         first, *others = self.pieces
-        found = first.match(text)
+        match = first.match(text)
         for piece in others:
-            found = found and piece.search(text, found.end())
-        return found is not None
+            match = match and piece.search(text, match.end())
+        return match is not None

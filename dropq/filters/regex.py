@@ -1,7 +1,7 @@
-"""The regular expressions of AMPS's LIKE, in linear time: RE2's, which has neither lookaround nor backreferences.
+"""The regular expressions of AMPS's LIKE: RE2's, which have neither lookaround nor backreferences.
 
-Invariant: no expression and no text can make matching take long. The time is at the most the size of the one times
-the size of the other, so what is too much of that is not tried. This is the only importer of re2.
+Invariant: no expression and no text makes matching slow. RE2's time is at most proportional to the size of the
+expression times the length of the text, and above a limit nothing is matched. Only this module imports re2.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ log = logging.getLogger("dropq")
 
 #: Steps that matching may take, some nanoseconds each: instructions of the compiled expression times characters.
 STEPS = 200_000_000
-#: Bytes that a compiled expression may take; RE2's own limit lets one grow to hundreds of thousands of instructions.
+#: Bytes that a compiled expression may take; RE2's own limit allows hundreds of thousands of instructions.
 MEMORY = 1 << 20
 
 
@@ -23,10 +23,10 @@ class Regex:
     """A compiled regular expression.
 
     Args:
-        pattern: the expression; `(?i)` in front makes upper and lower case alike.
+        pattern: the expression; after `(?i)` it ignores case.
 
     Raises:
-        ValueError: RE2 does not take it, and says why.
+        ValueError: RE2 refuses the expression; the error says why.
         Unavailable: RE2 is not installed.
     """
 
@@ -39,25 +39,25 @@ class Regex:
         try:
             self._compiled = re2.compile(pattern, options)
         except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair is no character") from None
+            raise ValueError("half of a surrogate pair is not a character") from None
         except re2.error as error:
             raise ValueError(_reason(error)) from None
         self._size: int = max(self._compiled.programsize, 1)
-        self._told = False
+        self._warned = False
 
     def takes_long(self, length: int) -> bool:
-        """Tell whether to look through so many characters may take longer than anybody waits; warns of the first."""
+        """Return whether a search through `length` characters may take more than `STEPS`; log a warning once."""
         long = length * self._size > STEPS
-        if long and not self._told:
-            self._told = True
+        if long and not self._warned:
+            self._warned = True
             log.warning(
-                "a LIKE is unknown of texts of more than %d characters, as here of %d: simplify its expression %r",
+                "a LIKE is unknown for texts of more than %d characters, like this of %d: simplify its expression %r",
                 STEPS // self._size, length, self._compiled.pattern[:100],
             )  # fmt: skip
         return long
 
-    def fits(self, text: str) -> bool:
-        """Tell whether the expression fits somewhere in the text."""
+    def matches(self, text: str) -> bool:
+        """Return whether the text has a match of the expression."""
         try:
             return self._compiled.search(text) is not None
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write

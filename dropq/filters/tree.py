@@ -1,8 +1,8 @@
-"""The expressions that filters are made of, whatever language they were written in.
+"""The expressions that filters consist of, in either language.
 
-Invariant: evaluating never raises. NULL is None, as a value and as the truth that is unknown; numbers are 64-bit
-integers, which wrap as in Java, and doubles; values of unlike kinds are neither equal nor unequal nor in any order.
-What stands here is for single values; `arrays` has what AMPS makes of several.
+Invariant: evaluating never raises. None is NULL, and the truth value unknown. Numbers are doubles, and integers of 64
+bits, which wrap as in Java. No comparison of values of different kinds is true. The functions here take single values;
+those in `arrays` also take the arrays of AMPS.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Value = bool | int | float | str | None
 
 
 class Opaque:
-    """Something in a body that is there, and so is not NULL, and that nothing equals: an object."""
+    """An object in a body: it is not NULL, and equals nothing."""
 
 
 class Path(str):
-    """A way into a body, as it was written.
+    """A path into a body, as it was written.
 
     Attributes:
-        steps: names of fields, and places in arrays from 0.
+        steps: names of fields, and indexes of arrays, from 0.
     """
 
     __slots__ = ("steps",)
@@ -39,32 +39,32 @@ class Path(str):
 
 Item = Value | Opaque
 
-#: What is found in a message: a value, or the elements of an array, of which there is one at least.
+#: What a message has under a name: a value, or the elements of an array, at least one.
 Found = Item | tuple[Item, ...]
 
-#: Gives what an identifier or a `Path` stands for; None is NULL, an integer has 64 bits.
+#: Returns the value of an identifier or a `Path` in a message; None is NULL, an integer has 64 bits.
 Lookup = Callable[[str], Found]
 
-#: An expression: gives its value for the message whose identifiers the lookup knows.
+#: An expression: returns its value for the message of a lookup.
 Node = Callable[[Lookup], Found]
 
 
 def constant(value: Value) -> Node:
-    """Make a literal."""
+    """Return a literal."""
     return lambda lookup: value
 
 
 def identifier(name: str) -> Node:
-    """Make a reference to a header field, a property or a path."""
+    """Return a reference to a header field, a property or a path."""
     return lambda lookup: lookup(name)
 
 
 def operation(function: Callable[..., Found], *operands: Node) -> Node:
-    """Make an application of a function, such as those below, to the values of the operands."""
+    """Return an expression that applies a function, such as those below, to the values of its operands."""
 
     def evaluate(lookup: Lookup) -> Found:
         values = []
-        for operand in operands:  # a comprehension would take a second frame of the stack
+        for operand in operands:  # a comprehension would take another frame of the stack
             values.append(operand(lookup))
         return function(*values)
 
@@ -72,10 +72,10 @@ def operation(function: Callable[..., Found], *operands: Node) -> Node:
 
 
 def junction(decisive: bool, *operands: Node) -> Node:
-    """Make OR, which what is true decides, or AND, which what is false does; what stands behind that is not looked at.
+    """Return OR (`decisive` is True) or AND (False): the first operand with that value decides, and ends evaluation.
 
-    What is no boolean is unknown, and leaves open what the other operands do not decide. A chain is one node, so that
-    a long one cannot exhaust the stack.
+    An operand that is not a boolean is unknown; then the result is unknown, unless another operand decides. A chain is
+    one node, so that a long chain cannot exhaust the stack.
     """
 
     def evaluate(lookup: Lookup) -> bool | None:
@@ -92,13 +92,13 @@ def junction(decisive: bool, *operands: Node) -> Node:
 
 
 def single(found: Found) -> Value:
-    """Return the value that is meant where only one can be: of an array the first element; an object is none."""
+    """Return a single value: for an array, its first element; None for an object."""
     item = found[0] if isinstance(found, tuple) else found
     return None if isinstance(item, Opaque) else item
 
 
 def kind_of(value: Found) -> str | None:
-    """Name the kind of a value: condition, number or string; None for NULL, and for what is none of these."""
+    """Return the kind of a value: condition, number or string; None for NULL, objects and arrays."""
     if isinstance(value, bool):
         return "condition"
     if isinstance(value, int | float):
@@ -107,19 +107,19 @@ def kind_of(value: Found) -> str | None:
 
 
 def negation(value: Found) -> bool | None:
-    """NOT: the unknown stays unknown."""
+    """NOT: unknown stays unknown."""
     return not value if isinstance(value, bool) else None
 
 
 def compare(symbol: str, left: Any, right: Any) -> bool | None:
-    """Compare by one of = <> < <= > >=; only numbers have an order."""
+    """Compare with =, <>, <, <=, > or >=; only numbers have an order."""
     kind, other = kind_of(left), kind_of(right)
     if kind is None or other is None:
         return None
     if kind != other or (kind != "number" and symbol not in ("=", "<>")):
         return False
     if isinstance(left, float) or isinstance(right, float):
-        left, right = float(left), float(right)  # as Java has it; Python would compare exactly
+        left, right = float(left), float(right)  # as Java does; Python would compare exactly
     return _COMPARISONS[symbol](left, right)
 
 
@@ -129,7 +129,7 @@ def within(strings: Collection[str], value: Value) -> bool | None:
 
 
 def like(pattern: Pattern, value: Value) -> bool | None:
-    """LIKE: whether the value is a string that the pattern fits."""
+    """LIKE: whether the value is a string that the pattern matches."""
     return None if value is None else isinstance(value, str) and pattern.matches(value)
 
 
@@ -141,7 +141,7 @@ def is_null(value: Found) -> bool:
 def fold(symbols: Sequence[str], first: Value, *others: Value) -> Value:
     """Apply +, -, *, / and % from left to right, a symbol before each value but the first.
 
-    A chain is one call, so that a long one cannot exhaust the stack.
+    A chain is one call, so that a long chain cannot exhaust the stack.
     """
     for symbol, other in zip(symbols, others, strict=True):
         first = _calculation(_CALCULATIONS[symbol], first, other)
@@ -160,12 +160,12 @@ def _quotient(left: Any, right: Any) -> int | float | None:
         return None
     if isinstance(left, float) or isinstance(right, float):
         return float(left / right)
-    size = int(abs(left) // abs(right))  # Java drops the fraction, where Python's // rounds down
+    size = int(abs(left) // abs(right))  # Java drops the fraction; Python's // rounds down
     return size if (left < 0) == (right < 0) else -size
 
 
 def _remainder(left: Any, right: Any) -> int | float | None:
-    """What is left of a division has the sign of what was divided."""
+    """Return the remainder of a division, which has the sign of the dividend."""
     if right == 0 or math.isinf(left):
         return None
     if isinstance(left, float) or isinstance(right, float):

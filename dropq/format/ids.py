@@ -1,7 +1,8 @@
-"""Message ids: unique, and in the order of their making within a process."""
+"""Message ids: unique, and increasing within a process."""
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import weakref
@@ -9,10 +10,10 @@ from collections.abc import Callable
 
 
 class IdSource:
-    """Makes message ids: 13 digits of ms, 3 of sequence, `-`, 10 random ones; increasing within a process.
+    """Makes message ids: 13 digits of ms since 1970, 3 of sequence, `-`, 10 random digits.
 
-    A signal handler may make one while its own thread does: it runs between two calls, never between the look at the
-    last number and the keeping of the next, where nothing is called.
+    A signal handler may make an id while it interrupts its own thread in `next`. Python runs it only between two calls,
+    and nothing is called between reading the last number and storing the next.
     """
 
     def __init__(self, now_ms: Callable[[], int], rng: random.Random | None = None) -> None:
@@ -23,14 +24,14 @@ class IdSource:
         _sources.add(self)
 
     def next(self) -> str:
-        """Make an id that sorts behind all that this process made before."""
+        """Return an id that sorts after every earlier id of this process."""
         now = self._now_ms() * 1000
         with self._lock:
             number = self._last = now if now > self._last else self._last + 1
         return "%016d-%010d" % (number, self._random.getrandbits(33))  # noqa: UP031 - half the time
 
     def take(self, count: int) -> list[str]:
-        """Make so many ids at once, in order."""
+        """Return `count` ids, in order."""
         bits = self._random.getrandbits
         now = self._now_ms() * 1000
         with self._lock:
@@ -39,7 +40,7 @@ class IdSource:
         return ["%016d-%010d" % (number, bits(33)) for number in range(first, first + count)]  # noqa: UP031
 
     def _after_fork(self) -> None:
-        self._lock = threading.RLock()  # the parent's may have been held by a thread that is not here
+        self._lock = threading.RLock()  # a thread that the child does not have may hold the parent's lock
         self._random.seed()
 
 
@@ -49,3 +50,6 @@ _sources: weakref.WeakSet[IdSource] = weakref.WeakSet()
 def _reseed() -> None:
     for source in list(_sources):
         source._after_fork()
+
+
+os.register_at_fork(after_in_child=_reseed)

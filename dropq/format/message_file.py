@@ -1,4 +1,4 @@
-"""A message file: what is read from its name, each part once, when somebody first asks."""
+"""A message file: what its name says, each part parsed once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dropq.format.names import Name, parse
 
 
 class MessageFile:
-    """A file that is a message, in whichever state.
+    """A file that is a message, in any state.
 
     Args:
         filename: its name in its folder.
-        arrival: when it came there, in ms, where its name does not tell the time; else 0.
-        plain: its name has nothing but a priority, a generated id and a class, and no claim's prefix.
-        folder: where it lies, for the path of its claim; "" where nobody asks for that.
+        arrival: when it came there, in ms since 1970, if its name has no time; else 0.
+        plain: whether its name has only a priority, a generated id and a class, and no claim prefix.
+        folder: its folder, for the path of its claim; "" if that is not needed.
         typed_replies: whether reply-to is written as DropboxMQ 1.2 writes it.
     """
 
@@ -35,33 +35,33 @@ class MessageFile:
 
     @property
     def own_name(self) -> str:
-        """Its file name without a claim's prefix."""
+        """The file name without a claim prefix."""
         if self._own_name is None:
             self._claim, self._own_name = split_claim(self.filename, self.folder)
         return self._own_name
 
     @property
     def claim(self) -> Claim | None:
-        """The claim that its file name begins with."""
+        """The claim that the file name begins with, or None."""
         if self._own_name is None:
             self._claim, self._own_name = split_claim(self.filename, self.folder)
         return self._claim
 
     @property
     def name(self) -> Name:
-        """What its name says, without its sidecar."""
+        """What the file name says; its sidecar is not read."""
         return self._name or self._parse()
 
     @property
     def problems(self) -> list[str]:
-        """A sentence about each part of its name that cannot be read, and is left out."""
+        """A sentence about each part of the file name that cannot be read, and is left out."""
         if self._name is None:
             self._parse()
         return self._problems.copy()
 
     @property
     def delivery_count(self) -> int:
-        """How often its message was delivered, as far as its name tells, the delivery of its claim included."""
+        """How often the message was delivered according to the file name, including the delivery of its claim."""
         return max(self.name.delivery_count, self.claim.number if self.claim is not None else 0)
 
     def _parse(self) -> Name:

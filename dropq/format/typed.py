@@ -1,4 +1,4 @@
-"""A property's value with its JMS type, as names carry it."""
+"""The value of a property with its JMS type, as file names hold it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import re
 import struct
 from dataclasses import dataclass
 
-#: The largest integer of type I; every counter in a name has that type.
-LARGEST = (1 << 31) - 1
+from dropq.format.escapes import is_int32
+
+#: The types of properties: boolean, byte, short, int, long, float, double, string.
+TYPES = "BYHILFDS"
 
 _INT_BITS = {"Y": 7, "H": 15, "I": 31, "L": 63}
-_TYPES = "BYHILFDS"
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _FLOAT = re.compile(r"[+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A property's value with the JMS type it has in a name: one of B Y H I L F D S.
+    """The value of a property with its JMS type: one of B Y H I L F D S.
 
     Raises:
-        ValueError: the value is not of the type, or outside its range.
+        ValueError: the value does not have the type, or is outside its range.
     """
 
     type: str
@@ -44,13 +45,13 @@ class Typed:
 
     @classmethod
     def of(cls, value: object) -> Typed:
-        """Give a Python value its type: bool B, int I or L, float D, str S; a Typed is itself."""
+        """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is."""
         if isinstance(value, Typed):
             return value
         if isinstance(value, bool):
             return cls("B", value)
         if isinstance(value, int):
-            return cls("I" if -LARGEST - 1 <= value <= LARGEST else "L", value)
+            return cls("I" if is_int32(value) else "L", value)
         if isinstance(value, float):
             return cls("D", value)
         if isinstance(value, str):
@@ -59,7 +60,11 @@ class Typed:
 
     @classmethod
     def read(cls, kind: str, text: str) -> Typed:
-        """Read a value as it stands in a name, after decoding."""
+        """Read a value from the decoded text of a file name.
+
+        Raises:
+            ValueError: the text is not a value of the type, or there is no such type.
+        """
         if kind == "S":
             return cls(kind, text)
         if kind == "B" and text.lower() in ("true", "false"):
@@ -68,13 +73,11 @@ class Typed:
             return cls(kind, int(text))
         if kind in ("F", "D") and _FLOAT.fullmatch(text):
             return cls(kind, float(text))
-        if kind not in _TYPES or len(kind) != 1:
-            raise ValueError(f"property type {kind!r} is none of {' '.join(_TYPES)}")
-        raise ValueError(f"{text!r} is not a value of property type {kind}")
+        raise _misfit(kind, text)
 
     @property
     def text(self) -> str:
-        """The value as it stands in a name, before encoding."""
+        """The value as text for a file name, before encoding."""
         value = self.value
         if isinstance(value, bool):
             return "true" if value else "false"
@@ -86,10 +89,14 @@ class Typed:
 
 
 def _require(good: bool, typed: Typed) -> None:
-    if typed.type not in _TYPES or len(typed.type) != 1:
-        raise ValueError(f"property type {typed.type!r} is none of {' '.join(_TYPES)}")
     if not good:
-        raise ValueError(f"{typed.value!r} is not a value of property type {typed.type}")
+        raise _misfit(typed.type, typed.value)
+
+
+def _misfit(kind: str, value: object) -> ValueError:
+    if kind not in TYPES or len(kind) != 1:
+        return ValueError(f"property type {kind!r} is not one of {' '.join(TYPES)}")
+    return ValueError(f"{value!r} is not a value of property type {kind}")
 
 
 def _float(typed: Typed, value: float) -> float:
@@ -99,10 +106,10 @@ def _float(typed: Typed, value: float) -> float:
             struct.pack(">f", number)  # the native form lets overflow pass
         return math.nan if math.isnan(number) else number  # one NaN, so that equal names are equal
     except OverflowError:
-        raise ValueError(f"{value!r} is not a value of property type {typed.type}") from None
+        raise _misfit(typed.type, value) from None
 
 
 def check_text(what: str, value: str) -> None:
-    """Refuse text that UTF-8 cannot carry, with a ValueError that calls it `what`."""
-    if not value.isascii() and _LONE_SURROGATE.search(value):
-        raise ValueError(f"{what} holds a lone surrogate, which UTF-8 cannot carry: {value!r}")
+    """Raise a ValueError, which calls a text `what`, if UTF-8 cannot encode the text."""
+    if not value.isascii() and LONE_SURROGATE.search(value):
+        raise ValueError(f"{what} has a lone surrogate, which UTF-8 cannot encode: {value!r}")

@@ -16,8 +16,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dropq.errors import ConfigError
 from dropq.format import names
+from dropq.format.escapes import LARGEST
 from dropq.format.names import Name
-from dropq.format.typed import LARGEST
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.queue.message import LAST_MS
 

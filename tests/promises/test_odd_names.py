@@ -250,7 +250,7 @@ def test_fsck_tells_which_part_of_a_name_cannot_be_read(make: Make) -> None:
     drop(queue, "4.order-1.B.soon....fooI=abc", b"x")
     (found,) = queue.fsck()
     assert (found.kind, found.level) == ("bad-name", "info")
-    assert "'soon' is no expiration time" in found.detail and "property 'fooI=abc'" in found.detail
+    assert "'soon' is not an expiration time" in found.detail and "property 'fooI=abc'" in found.detail
 
 
 # -- coded names that end as ignored ones do -----------------------------------------------------------------------

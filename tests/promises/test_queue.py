@@ -1408,7 +1408,7 @@ def test_an_empty_filter_is_for_looking_only(make: Make, blank: str) -> None:
     queue = make()
     queue.send("a")
     assert len(list(queue.browse(filter=blank))) == 1
-    with pytest.raises(InvalidFilter, match="would choose every message"):
+    with pytest.raises(InvalidFilter, match="would match every message"):
         queue.subscribe(filter=blank)
     assert where(queue) == {"target": [b"a"]}
 

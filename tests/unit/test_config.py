@@ -105,7 +105,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("filter", " ", "an expression"),
     ("filter", "/a >", "bad filter, column 5: expected a value, found the end of the filter"),
     ("filter", "JMSPriority + 1", "bad filter, column 1: expected a condition, found a number"),
-    ("filter", "/a LIKE '('", "bad filter, column 9: expected a regular expression that RE2 knows"),
+    ("filter", "/a LIKE '('", "bad filter, column 9: expected a regular expression that RE2 accepts"),
     ("priority", 4, "an expression"),
     ("priority", "", "an expression"),
     ("priority", "/a *", "bad expression, column 5: expected a value, found the end of the expression"),

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from dropq.errors import InvalidFilter
 from dropq.filters import Value, compile_filter, for_name
-from dropq.filters.grammar import KEYWORDS, NESTING
+from dropq.filters.grammar import NESTING
 from dropq.filters.like import Pattern
-from dropq.format.names import Name, check_property_name, parse
+from dropq.format.names import KEYWORDS, Name, check_property_name, parse
 from dropq.format.typed import Typed
 
 T, F, U = True, False, None
@@ -499,7 +499,7 @@ class TestWhatIsWrong:
             ("a IN ('b' 'c')", 11, ", or ), found 'c'"),
             ("a LIKE b", 8, "a string, found b"),
             ("a LIKE 'b' ESCAPE 'cd'", 19, "a string of one character, found 'cd'"),
-            ("a LIKE 'b!' ESCAPE '!'", 8, "a pattern (its last character escapes nothing), found 'b!'"),
+            ("a LIKE 'b!' ESCAPE '!'", 8, "a pattern (it ends with the escape character), found 'b!'"),
             ("a = 09", 5, "an integer of 64 bits (octal if it begins with 0), found 09"),
             ("a = 1e999", 5, "a number within the range of a double, found 1e999"),
             ("a = 5abc", 6, "an operator after the number, found abc"),

@@ -22,9 +22,9 @@ from test_filters import EXAMPLES, Writer, any_text, mutated, seeds
 from dropq.errors import InvalidFilter, Unavailable
 from dropq.filters import Value, compile_expression, compile_filter, for_name
 from dropq.filters.arrays import PAIRS
-from dropq.filters.grammar import KEYWORDS, NESTING
+from dropq.filters.grammar import NESTING
 from dropq.filters.regex import STEPS
-from dropq.format.names import Name
+from dropq.format.names import KEYWORDS, Name
 from dropq.format.typed import Typed
 
 T, F, U = True, False, None
@@ -154,9 +154,9 @@ class TestPaths:
         [
             ("//a = 1", 2, "the name of a field, found /"),
             ("/a//b = 1", 3, "the name of a field, found /"),
-            ("/a[x] = 1", 3, "a place in an array, from [0], found ["),
-            ("/a[-1] = 1", 3, "a place in an array, from [0], found ["),
-            ("/a[9999999999] = 1", 3, "a place in an array, from [0], found ["),
+            ("/a[x] = 1", 3, "an index of an array, from [0], found ["),
+            ("/a[-1] = 1", 3, "an index of an array, from [0], found ["),
+            ("/a[9999999999] = 1", 3, "an index of an array, from [0], found ["),
             ("/order-id = 1", 7, "a space on either side of -, to subtract, or quotes around the name, found -"),
             ("/a-1 > 1", 3, "a space on either side of -"),
             ("/a/ = 1", 5, "a value, found ="),
@@ -472,7 +472,7 @@ class TestLike:
         ("pattern", "reason"),
         [
             ("(?=a)", "invalid perl operator: (?="), (r"(.)\1", r"invalid escape sequence: \1"), ("[", "missing ]: ["),
-            ("a{1000}{1000}", "bad repetition operator"), ("\ud800", "half of a surrogate pair is no character"),
+            ("a{1000}{1000}", "bad repetition operator"), ("\ud800", "half of a surrogate pair is not a character"),
             ("(a{1000}b){99}", "invalid repetition size"), (r"\pL{1000}", "pattern too large"),
         ],
     )  # fmt: skip
@@ -481,7 +481,7 @@ class TestLike:
     ) -> None:
         """Lookaround and backreferences have no linear time; RE2 says so in the error, and nothing on stderr."""
         said = error(f"/a = 1 AND /s LIKE '{pattern}'")
-        assert said.startswith("bad filter, column 20: expected a regular expression that RE2 knows (")
+        assert said.startswith("bad filter, column 20: expected a regular expression that RE2 accepts (")
         assert reason in said
         assert capfd.readouterr() == ("", "")
 
@@ -512,7 +512,7 @@ class TestLike:
         with caplog.at_level(logging.WARNING, "dropq"):
             assert not compiled.matches(for_name(Name("a"), body=lambda: long))
             assert not compiled.matches(for_name(Name("a"), body=lambda: long))
-        assert [record.getMessage()[:27] for record in caplog.records] == ["a LIKE is unknown of texts "] * 2
+        assert [record.getMessage()[:27] for record in caplog.records] == ["a LIKE is unknown for texts"] * 2
 
     def test_without_re2_says_which_extra_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """And no other filter needs it."""

@@ -504,7 +504,7 @@ class TestBadValuesInNames:
     def test_a_bad_expiration_is_none(self, bad: str, caplog: pytest.LogCaptureFixture) -> None:
         problems: list[str] = []
         assert parse(f"4.a.B.{bad}.c", problems=problems) == Name("a", correlation_id="c")
-        assert problems == [f"{bad!r} is no expiration time; the message never expires"]
+        assert problems == [f"{bad!r} is not an expiration time: the message never expires"]
         assert caplog.records == []
 
     def test_no_expiration_is_written_empty(self) -> None:
