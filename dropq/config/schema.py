@@ -1,7 +1,7 @@
-"""The keys of queue.toml and dropq.toml, what values each takes, and the frozen objects that hold the values.
+"""The keys of queue.toml and dropq.toml, the values that each takes, and the frozen objects that hold the values.
 
-Each key has one kind, which reads a value, says what is allowed, and writes the value again. This module knows values
-alone; where they come from, and which of them fit together, is load.py's matter.
+Each key has one kind, which reads a value, says what is allowed, and writes the value. This module knows single values;
+load.py knows where they come from and which of them exclude each other.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from dropq import durations
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import InvalidFilter, Unavailable
 from dropq.format.escapes import LARGEST
-from dropq.format.names import CLASSES, Name
+from dropq.format.names import CLASSES, Name, plain_name
 
 __all__ = ["FORMAT", "POINTS", "UNSET", "Kind", "QueueConfig", "RootConfig", "kinds", "recovery_point"]
 
 #: The format of a root that this version reads and writes.
 FORMAT = 1
 
-#: What a point that a replay begins at may be.
+#: The points that a replay can begin at.
 POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 time"
 
-#: A value that means: as if the key were not there.
+#: A value that means the same as leaving the key out, even where [defaults] sets it.
 UNSET = "unset"
 
-#: A count as AMPS's configurations write it.
+#: A count as AMPS's configurations write it, such as 10k.
 _WRITTEN_COUNT = re.compile("([0-9]{1,10})([km]?)")
-_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
+_MULTIPLIERS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
-# The kinds of values. A reader raises ValueError: with what is allowed, or bare where its kind says that.
+# Readers of values. A reader raises ValueError with a text that says what is allowed, or bare: `Kind.allowed` says it.
 
 
 def _plain(value: object) -> object:
@@ -44,7 +44,7 @@ def _plain(value: object) -> object:
 
 
 class Kind(NamedTuple):
-    """What values a key takes: how to read one, what an error says is allowed, and how to write one."""
+    """The values that a key takes: how to read one, what errors say is allowed, and how to write one."""
 
     read: Callable[[Any], object]
     allowed: str
@@ -80,7 +80,7 @@ def _modes(*, needed: int, possible: int) -> Kind:
             hint = f" (the number {value} is {mode:04o} in octal: write it as a string)" if value == mode else ""
             raise ValueError(f"a mode with at least {needed:04o} and within {possible & ~0o002:04o} is allowed{hint}")
         if mode & 0o002:
-            raise ValueError("a mode that not everybody can write to is allowed")
+            raise ValueError("a mode without write permission for others is allowed")
         return mode
 
     return Kind(read, "a mode", "{:04o}".format)
@@ -105,43 +105,42 @@ def _patterns(value: object) -> tuple[str, ...]:
     return tuple(patterns)
 
 
-#: How coded names begin: with each of JMS's priorities, with an id that has no time and with an id of our days.
-_CODED_STARTS = [f"{n}.{id}" for n in range(10) for id in ("0" * 16 + "-" + "0" * 10, "1789012345678901-2345678901")]
-
-
 def _hides_messages(pattern: str) -> bool:
-    return any(fnmatchcase(f"{start}.{kind}", pattern) for start in _CODED_STARTS for kind in CLASSES)
+    """Return whether a pattern matches a plain name: of any JMS priority and class, and of two different ids."""
+    ids = ("0000000000000000-0000000000", "1789012345678901-2345678901")
+    plain = (plain_name(id, priority, kind) for id in ids for priority in range(10) for kind in CLASSES)
+    return any(fnmatchcase(name, pattern) for name in plain)
 
 
 def _filter(value: object) -> str:
     from dropq.filters import compile_filter  # few queues have a filter
 
-    return _compiled(value, compile_filter)
+    return _checked_expression(value, compile_filter)
 
 
 def _order(value: object) -> str:
     from dropq.filters import compile_expression
 
-    return _compiled(value, compile_expression)
+    return _checked_expression(value, compile_expression)
 
 
-def _compiled(value: object, compiler: Callable[[str], object]) -> str:
+def _checked_expression(value: object, compiler: Callable[[str], object]) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError
     try:
         compiler(value)
     except Unavailable:
-        pass  # a sender needs no extra; who uses the filter gets this error then
+        pass  # a sender does not need the extra; a consumer, which does, gets this error when it subscribes
     except InvalidFilter as error:
         raise ValueError(str(error).partition("\n")[0]) from None
     return value
 
 
 def recovery_point(value: object) -> str:
-    """Return a point that a replay may begin at, as text; a date is such a point, too.
+    """Return a point that a replay can begin at, as text; a date is allowed, too.
 
     Raises:
-        ValueError: it is no such point; `POINTS` says what is allowed.
+        ValueError: the value is not such a point; `POINTS` says what is allowed.
     """
     if isinstance(value, date):
         return value.isoformat()
@@ -182,7 +181,7 @@ def _table(value: object) -> object:
 def _counts(least: int) -> Kind:
     def read(value: object) -> int:
         if isinstance(value, str) and (written := _WRITTEN_COUNT.fullmatch(value.strip().lower())):
-            value = int(written[1]) * _THOUSANDS[written[2]]
+            value = int(written[1]) * _MULTIPLIERS[written[2]]
         if type(value) is not int or not least <= value <= LARGEST:
             raise ValueError
         return value
@@ -212,12 +211,12 @@ _FILTER, _ORDER = Kind(_filter, "an expression as a string"), Kind(_order, "an e
 
 
 def _key(kind: Kind, default: Any = None) -> Any:
-    """Return a field of a configuration, which takes values of a kind."""
+    """Return a field of a configuration that takes values of a kind."""
     return field(default=default, metadata={"kind": kind})
 
 
 def _not_built(default: object = None) -> Any:
-    """Return a field for a key that is known, but not built yet: it takes its default and no other value."""
+    """Return a field for a key that is known but not built yet: it takes only its default."""
 
     def read(value: object) -> object:
         if value not in (default, _plain(default)):
@@ -229,7 +228,7 @@ def _not_built(default: object = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """What is in force for one queue; durations are in seconds. None means that a key is unset: no limit, no filter."""
+    """The configuration of a queue. Durations are in seconds; None means that a key is unset: no limit, no filter."""
 
     lease_period: float | None = _key(_LIFETIME)
     semantics: Literal["at-least-once", "at-most-once"] = "at-least-once"
@@ -276,7 +275,7 @@ class QueueConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootConfig:
-    """What is in force for a root; `defaults` holds the raw values of `[defaults]` by snake_case key."""
+    """The configuration of a root; `defaults` has the raw values of `[defaults]` by snake_case key."""
 
     format: int = _key(Kind(_format, f"the number {FORMAT}"), FORMAT)
     reply_to_style: Literal["bare", "typed"] = "bare"
@@ -288,6 +287,6 @@ class RootConfig:
 
 @cache
 def kinds(config: type) -> Mapping[str, Kind]:
-    """Return the keys of a configuration with their kinds; a key that has none takes the choices of its type."""
+    """Return the keys of a configuration with their kinds; a key without a kind takes the choices of its type."""
     types = get_type_hints(config)
     return {key.name: key.metadata.get("kind") or _one_of(get_args(types[key.name])) for key in fields(config)}

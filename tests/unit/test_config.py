@@ -112,8 +112,8 @@ WRONG: list[tuple[str, object, str]] = [
     ("barrier_expression", "a b", "bad filter, column 3: expected an operator"),
     ("recovery_point", "yesterday", "ISO 8601"),
     ("recovery_point", 5, "ISO 8601"),
-    ("file_mode", "0666", "not everybody can write"),
-    ("dir_mode", "2777", "not everybody can write"),
+    ("file_mode", "0666", "without write permission for others"),
+    ("dir_mode", "2777", "without write permission for others"),
     ("file_mode", 664, "write it as a string"),
     ("dir_mode", 755, "write it as a string"),
     ("file_mode", "0444", "at least 0600"),
@@ -460,7 +460,7 @@ def test_a_file_without_read_permission_is_refused(files: Files) -> None:
 
 def test_a_newer_root_is_refused_with_both_numbers(files: Files) -> None:
     (problem,) = problems_of(files.write(root="format = 7\nunheard_of = 1\n").load_root)
-    assert problem == f"{files.root_file}: format = 7: this dropq reads format 1, and the root is of 7"
+    assert problem == f"{files.root_file}: format = 7: this dropq reads format 1, and the root has format 7"
 
 
 @pytest.mark.parametrize(
