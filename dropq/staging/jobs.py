@@ -1,9 +1,9 @@
 """Many messages, all or none: stage out of sight, commit by one rename, roll forward by anyone.
 
-A job's files lie in `working/.job-ID/ATTEMPT/`, where no consumer looks. Its commit is the one rename that gives its
-manifest its name: before it the job is nothing, after it every listed file will be in target/, whoever has to see to
-that. Each rename of the roll-forward is done once, however many roll forward at a time. A folder that is dropped is
-first renamed away, so that no manifest can appear in it any more, and only then looked at for one.
+A job's files lie in `working/.job-ID/ATTEMPT/`, where no consumer looks. One rename, which gives the manifest its name,
+commits the job. Invariant: before the commit nothing of the job is sent, and after it every listed file reaches
+target/, moved by its driver or by a sweep. Any number of processes may roll forward at once; each file is moved once.
+To drop a job, its folder is first renamed, so that no manifest can appear in it any more, and then searched for one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from io import BufferedWriter
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
@@ -33,20 +33,20 @@ from dropq.storage.files import Draft, refuse_links, run_in_parts
 log = logging.getLogger("dropq")
 
 MANIFEST = "manifest.json"
-#: Milliseconds for which the ledger remembers that a job was sent: 7 days; and how far a row of jobs came: 30 days.
+#: Milliseconds for which the ledger remembers that a job was sent: 7 days; the last epoch of a query: 30 days.
 LEDGER_AGE = 7 * 86_400_000
-ROW_AGE = 30 * 86_400_000
-#: Bytes that a job id may have once it is encoded.
+EPOCH_AGE = 30 * 86_400_000
+#: Bytes of an encoded job id.
 JOB_ID_LIMIT = 100
-#: What is told of an attempt that fails.
+#: What the error about a failed attempt says of its messages.
 UNSENT = "nothing of this attempt was sent"
 
-#: What one of a row of jobs is named by.
-_ROW = re.compile(r"([^.]+)\.([0-9]{1,19})")
+#: The key of an epoch: its query and its number.
+_EPOCH = re.compile(r"([^.]+)\.([0-9]{1,19})")
 
 
 class Staged(NamedTuple):
-    """What an attempt staged: the name of its folder, below the job's, and those of its files."""
+    """What an attempt staged: the name of its folder in the job's folder, and the names of its files."""
 
     attempt: str
     files: list[str]
@@ -54,7 +54,7 @@ class Staged(NamedTuple):
 
 @dataclass
 class JobsReport:
-    """What a sweep did about jobs."""
+    """How many jobs a sweep finished, dropped, and could not handle."""
 
     finished: int = 0
     dropped: int = 0
@@ -63,7 +63,7 @@ class JobsReport:
 
 @dataclass
 class Attempt:
-    """One try at one part of a job: a folder of its own, so that two tries never share a name."""
+    """A try at a part of a job, in a folder of its own, so that two tries never write the same file."""
 
     context: QueueContext
     folder: str
@@ -71,14 +71,14 @@ class Attempt:
     files: list[str] = field(default_factory=list)
 
     def write_all(self, files: Sequence[str], bodies: Iterable[bytes | memoryview]) -> None:
-        """Stage many messages; when one cannot be written, the attempt has failed, and is to be discarded."""
+        """Stage many messages. If this raises, the attempt has failed, and the caller must discard it."""
         with error_context(UNSENT):
             self.context.storage.write_all(self.folder, files, bodies)
         self.files += files
 
     @contextmanager
     def open(self, file: str) -> Iterator[IO[bytes]]:
-        """Stage a message piece by piece; one whose block raises is not listed, and goes with the attempt."""
+        """Stage a message piece by piece; if the block raises, the message is not listed."""
         with error_context(UNSENT):
             fd = self.context.storage.create(f"{self.folder}/{file}")
         with BufferedWriter(Draft(fd, lambda error: storage_error(error, UNSENT))) as body:
@@ -89,32 +89,32 @@ class Attempt:
         self.files.append(file)
 
     def finish(self) -> Staged:
-        """Make the attempt durable as the queue asks; return what it staged, for the driver to commit."""
+        """Sync the attempt as the queue's durability asks; return what it staged, for the driver to commit."""
         with error_context(UNSENT):
             self.context.storage.sync(self.folder)
         return Staged(self.label, self.files)
 
     def discard(self) -> None:
-        """Remove what it staged."""
-        with error_context("what was staged is not sent, and goes with its job"):
+        """Remove what the attempt staged."""
+        with error_context("nothing of this attempt is sent; its files are removed with the job"):
             self.context.storage.remove_tree(self.folder)
 
 
 class Job:
-    """A job that sends many messages as one.
+    """A job that sends many messages, all or none.
 
     Args:
         context: the queue.
-        job_id: what names the job; a second run under the same id sends nothing once the first was sent.
+        job_id: names the job; after a job was sent, other runs under its id send nothing.
     """
 
     def __init__(self, context: QueueContext, job_id: str) -> None:
-        encoded = names.encode(job_id)
-        if not job_id or len(encoded) > JOB_ID_LIMIT:
-            raise ValueError(f"job id {job_id!r}: give 1 to {JOB_ID_LIMIT} bytes, as they are encoded")
-        self._name(context, job_id, encoded)
+        key = names.encode(job_id)
+        if not job_id or len(key) > JOB_ID_LIMIT:
+            raise ValueError(f"job id {job_id!r}: give 1 to {JOB_ID_LIMIT} bytes, counted in their encoded form")
+        self._identify(context, job_id, key)
 
-    def _name(self, context: QueueContext, job_id: str, key: str) -> None:
+    def _identify(self, context: QueueContext, job_id: str, key: str) -> None:
         self.id = job_id
         self._context = context
         self._key = key
@@ -122,39 +122,39 @@ class Job:
 
     @property
     def sent(self) -> bool:
-        """Whether a job of this id was committed: what of it is not in target/ yet, the next roll-forward brings.
+        """Whether a job of this id was committed; the next roll-forward moves what is not in target/ yet.
 
         Raises:
-            StorageError: it cannot be told.
+            StorageError: the job's folders or the ledger cannot be read.
         """
-        try:
-            # RACE: a job moves on meanwhile, from its folder to a dropped one, and is in the ledger before it leaves
-            # that: so look in this order, and list the dropped ones only when it is not in its folder.
-            committed = _manifest(self.folder) is not None or any(_manifest(away) for away in self._dropped())
-            return committed or _is_in_ledger(self._context, self._key)
-        except OSError as error:
-            raise storage_error(error, f"whether job {self.id} was sent cannot be told: nothing is sent now") from error
+        with error_context(f"it is not known whether job {self.id} was sent: nothing is sent now"):
+            # RACE: meanwhile a job may move from its folder to a dropped one, and from there to the ledger. Looking in
+            # the same order finds it. The dropped folders are listed only after the job was not in its own.
+            sent = (
+                _manifest(self.folder) is not None
+                or any(_manifest(folder) for folder in self._dropped())
+                or _is_in_ledger(self._context, self._key)
+            )
+        return sent
 
     def begin(self) -> None:
-        """Make the job's folder, before its first attempt; that it is there already is no error.
+        """Make the job's folder, unless it exists; to be called before the first attempt.
 
         Raises:
-            StorageError: it cannot be made.
+            StorageError: the folder cannot be made.
         """
-        try:
+        with error_context(f"job {self.id} did not begin, nothing was sent"):
             self._context.storage.make_folder(self.folder, parents=False)
             refuse_links([self.folder])
-        except OSError as error:
-            raise storage_error(error, f"job {self.id} did not begin, nothing was sent") from error
 
     def attempt(self, label: str) -> Attempt:
         """Begin a try at a part of the job, in a folder of its own.
 
         Args:
-            label: what it tries, such as a partition's number; a random end is added.
+            label: names the part, such as a partition; a random suffix is added.
 
         Raises:
-            StorageError: the job did not begin, or it was dropped or sent meanwhile: nothing begins it again.
+            StorageError: the job did not begin, or was dropped or sent meanwhile.
         """
         unique = f"{names.encode(label)}-{secrets.token_hex(6)}"
         with error_context(f"the attempt at job {self.id} did not begin, nothing of it was sent"):
@@ -162,57 +162,50 @@ class Job:
         return Attempt(self._context, f"{self.folder}/{unique}", unique)
 
     def commit(self, attempts: Iterable[Staged]) -> int:
-        """Send everything that is listed: when this returns, all of it is in target/; return how many were sent.
+        """Send every listed file; return how many, once all of them are in target/.
 
-        Nothing is sent, and what was staged is removed, where a job of this id was sent before.
+        If a job of this id was sent before, send nothing and remove what was staged.
 
         Raises:
-            StorageError: a listed file is missing, or the job was dropped meanwhile; nothing was sent. Or the
-                roll-forward was cut short; then all is sent by the next sweep.
-            NoSuchQueue: the queue was deleted meanwhile, and the job with it.
+            StorageError: a listed file is missing, or the job was dropped meanwhile: nothing was sent. Or the
+                roll-forward was interrupted: the next sweep finishes it.
+            NoSuchQueue: the queue was deleted meanwhile, with the job.
         """
         listed = [staged for staged in attempts if staged.files]
         if not listed or self.sent or not self._write_manifest(listed):
             self.abort()
             return 0
-        try:
-            finish(self._context, self.folder, cut_short=False)
+        with error_context(f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"):
+            finish(self._context, self.folder, interrupted=False)
             for folder in self._dropped():
-                finish(self._context, folder)  # RACE: a sweep dropped the job as it was committed
-            known = _is_in_ledger(self._context, self._key)  # whoever finishes a job leaves it
-        except OSError as error:
-            fate = f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"
-            raise storage_error(error, fate) from error
-        if not known:
-            home = self._context.layout.home
+                finish(self._context, folder)  # RACE: a sweep dropped the job while it was committed
+            finished = _is_in_ledger(self._context, self._key)
+        if not finished:
             raise NoSuchQueue(
-                f"queue {home} is not there any more, and job {self.id} is committed: it went with the queue; where "
-                "that comes back, the next sweep sends the job"
+                f"queue {self._context.layout.home} does not exist any more, and committed job {self.id} went with it: "
+                "if the queue comes back, the next sweep sends the job"
             )
         return sum(len(staged.files) for staged in listed)
 
     def abort(self) -> bool:
-        """Drop the job, unless it was committed: then finish it; return whether it was sent after all.
+        """Drop the job, or finish it if it was committed; return whether it was sent.
 
         Raises:
-            StorageError: neither could be done; a sweep does what is left.
+            StorageError: the job could be neither dropped nor finished; a sweep does that.
         """
-        try:
-            return any(
-                [_drop(self._context, self.folder), *(finish(self._context, folder) for folder in self._dropped())]
-            )
-        except OSError as error:
-            raise storage_error(error, f"`dropq sweep` drops job {self.id}, or finishes it if committed") from error
+        with error_context(f"`dropq sweep` drops job {self.id}, or finishes it if committed"):
+            sent = [_drop(self._context, self.folder), *(finish(self._context, folder) for folder in self._dropped())]
+        return any(sent)
 
     def _write_manifest(self, listed: list[Staged]) -> bool:
-        """Commit; False where another driver of the same job was first, so that its files count."""
+        """Commit the job; return False if another run of it was committed first, whose files are sent."""
         content = {"format": 1, "job": self.id, "attempts": {staged.attempt: staged.files for staged in listed}}
         draft = f"{self.folder}/.manifest-{secrets.token_hex(6)}"
         try:
             self._context.storage.write_new(draft, json.dumps(content).encode())
             self._context.storage.sync(self.folder, self._context.layout.working)
-            # RACE: a sweep may drop the job, and another run of it make the folder anew. The draft goes with what was
-            # dropped: that it can still be renamed proves that what was looked at after it was written is there.
+            # RACE: a sweep may drop the job, and another run of it make a new folder. The draft then goes with the old
+            # folder. So if it can still be renamed, the files that were checked after it was written are there, too.
             for staged in listed:
                 self._check(staged)
             self._context.storage.move(draft, f"{self.folder}/{MANIFEST}")
@@ -224,10 +217,10 @@ class Job:
         return True
 
     def _check(self, staged: Staged) -> None:
-        """Refuse an attempt that lacks a file; that each is whole was seen where it was written and closed."""
+        """Raise if a file of an attempt is missing; that the files are complete was checked when they were closed."""
         folder = f"{self.folder}/{staged.attempt}"
         if missing := set(staged.files).difference(reading.names_in(folder)):
-            what = f"{len(missing)} of the staged files are not there, the first"
+            what = f"{len(missing)} of the staged files are missing, the first"
             raise FileNotFoundError(errno.ENOENT, what, f"{folder}/{min(missing)}")
 
     def _dropped(self) -> Iterator[str]:
@@ -237,60 +230,61 @@ class Job:
 
 
 class Epoch(Job):
-    """One of a row of jobs, numbered, each of which comes again until it is sent: such as the epochs of a query.
+    """A job that sends one epoch of a streaming query.
 
-    The ledger keeps how far a row came. What is below that comes from somebody who has been overtaken, and is refused.
+    The ledger keeps the last epoch that was sent. An earlier one comes from a driver that another has overtaken, and is
+    refused.
 
     Args:
         context: the queue.
-        row: what names the row.
-        number: which of it.
+        query: names the query.
+        number: the number of the epoch.
     """
 
-    def __init__(self, context: QueueContext, row: str, number: int) -> None:
-        self._row, self._number = names.encode(row), number
-        # A dot is in no encoded id: no job of somebody's own is taken for one of a row.
-        self._name(context, f"{row}, epoch {number}", f"{self._row}.{number}")
+    def __init__(self, context: QueueContext, query: str, number: int) -> None:
+        self._query, self._number = names.encode(query), number
+        # An encoded id has no dot, so no other job has the key of an epoch.
+        self._identify(context, f"{query}, epoch {number}", f"{self._query}.{number}")
 
     def begin(self) -> None:
-        """Make the job's folder; that it is there already is no error.
+        """Make the job's folder, unless it exists.
 
         Raises:
-            DropqError: a later one of the row was sent.
-            StorageError: it cannot be made.
+            DropqError: a later epoch of the query was sent.
+            StorageError: the folder cannot be made.
         """
-        self._be_next()
+        self._refuse_if_overtaken()
         super().begin()
 
     def commit(self, attempts: Iterable[Staged]) -> int:
-        """Send everything that is listed, as any job; the ledger then knows of no earlier one of the row."""
-        self._be_next()
-        sent = super().commit(attempts)
-        with error_context(f"epoch {self._number} of {self._row} is committed: do not send it again"):
-            known = _sent_of(self._context, self._row)
-            earlier = [number for number in known if number < self._number]
-            for number in earlier if self._number in known else ():  # an epoch of nothing is not in the ledger
-                self._context.storage.unlink(_ledger_entry(self._context, f"{self._row}.{number}"))
-        return sent
+        """Send every listed file, as `Job.commit` does; then remove earlier epochs from the ledger."""
+        self._refuse_if_overtaken()
+        count = super().commit(attempts)
+        with error_context(f"epoch {self._number} of {self._query} is committed: do not send it again"):
+            sent = _sent_epochs(self._context, self._query)
+            earlier = [number for number in sent if number < self._number]
+            for number in earlier if self._number in sent else ():  # an empty epoch is not in the ledger
+                self._context.storage.unlink(_ledger_entry(self._context, f"{self._query}.{number}"))
+        return count
 
-    def _be_next(self) -> None:
-        with error_context(f"whether a later epoch of {self._row} was sent cannot be told: nothing is sent now"):
-            last = max(_sent_of(self._context, self._row), default=-1)
+    def _refuse_if_overtaken(self) -> None:
+        with error_context(f"it is not known whether a later epoch of {self._query} was sent: nothing is sent now"):
+            last = max(_sent_epochs(self._context, self._query), default=-1)
         if last > self._number:
             raise DropqError(
-                f"epoch {self._number} of {self._row} was not sent: epoch {last} was sent before it, so that this one "
-                "is of a driver that was given up, or of a checkpoint that is older than what was sent. A query with a "
-                "new checkpoint sends what it reads anew"
+                f"epoch {self._number} of {self._query} was not sent, as epoch {last} was sent before: this driver was "
+                "replaced by another, or its checkpoint is older than what was sent. To send what the query reads "
+                "again, start it with a new checkpoint"
             )
 
 
 def is_committed(working: str) -> bool:
-    """Tell whether a folder working/ holds a job that was committed and is not finished."""
+    """Return whether a folder working/ has a job that was committed and is not finished."""
     return any(map(has_manifest, job_folders(working)))
 
 
 def job_folders(working: str) -> Iterator[str]:
-    """Yield the folders of jobs in a folder working/, dropped or not."""
+    """Yield the folders of the jobs in a folder working/, including dropped ones."""
     for entry in reading.entries(working):
         if is_job_name(entry.name) and entry.is_dir(follow_symlinks=False):
             yield entry.path
@@ -302,8 +296,8 @@ def is_job_name(name: str) -> bool:
 
 
 def has_manifest(folder: str) -> bool:
-    """Tell whether a job's folder has its manifest, and not just a name that is reserved for one."""
-    reading.ask_server(folder)  # on NFS it may be another host that committed
+    """Return whether a job's folder has a manifest; an empty file only reserves its name."""
+    reading.ask_server(folder)  # on NFS, another host may have committed the job
     try:
         return reading.size_now(f"{folder}/{MANIFEST}") > 0
     except (FileNotFoundError, NotADirectoryError):
@@ -311,13 +305,13 @@ def has_manifest(folder: str) -> bool:
 
 
 def idle_ms(folder: str, now: int, *, files: bool) -> int:
-    """Return for how long nothing has happened in a job's folder, in ms; 0 when it is gone.
+    """Return how long ago a job's folder last changed, in ms; 0 if it is gone.
 
     Args:
         folder: the job's folder.
         now: the time, in ms since 1970.
-        files: look at each staged file, too. A driver may write to a file for a long time; that changes no folder. A
-            roll-forward changes the folders that it takes files from, so that for a committed job they are enough.
+        files: whether to look at each staged file, too. A driver may write to a file for a long time, which changes no
+            folder. A roll-forward changes folders, so for a committed job their times are enough.
     """
     reading.ask_server(folder)
     newest = 0
@@ -325,99 +319,98 @@ def idle_ms(folder: str, now: int, *, files: bool) -> int:
         newest = max([newest, *(_changed(f"{path}/{name}") for name in (*attempts, *(staged if files else ())))])
         if not files:
             break
-    # RACE: who finishes a job first renames its folder. Asked for last, a folder that is there had all that it lists.
+    # RACE: a roll-forward that is finished first renames the folder. If the folder still exists now, the walk above saw
+    # all of it.
     changed = _changed(folder)
     return max(now - max(newest, changed), 0) if changed else 0
 
 
 def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for: float = 0) -> JobsReport:
-    """Finish every committed job, and drop those that were not and had no activity for so many seconds.
+    """Finish the committed jobs, and drop the others that have been idle for too long.
 
     Args:
         context: the queue.
-        older_than: in seconds; None drops none for its age.
-        stalled_for: leave to their drivers the committed jobs in which something moved within so many seconds.
+        older_than: drop jobs that have been idle for this many seconds; None drops none for its age.
+        stalled_for: leave committed jobs to their drivers if something changed in this many seconds.
     """
     report = JobsReport()
     for folder in list(job_folders(context.layout.working)):
-        name = os.path.basename(folder)
-        with _passing_over(report, folder):
-            if _manifest(folder) is not None:
-                stalled = idle_ms(folder, context.clock.now_ms(), files=False) >= stalled_for * 1000
-                report.finished += stalled and finish(context, folder)
-            elif (
-                name.startswith(DROP_PREFIX)
-                or _is_sent(context, _key(name))  # a task came too late
-                or _is_given_up(context, folder, older_than)
-            ):
-                sent = _drop(context, folder)
-                report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
+        try:
+            _sweep_job(context, folder, report, older_than, stalled_for)
+        except (OSError, DropqError) as error:
+            report.refused += 1
+            log.warning("job %s: %s; the next sweep tries again", folder, describe(error))
     for entry in list(reading.entries(context.layout.ledger)):
-        age = ROW_AGE if _ROW.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE
+        age = EPOCH_AGE if _EPOCH.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE
         if context.clock.now_ms() - _changed(entry.path) > age:
             context.storage.unlink(entry.path)
     return report
 
 
-@contextmanager
-def _passing_over(report: JobsReport, job: str) -> Iterator[None]:
-    """Go on with the other jobs when one cannot be seen to: the next sweep tries again."""
-    try:
-        yield
-    except (OSError, DropqError) as error:
-        report.refused += 1
-        log.warning("job %s: %s; the next sweep tries again", job, describe(error))
+def _sweep_job(
+    context: QueueContext, folder: str, report: JobsReport, older_than: float | None, stalled_for: float
+) -> None:
+    if _manifest(folder) is not None:
+        stalled = idle_ms(folder, context.clock.now_ms(), files=False) >= stalled_for * 1000
+        report.finished += stalled and finish(context, folder)
+        return
+    name = os.path.basename(folder)
+    if (
+        name.startswith(DROP_PREFIX)
+        or _is_sent(context, _key(name))  # a task of the sent job came too late
+        or _is_abandoned(context, folder, older_than)
+    ):
+        sent = _drop(context, folder)
+        report.finished, report.dropped = report.finished + sent, report.dropped + (not sent)
 
 
-def _is_given_up(context: QueueContext, folder: str, older_than: float | None) -> bool:
-    """Return whether a job that is not committed is old enough to be dropped.
-
-    Its folders are asked first: they show of most jobs that they go on, without a look at each file.
-    """
+def _is_abandoned(context: QueueContext, folder: str, older_than: float | None) -> bool:
+    """Return whether a job that is not committed has been idle for long enough to be dropped."""
     if older_than is None:
         return False
     now = context.clock.now_ms()
+    # The folders alone show that most jobs are active; only for the others it takes a look at each file.
     return all(idle_ms(folder, now, files=files) >= older_than * 1000 for files in (False, True))
 
 
 def _is_sent(context: QueueContext, key: str) -> bool:
-    """Tell whether the ledger knows a job as sent; one of a row is, too, if a later one was."""
-    row = _ROW.fullmatch(key)
-    later = row is not None and max(_sent_of(context, row[1]), default=-1) > int(row[2])
-    return later or _is_in_ledger(context, key)
+    """Return whether the ledger has a job, or a later epoch of the job's query."""
+    epoch = _EPOCH.fullmatch(key)
+    overtaken = epoch is not None and max(_sent_epochs(context, epoch[1]), default=-1) > int(epoch[2])
+    return overtaken or _is_in_ledger(context, key)
 
 
 def _is_in_ledger(context: QueueContext, key: str) -> bool:
-    reading.ask_server(context.layout.ledger)  # on NFS it may be another host that sent the job
+    reading.ask_server(context.layout.ledger)  # on NFS, another host may have sent the job
     return reading.exists(_ledger_entry(context, key))
 
 
-def _sent_of(context: QueueContext, row: str) -> list[int]:
-    """Return which jobs of a row the ledger knows as sent."""
-    found = (_ROW.fullmatch(name.removesuffix(".json")) for name in reading.names_in(context.layout.ledger))
-    return [int(match[2]) for match in found if match and match[1] == row]
+def _sent_epochs(context: QueueContext, query: str) -> list[int]:
+    """Return the epochs of a query that are in the ledger."""
+    epochs = (_EPOCH.fullmatch(name.removesuffix(".json")) for name in reading.names_in(context.layout.ledger))
+    return [int(epoch[2]) for epoch in epochs if epoch and epoch[1] == query]
 
 
-def finish(context: QueueContext, folder: str, *, cut_short: bool = True) -> bool:
-    """Roll a committed job forward and remove its folder; False where it has no manifest.
+def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> bool:
+    """Roll a committed job forward and remove its folder; return False if it has no manifest.
 
-    RACE: any number of processes may do this at once. A rename that finds nothing was done by another.
+    RACE: any number of processes may do this at once. Each file is moved by the first rename; the others find it gone.
 
     Args:
         context: the queue.
         folder: the job's folder.
-        cut_short: it may have been begun before, maybe before a power cut.
+        interrupted: whether an earlier roll-forward may have been interrupted, maybe by a power cut.
     """
     manifest = _manifest(folder)
     if manifest is None:
         return False
     try:
-        context.storage.sync(folder)  # the manifest is durable before the first rename, whoever wrote it
+        context.storage.sync(folder)  # the manifest must be durable before the first rename
     except FileNotFoundError:
-        return False  # RACE: somebody else took the folder away, and finishes it
+        return False  # RACE: another process renamed the folder, and finishes the job
     listed = _listed(manifest, folder)
-    if cut_short:
-        _remove_what_was_sent(context, folder, listed)
+    if interrupted:
+        _unlink_sent_names(context, folder, listed)
     context.storage.sync(*sorted(_send_all(context, folder, listed)))
     context.storage.make_folder(context.layout.ledger)
     entry = _ledger_entry(context, _key(os.path.basename(folder)))
@@ -426,25 +419,25 @@ def finish(context: QueueContext, folder: str, *, cut_short: bool = True) -> boo
     return True
 
 
-def _remove_what_was_sent(context: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> None:
-    """Remove the old names of files that were sent before a power cut, where that brought them back, as btrfs does.
+def _unlink_sent_names(context: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> None:
+    """Unlink staged names of files that were sent before a power cut, which on btrfs may bring the old names back.
 
-    Only what lies in a state of this queue was sent: another name may as well be that of a backup.
+    A file was sent if its inode is in a state folder of this queue. Else its second name may be that of a backup.
     """
     paths = (f"{folder}/{attempt}/{file}" for attempt, files in listed.items() for file in files)
-    twice = [path for path in paths if reading.has_another_name(path)]
-    if not twice:
+    with_two_names = [path for path in paths if reading.has_another_name(path)]
+    if not with_two_names:
         return
     states = map(context.layout.folder, STATES)
     sent = {entry.inode() for state in states for entry in reading.entries(state)}
-    for path in twice:
+    for path in with_two_names:
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
             if reading.inode(path) in sent:
                 context.storage.unlink(path)
 
 
 def _send_all(context: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> set[str]:
-    """Rename what is listed to where it is sent to; return those folders."""
+    """Rename the listed files into target/ or delayed/; return the folders that were renamed into."""
     destinations, seen = {context.layout.target}, set[str]()
     for attempt, files in listed.items():
         source = f"{folder}/{attempt}"
@@ -469,7 +462,7 @@ def _send_some(context: QueueContext, source: str, files: Iterable[str]) -> None
 
 
 def _send(context: QueueContext, source: str, destination: str, *, taken: bool = False) -> None:
-    """Rename a staged file into target/; where two made the same name, however unlikely, both get there."""
+    """Rename a staged file to its destination, or into target/ under another name if its own is taken there."""
     try:
         if not taken:
             return context.storage.place(source, destination)
@@ -477,7 +470,7 @@ def _send(context: QueueContext, source: str, destination: str, *, taken: bool =
         pass
     except FileNotFoundError:
         if reading.exists(source):
-            raise  # it is target/ that is missing
+            raise  # the folder of the destination is missing
         return None  # RACE: another roll-forward was first
     transitions = Transitions(context)
     name = context.sidecars.parse(os.path.basename(destination))
@@ -485,77 +478,85 @@ def _send(context: QueueContext, source: str, destination: str, *, taken: bool =
 
 
 def _drop(context: QueueContext, folder: str) -> bool:
-    """Take a job's folder out of the way, then look for a manifest there: what was committed is sent all the same."""
-    away = _away(folder)
+    """Rename a job's folder, so that it cannot be committed any more; then finish it if it was, else remove it.
+
+    Returns:
+        Whether it was committed, and so is sent.
+    """
+    dropped = _drop_path(folder)
     try:
-        context.storage.rename_folder(folder, away)
+        context.storage.rename_folder(folder, dropped)
     except FileNotFoundError:
-        return False  # RACE: finished, or dropped, by somebody else
-    if finish(context, away):
+        return False  # RACE: another process finished or dropped it
+    if finish(context, dropped):
         return True
-    context.storage.remove_tree(away)
+    context.storage.remove_tree(dropped)
     return False
 
 
 def _remove(context: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> None:
-    """Remove a finished job's folder, once nothing that it lists is left in it."""
-    away = _away(folder)
+    """Remove a finished job's folder, unless a listed file is still in it."""
+    dropped = _drop_path(folder)
     try:
-        context.storage.rename_folder(folder, away)
+        context.storage.rename_folder(folder, dropped)
     except FileNotFoundError:
-        return  # RACE: another roll-forward is removing it
-    if any(not reading.names_in(f"{away}/{attempt}").isdisjoint(files) for attempt, files in listed.items()):
-        # RACE: the queue was renamed away and back while its files were sent: what was not found then is here.
-        finish(context, away)
+        return  # RACE: another roll-forward removes it
+    if any(not reading.names_in(f"{dropped}/{attempt}").isdisjoint(files) for attempt, files in listed.items()):
+        # RACE: the queue was renamed and renamed back meanwhile, so that some renames did not find their files.
+        finish(context, dropped)
         return
-    context.storage.remove_tree(away)
+    context.storage.remove_tree(dropped)
 
 
-def _away(folder: str) -> str:
+def _drop_path(folder: str) -> str:
     parent, name = os.path.split(folder)
     return f"{parent}/{DROP_PREFIX}{_key(name)}-{secrets.token_hex(6)}"
 
 
 def _key(name: str) -> str:
-    """Return the encoded job id that a job's folder is named by, dropped or not."""
+    """Return the encoded job id in the name of a job's folder, dropped or not."""
     if name.startswith(DROP_PREFIX):
         return name.removeprefix(DROP_PREFIX).rpartition("-")[0]
     return name.removeprefix(JOB_PREFIX)
 
 
-def _manifest(folder: str) -> Mapping[str, object] | None:
+def _manifest(folder: str) -> Mapping[str, Any] | None:
+    """Return the manifest of a job's folder, which has `attempts`; None if there is none.
+
+    Raises:
+        DropqError: the manifest is damaged.
+    """
     path = f"{folder}/{MANIFEST}"
     try:
         if os.path.islink(folder) or not has_manifest(folder):
-            return None  # no job's folder; or RACE: reserved for a rename that is to come, or that a crash cut off
+            return None  # or RACE: the name is only reserved, for a rename that follows, or that a crash prevented
         data = reading.read_small(path, limit=-1)
-        content = reading.parse_json(data) if data is not None else None
+        if data is None:
+            return None
+        content = reading.parse_json(data)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise DropqError(f"{path} is damaged ({error}): set it aside by hand, then sweep again") from error
-    if data is None:
-        return None
     if not isinstance(content, dict) or not isinstance(content.get("attempts"), dict):
         raise DropqError(f"{path} lists no files: set it aside by hand, then sweep again")
     return content
 
 
-def _listed(manifest: Mapping[str, object], job: str) -> dict[str, list[str]]:
-    """Return the files that a manifest lists, by the folder of their attempt; what is no name of one is left out.
+def _listed(manifest: Mapping[str, Any], job: str) -> dict[str, list[str]]:
+    """Return the names of files that a manifest lists, by the folder of their attempt; skip anything else.
 
-    So is an attempt that is a symbolic link: who may write in working/ is not to choose by one which files of
-    elsewhere are sent, by the rights of whoever sweeps.
+    An attempt that is a symbolic link is skipped, too. Otherwise a user who may write in working/ could have a sweep,
+    with the rights of another user, send files from elsewhere.
     """
-    attempts = manifest.get("attempts")
     listed: dict[str, list[str]] = {}
-    for attempt, files in attempts.items() if isinstance(attempts, dict) else ():
+    for attempt, files in manifest["attempts"].items():
         is_attempt = _is_name(attempt) and not os.path.islink(f"{job}/{attempt}")
         named = [file for file in files if _is_name(file)] if isinstance(files, list) and is_attempt else []
         if named:
             listed[attempt] = named
         if len(named) < (len(files) if isinstance(files, list) else 1):
-            log.warning("job %s: its manifest lists in %r what are no names of staged files: passed over",
+            log.warning("job %s: entries of its manifest under %r are not names of staged files: skipped",
                         manifest.get("job"), attempt)  # fmt: skip
     return listed
 
@@ -565,7 +566,7 @@ def _is_name(name: object) -> bool:
         return False
     try:
         return bool(os.fsencode(name))
-    except UnicodeEncodeError:  # half of a pair, which no file system has
+    except UnicodeEncodeError:  # half of a surrogate pair, which no file name has
         return False
 
 

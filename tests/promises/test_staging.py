@@ -256,7 +256,7 @@ def sweep_then_another_run(queue: Queue) -> None:
 def sweep_that_dies(queue: Queue) -> None:
     """Take the job's folder out of the way, as a sweep does that is killed right after."""
     with suppress(FileNotFoundError):
-        os.rename(Job(queue.context, "job").folder, jobs._away(Job(queue.context, "job").folder))
+        os.rename(Job(queue.context, "job").folder, jobs._drop_path(Job(queue.context, "job").folder))
 
 
 @pytest.mark.usefixtures("either_rename")
@@ -579,7 +579,7 @@ def test_a_second_run_finishes_the_first_where_that_was_cut_off(tmp_path: Path) 
 def test_a_second_run_knows_of_a_first_that_was_dropped_as_it_was_committed(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     first = leave_half(queue, "daily")
-    os.rename(first.folder, jobs._away(first.folder))  # a sweep, which died at this moment
+    os.rename(first.folder, jobs._drop_path(first.folder))  # a sweep, which died at this moment
     again = Job(queue.context, "daily")
     assert again.sent
     assert again.commit(stage(queue, again)) == 0
@@ -589,7 +589,7 @@ def test_a_second_run_knows_of_a_first_that_was_dropped_as_it_was_committed(tmp_
 def test_a_job_does_not_count_as_sent_for_another_whose_id_is_alike(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     other = leave_half(queue, "daily-2")
-    os.rename(other.folder, jobs._away(other.folder))
+    os.rename(other.folder, jobs._drop_path(other.folder))
     assert not Job(queue.context, "daily").sent
     assert Job(queue.context, "daily-2").sent
 
@@ -832,7 +832,7 @@ def test_one_of_a_row_that_comes_after_a_later_one_is_refused(tmp_path: Path) ->
         epoch = Epoch(queue.context, "query", number)
         epoch.commit(stage(queue, epoch, [b"%d" % number]))
     for refused in (late.begin, lambda: late.commit(staged)):
-        with pytest.raises(DropqError, match=r"epoch 9 of query was not sent: epoch 10 was sent before it"):
+        with pytest.raises(DropqError, match=r"epoch 9 of query was not sent, as epoch 10 was sent before"):
             refused()
     assert Epoch(queue.context, "another", 9).commit([]) == 0
     assert (sent(queue), ledger(queue)) == ([b"10", b"9"], ["query.10.json"])
@@ -875,7 +875,7 @@ def test_whether_a_job_was_sent_is_not_guessed_where_the_ledger_cannot_be_read(
         return lstat(path)
 
     monkeypatch.setattr(os, "lstat", refused)
-    with pytest.raises(StorageError, match=r"Permission denied at .*/ledger/job.json; whether job job was sent"):
+    with pytest.raises(StorageError, match=r"Permission denied at .*/ledger/job.json; it is not known whether job"):
         assert not job.sent
 
 
