@@ -23,6 +23,7 @@ from typing import IO, Any, NamedTuple
 
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
+from dropq.format.escapes import encode
 from dropq.format.layout import DROP_PREFIX, JOB_PREFIX, STATES
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
@@ -109,7 +110,7 @@ class Job:
     """
 
     def __init__(self, context: QueueContext, job_id: str) -> None:
-        key = names.encode(job_id)
+        key = encode(job_id)
         if not job_id or len(key) > JOB_ID_LIMIT:
             raise ValueError(f"job id {job_id!r}: give 1 to {JOB_ID_LIMIT} bytes, counted in their encoded form")
         self._identify(context, job_id, key)
@@ -156,7 +157,7 @@ class Job:
         Raises:
             StorageError: the job did not begin, or was dropped or sent meanwhile.
         """
-        unique = f"{names.encode(label)}-{secrets.token_hex(6)}"
+        unique = f"{encode(label)}-{secrets.token_hex(6)}"
         with error_context(f"the attempt at job {self.id} did not begin, nothing of it was sent"):
             self._context.storage.make_folder(f"{self.folder}/{unique}", parents=False)
         return Attempt(self._context, f"{self.folder}/{unique}", unique)
@@ -242,7 +243,7 @@ class Epoch(Job):
     """
 
     def __init__(self, context: QueueContext, query: str, number: int) -> None:
-        self._query, self._number = names.encode(query), number
+        self._query, self._number = encode(query), number
         # An encoded id has no dot, so no other job has the key of an epoch.
         self._identify(context, f"{query}, epoch {number}", f"{self._query}.{number}")
 

@@ -1,10 +1,10 @@
-"""What a stream has claimed, in batches that are written down: whoever goes on after a crash reads the same again.
+"""The batches that a stream has claimed, kept in files, so that it reads the same batches again after a crash.
 
-A stream is a reader that may die and come again, such as a streaming query. Its folder in `.dropq/streams/` tells which
-subscriptions claim for it, one for each of its runs and known there before the first claim, and which messages each
-batch holds. Invariant: what one of its runs claimed is in a batch, or comes into the next one; a batch's file stays
-until every message of it is settled. The claims have leases, which a run renews while it lives: a stream that does not
-come again loses them, and its messages return.
+A stream is a reader that may die and be started again, such as a streaming query. Its folder in `.dropq/streams/` has
+the subscriptions that claim for it, one for each run and listed before its first claim, and the messages of each batch.
+Invariant: a message that a run claimed is in a batch, or goes into the next one; the file of a batch stays until all
+its messages are settled. The claims have leases, which a run renews while it lives. If a stream is not started again,
+its leases end and its messages return to the queue.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from dropq.errors import ConfigError, DropqError, LeaseLost
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dropq")
 
-#: Seconds of a stream's leases where neither reader nor queue says: enough to start a query again after a crash.
+#: Seconds of a stream's leases, unless the reader or the queue sets them: enough to start a query again after a crash.
 LEASE = 600.0
 
 _BATCH = re.compile(r"([0-9]+)\.json")
@@ -47,122 +47,127 @@ _SETTLED = "settled-"
 
 
 def runs(context: QueueContext) -> frozenset[str]:
-    """Return the subscriptions that claim for the streams of a queue; a stream that cannot be looked at has none."""
-    found = set[str]()
+    """Return the subscriptions that claim for the streams of a queue; skip a stream whose folder cannot be read."""
+    subscriptions = set[str]()
     for entry in reading.entries(context.layout.streams):
         try:
-            found |= _runs(entry.path) if entry.is_dir(follow_symlinks=False) else set()
+            subscriptions |= _runs(entry.path) if entry.is_dir(follow_symlinks=False) else set()
         except OSError as error:
-            why = describe(error)
-            log.warning("the stream %s cannot be read (%s): what its leases lose comes back as new", entry.path, why)
-    return frozenset(found)
+            log.warning(
+                "the stream %s cannot be read (%s): if its leases run out, its messages return without their marker, "
+                "and go to any consumer", entry.path, describe(error),
+            )  # fmt: skip
+    return frozenset(subscriptions)
 
 
 def lapsed_claim(claim: Claim, streams: frozenset[str]) -> str:
-    """Return what a name is to say of a lease that ran out: by which claim a stream knows the message, if one does."""
-    return _entry(claim.filename) if claim.subscription in streams else ""
+    """Return the expired-claim marker for a message whose lease ran out: its key in a batch, if a stream claimed it.
+
+    Args:
+        claim: the claim that ran out.
+        streams: the subscriptions that `runs` returned.
+    """
+    return _batch_key(claim.filename) if claim.subscription in streams else ""
 
 
 def _runs(folder: str) -> set[str]:
     return {name.removeprefix(_RUN) for name in reading.names_in(folder) if name.startswith(_RUN)}
 
 
-def _entry(filename: str) -> str:
-    """Return what a claimed message is called in a batch: the first claim on it, whoever of the stream has it now.
+def _batch_key(filename: str) -> str:
+    """Return what identifies a claimed message in a batch: the id of the stream's first claim on it.
 
-    Only the stream itself claims a message whose name tells of a lease that ran out, and leaves that there.
+    After a lease ran out, the expired-claim marker has that id. Only the stream claims such a message, and it keeps the
+    marker.
     """
     file = MessageFile(filename)
     return file.name.lapsed or (claim_id(file.claim.owner) if file.claim is not None else "")
 
 
 class Journal:
-    """The batches of one stream, as one run of it holds them.
+    """The batches of a stream, as one of its runs holds them.
 
-    The newest run of a stream has it: one that goes on although another began since is refused, as both would settle
-    and offer the same batches.
+    Only the newest run may use the journal. If another run began later, this one is refused, as both would deliver and
+    settle the same batches.
 
     Args:
         context: the queue that the stream reads.
-        stream: what names the stream, whichever run of it this is.
-        subscription: what this run claims by; detached, and with a lease.
+        stream: names the stream; all its runs have the same.
+        subscription: claims for this run; it is detached, and has a lease.
 
     Raises:
-        ConfigError: the queue delivers at most once, and a stream may have to read twice.
-        NoSuchQueue, StorageError: the journal cannot be kept.
+        ConfigError: the queue has barriers or delivers at most once.
+        NoSuchQueue, StorageError: the journal cannot be written.
     """
 
     def __init__(self, context: QueueContext, stream: str, subscription: Subscription) -> None:
         if not _STREAM.fullmatch(stream):
             raise ValueError(f"{stream!r} cannot name a stream: letters, digits, -, _, *, % and +, at most 100")
         if not subscription.lease:
-            raise ValueError("a stream claims by leases: without one its messages would wait for it for ever")
+            raise ValueError("a stream needs a lease: without it, its messages would never return to the queue")
         check_semantics(context)
         self.lease = subscription.lease
         self._context = context
         self._folder = f"{self._context.layout.streams}/{stream}"
         self._lock = threading.RLock()
-        #: The batches that this run holds, their messages by what they are called there.
+        #: The batches that this run holds; their messages by their batch keys.
         self._batches: dict[int, dict[str, Message]] = {}
         self._subscription = subscription
-        self._has_looked_back = False
+        self._has_adopted_leftovers = False
         self._run = f"{self._folder}/{_RUN}{subscription.id}"
         refuse_links([self._folder])
-        with self._kept():
+        with self._error_context():
             self._earlier = frozenset(_runs(self._folder))
             self._inherited = frozenset(self._numbers())
-            self._announce()
+            self._register()
 
-    def _announce(self) -> None:
-        """Say that this run claims for the stream, unless it is known: a sweep forgets a stream that was idle long."""
+    def _register(self) -> None:
+        """List this run's subscription in the stream's folder, again if a sweep has removed an idle stream."""
         if not reading.exists(self._run):
             self._context.storage.make_folder(self._folder)
             self._context.storage.touch(self._run)
 
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Say what a refused call means."""
-        with self._context.error_context(
-            f"the journal {self._folder} is not kept; what the stream has claimed stays claimed"
-        ):
-            yield
+    def _error_context(self) -> AbstractContextManager[None]:
+        return self._context.error_context(
+            f"the journal {self._folder} was not written; the messages of the stream stay claimed"
+        )
 
-    def _be_newest(self) -> None:
+    def _refuse_if_overtaken(self) -> None:
         newer = _runs(self._folder) - self._earlier - {self._subscription.id}
         if newer:
             raise DropqError(
-                f"{min(newer)} reads the stream {self._folder} since this run began: two queries go on from one "
+                f"{min(newer)} reads the stream {self._folder} since this run began: two queries continue from one "
                 "checkpoint, or from copies of it. The newest has the stream, this one ends; give each query a "
                 "checkpoint of its own"
             )
 
-    # -- taking --------------------------------------------------------------------------------------------------
+    # -- making and reading batches ----------------------------------------------------------------------------------
 
     def next_batch(self, batch: int, limit: int | None) -> int:
-        """Make a batch of what waits, unless it was made before; return how many messages it has.
+        """Make a batch of waiting messages, unless the batch exists; return how many messages it has.
 
         Args:
-            batch: its number, one more than the last that was settled.
-            limit: the most messages; None for all that wait. What an earlier run claimed comes all the same.
+            batch: the number of the batch, one more than the last settled batch.
+            limit: the most messages; None for all that wait. Messages that an earlier run claimed may exceed it.
 
         Raises:
-            DropqError: another run reads the stream since.
+            DropqError: another run of the stream began later.
         """
-        with self._lock, self._kept():
-            self._be_newest()
-            self._announce()
-            if batch in self._numbers() and (entries := self._entries(batch)):
-                return len(entries)
-            messages = {} if self._has_looked_back else self._left_over()
-            self._has_looked_back = False  # until what is claimed now is written down
-            messages |= self._claimed(limit, besides=len(messages))
+        with self._lock, self._error_context():
+            self._refuse_if_overtaken()
+            self._register()
+            if batch in self._numbers() and (keys := self._keys(batch)):
+                return len(keys)
+            messages = {} if self._has_adopted_leftovers else self._adopt_leftovers()
+            self._has_adopted_leftovers = False  # an error below would leave claims that are in no batch
+            messages |= self._claim(limit, besides=len(messages))
             if messages:
                 self._write(batch, messages)
                 self._batches[batch] = messages
-            self._has_looked_back = True
+            self._has_adopted_leftovers = True
             return len(messages)
 
-    def _claimed(self, limit: int | None, *, besides: int) -> dict[str, Message]:
+    def _claim(self, limit: int | None, *, besides: int) -> dict[str, Message]:
         subscription = self._subscription
         most = sys.maxsize if limit is None else limit - besides
         if subscription.max_backlog is not None:
@@ -174,193 +179,187 @@ class Journal:
         except DropqError as error:
             if not besides:
                 raise
-            log.warning("%s", error)  # what an earlier run claimed is not to wait for that
+            log.warning("%s", error)  # the messages of an earlier run must not wait for this
             return {}
-        return {_entry(message.file): message for message in messages}
+        return {_batch_key(message.file): message for message in messages}
 
-    def _left_over(self) -> dict[str, Message]:
-        """Take up what earlier runs claimed and did not live to write down."""
-        known = _runs(self._folder)
-        claims = [claim for claim in self._claims() if claim.subscription in known]
-        self._strike_out(self._earlier, claims)
-        written = {entry for number in self._numbers() for entry in self._entries(number)}
-        found = {_entry(claim.filename): claim for claim in claims}
-        return self._renewed({entry: claim for entry, claim in found.items() if entry not in written})
+    def _adopt_leftovers(self) -> dict[str, Message]:
+        """Hold the messages that earlier runs claimed, but did not write into a batch before they died."""
+        ours = _runs(self._folder)
+        claims = [claim for claim in self._claims() if claim.subscription in ours]
+        self._remove_runs(self._earlier, claims)
+        written = {key for number in self._numbers() for key in self._keys(number)}
+        by_key = {_batch_key(claim.filename): claim for claim in claims}
+        return self._adopt({key: claim for key, claim in by_key.items() if key not in written})
 
     def messages(self, batch: int) -> list[Message]:
-        """Return the messages of a batch, held by this run: the same as ever, but for those that others have settled.
+        """Return the messages of a batch, held by this run: always the same, but for those that others have settled.
 
         Raises:
             DropqError: the batch is not in the journal.
         """
-        with self._lock, self._kept():
+        with self._lock, self._error_context():
             if batch not in self._batches:
-                self._batches[batch] = self._resumed(batch)
+                self._batches[batch] = self._resume(batch)
             return list(self._batches[batch].values())
 
-    def _resumed(self, batch: int) -> dict[str, Message]:
+    def _resume(self, batch: int) -> dict[str, Message]:
         if batch in self._numbers():
-            return self._taken_up(batch)
+            return self._adopt_batch(batch)
         if batch <= max(self._settled(), default=0):
-            log.warning(
-                "batch %d of %s was acknowledged: it was committed once, and is not read again", batch, self._folder
-            )
+            log.warning("batch %d of %s was acknowledged before: it is not read again", batch, self._folder)
             return {}
         raise DropqError(
             f"batch {batch} is not in the journal {self._folder}: the checkpoint belongs to another queue, or is "
-            "older than the journal is kept. Start the query with a new checkpoint: what it had not "
-            "committed was returned to the queue"
+            "older than the journal is kept. Start the query with a new checkpoint: messages that it had not "
+            "committed were returned to the queue"
         )
 
-    def _taken_up(self, batch: int) -> dict[str, Message]:
-        """Hold a batch that an earlier run held; what was returned since, because its lease ran out, is claimed again.
+    def _adopt_batch(self, batch: int) -> dict[str, Message]:
+        """Hold a batch that an earlier run held; claim messages again that were returned because a lease ran out.
 
-        RACE: a lease may run out between the listing and its renewal. So what is missing is looked for last.
+        RACE: a lease may run out between the listing and the renewal, so missing messages are looked for last.
         """
-        entries = self._entries(batch)
-        held = {_entry(found.filename): found for found in self._claims()}
-        messages = self._renewed({entry: held[entry] for entry in entries if entry in held})
-        messages |= self._claimed_again({*entries} - messages.keys())
-        if len(messages) < len(entries):
-            gone = len(entries) - len(messages)
+        keys = self._keys(batch)
+        claims = {_batch_key(claim.filename): claim for claim in self._claims()}
+        messages = self._adopt({key: claims[key] for key in keys if key in claims})
+        messages |= self._claim_again({*keys} - messages.keys())
+        if len(messages) < len(keys):
             log.warning("batch %d of %s: %d of %d messages were settled by others, or are held by them, and are not "
-                        "read again", batch, self._folder, gone, len(entries))  # fmt: skip
-        return {entry: messages[entry] for entry in entries if entry in messages}
+                        "read again", batch, self._folder, len(keys) - len(messages), len(keys))  # fmt: skip
+        return {key: messages[key] for key in keys if key in messages}
 
-    def _renewed(self, claims: Mapping[str, Claim]) -> dict[str, Message]:
-        """Hold claims, and renew them; one whose lease runs out at this moment is left out."""
-        messages = {entry: self._subscription.adopt(claim) for entry, claim in claims.items()}
+    def _adopt(self, claims: Mapping[str, Claim]) -> dict[str, Message]:
+        """Hold the messages of claims and renew their leases; leave out those whose leases have just run out."""
+        messages = {key: self._subscription.adopt(claim) for key, claim in claims.items()}
         for message, error in extend_all(messages.values(), self.lease):
             if not isinstance(error, LeaseLost):
                 raise error
-            messages.pop(_entry(message.file))
+            messages.pop(_batch_key(message.file))
         return messages
 
     # -- settling ------------------------------------------------------------------------------------------------
 
     def settle(self, upto: int) -> int:
-        """Acknowledge every batch up to one, for good; return how many messages were.
+        """Acknowledge every batch up to a number; return how many messages were acknowledged.
 
-        What a lapsed lease has returned to the queue meanwhile is acknowledged there, before anybody else takes it.
+        Messages that returned to the queue because a lease ran out are claimed again, and acknowledged, too.
 
         Raises:
-            DropqError: another run reads the stream since: it settles what is committed.
+            DropqError: another run of the stream began later; that run acknowledges the committed batches.
         """
         settled = 0
-        with self._lock, self._kept():
-            self._be_newest()
+        with self._lock, self._error_context():
+            self._refuse_if_overtaken()
             written = self._numbers()
-            ours = self._batches.keys() | self._inherited.intersection(written)  # not what another has written since
+            ours = self._batches.keys() | self._inherited.intersection(written)  # not those that another run wrote
             for number in sorted(number for number in ours if number <= upto):
                 if number not in self._batches:
-                    self._batches[number] = self._taken_up(number)
-                settled += self._acknowledged(number, self._batches[number])
+                    self._batches[number] = self._adopt_batch(number)
+                settled += self._ack(number, self._batches[number])
                 if number in written:
-                    self._note_settled(number)
+                    self._mark_settled(number)
                 del self._batches[number]
         return settled
 
-    def _note_settled(self, batch: int) -> None:
-        """Remember a batch as settled, by its file: a checkpoint that lost its last commit asks for it again."""
-        store, earlier = self._context.storage, self._settled()
-        store.rename(f"{self._folder}/{batch}.json", f"{self._folder}/{_SETTLED}{batch}")
+    def _mark_settled(self, batch: int) -> None:
+        """Rename the file of a settled batch, and keep it: a checkpoint that lost its last commit asks for it again."""
+        storage, earlier = self._context.storage, self._settled()
+        storage.rename(f"{self._folder}/{batch}.json", f"{self._folder}/{_SETTLED}{batch}")
         for number in earlier:
-            store.unlink(f"{self._folder}/{_SETTLED}{number}")
+            storage.unlink(f"{self._folder}/{_SETTLED}{number}")
 
     def _settled(self) -> list[int]:
-        found = (name.removeprefix(_SETTLED) for name in reading.names_in(self._folder) if name.startswith(_SETTLED))
-        return [int(number) for number in found if number.isdigit()]
+        numbers = (name.removeprefix(_SETTLED) for name in reading.names_in(self._folder) if name.startswith(_SETTLED))
+        return [int(number) for number in numbers if number.isdigit()]
 
-    def _acknowledged(self, batch: int, messages: dict[str, Message]) -> int:
-        """Acknowledge messages, those too that were returned when their leases ran out; return how many there were."""
+    def _ack(self, batch: int, messages: dict[str, Message]) -> int:
+        """Acknowledge messages, also those that returned because a lease ran out; return how many it acknowledged."""
         ack_all(message for message in messages.values() if message.held)
-        again = self._claimed_again({entry for entry, message in messages.items() if message.state == "processing"})
+        again = self._claim_again({key for key, message in messages.items() if message.state == "processing"})
         ack_all(again.values())
-        gone = [one for one in (messages | again).values() if one.state == "processing"]
+        gone = [message for message in (messages | again).values() if message.state == "processing"]
         if gone:
-            log.info("batch %d of %s: %d of %d messages had been settled by others, or in the batch itself, such as %s",
+            log.info("batch %d of %s: %d of %d messages had been settled by others, or by the query itself, such as %s",
                      batch, self._folder, len(gone), len(messages), gone[0].id)  # fmt: skip
         return len(messages) - len(gone)
 
     # -- renewing and ending ---------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """Renew the leases of all that this run holds; one that is lost is found out by whoever reads it."""
+        """Renew the leases of all messages that this run holds; a lost lease shows when its message is read."""
         with self._lock:
             renew_held((message for batch in self._batches.values() for message in batch.values()), self.lease)
 
     def close(self) -> None:
-        """End the run: what is not settled stays claimed until its lease runs out, for the next run to go on with."""
-        with self._lock, self._kept():
-            self._strike_out(self._earlier | {self._subscription.id}, self._claims())
-            with suppress(OSError):  # another run, or a batch, is there
+        """End the run; messages that are not settled stay claimed for the next run, until their leases run out."""
+        with self._lock, self._error_context():
+            self._remove_runs(self._earlier | {self._subscription.id}, self._claims())
+            with suppress(OSError):  # the folder still has another run, or a batch
                 self._context.storage.remove_folder(self._folder)
 
-    def _strike_out(self, runs: frozenset[str], claims: Iterable[Claim]) -> None:
-        """Remove the runs that hold nothing, and what they were writing.
+    def _remove_runs(self, runs: frozenset[str], claims: Iterable[Claim]) -> None:
+        """Remove the entries of runs that hold no claim, and their unfinished drafts.
 
-        RACE: an earlier one may still live. It is refused at its next claim, as this one is newer; what it claims in
-        this moment would, at worst, be returned as if nobody came again.
+        RACE: such a run may still live. Its next batch is refused, as this run is newer. A claim that it makes right
+        now returns to the queue when its lease runs out.
         """
         for run in runs.difference(claim.subscription for claim in claims):
             for name in reading.names_in(self._folder):
                 if name.endswith(f"-{run}"):
                     self._context.storage.unlink(f"{self._folder}/{name}")
 
-    # -- what is written down ----------------------------------------------------------------------------------------
+    # -- files and claims ----------------------------------------------------------------------------------------------
 
     def _numbers(self) -> list[int]:
-        found = (_BATCH.fullmatch(entry.name) for entry in reading.entries(self._folder))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_BATCH.fullmatch(entry.name) for entry in reading.entries(self._folder))
+        return sorted(int(match[1]) for match in matches if match)
 
-    def _entries(self, batch: int) -> list[str]:
-        """Return what the messages of a batch are called, in their order."""
+    def _keys(self, batch: int) -> list[str]:
+        """Return the keys of a batch's messages, in their order."""
         path = f"{self._folder}/{batch}.json"
         try:
             content = reading.parse_json(reading.read_small(path, limit=-1) or b"null")
-            return [str(entry) for entry in content["claims"]]  # type: ignore[index]
+            return [str(key) for key in content["claims"]]  # type: ignore[index]
         except (ValueError, TypeError, KeyError) as error:
             raise DropqError(
-                f"{path} is damaged ({error}): start the query with a new checkpoint; what the stream holds returns to "
-                "the queue when its leases end"
+                f"{path} is damaged ({error}): start the query with a new checkpoint; the messages of the stream "
+                "return to the queue when its leases end"
             ) from error
 
     def _write(self, batch: int, messages: Mapping[str, Message]) -> None:
-        self._context.storage.sync(
-            self._context.layout.processing
-        )  # or a power cut gives back what the batch says it has
-        draft = f"{self._folder}/.{batch}-{self._subscription.id}"  # what a crash leaves of it goes with the run
+        storage = self._context.storage
+        storage.sync(self._context.layout.processing)  # else a power cut could undo claims that the batch lists
+        draft = f"{self._folder}/.{batch}-{self._subscription.id}"  # after a crash, `_remove_runs` removes it
         content = json.dumps({"format": 1, "claims": [*messages]})
-        self._context.storage.write_small(f"{self._folder}/{batch}.json", content.encode(), by=draft)
-
-    # -- where messages are now ----------------------------------------------------------------------------------------
+        storage.write_small(f"{self._folder}/{batch}.json", content.encode(), by=draft)
 
     def _claims(self) -> list[Claim]:
-        """Return the claims on the queue's messages, each subscription's in the order they were made."""
+        """Return the claims in processing/, those of each subscription in the order in which they were made."""
         return sorted(claims_in(self._context), key=lambda claim: (claim.subscription, claim_order(claim.owner)))
 
-    def _claimed_again(self, missing: set[str]) -> dict[str, Message]:
-        """Claim what lies where a sweep has put it when a lease ran out, and what nobody has touched since."""
+    def _claim_again(self, missing: set[str]) -> dict[str, Message]:
+        """Claim messages that a sweep returned because a lease ran out, and that nobody has touched since."""
         context, claimed = self._context, dict[str, Message]()
         for folder in (context.layout.delayed, context.layout.target) if missing else ():
             for file in map(context.sidecars.file, reading.names_in(folder)):
-                entry = file.name.lapsed if names.may_be_lapsed(file.filename) else ""
-                if entry not in missing:
+                key = file.name.lapsed if names.may_be_lapsed(file.filename) else ""
+                if key not in missing:
                     continue
                 if folder == context.layout.delayed:
-                    Transitions(context).deliver_delayed(file.filename)  # its name changes: it is found in target/ next
+                    Transitions(context).deliver_delayed(file.filename)  # target/, which is next, then has it
                     continue
                 deadline = lease_end(context.clock, self.lease)
                 claim = Transitions(context).claim(file, self._subscription.next_owner(), deadline, again=True)
                 if claim is not None:
-                    claimed[entry] = self._subscription.adopt(claim)
+                    claimed[key] = self._subscription.adopt(claim)
         return claimed
 
 
 def check_semantics(context: QueueContext) -> None:
-    """Refuse a queue whose messages Spark cannot claim: one that delivers at most once, or has barriers."""
+    """Refuse a queue whose messages Spark cannot claim: it has barriers, or delivers at most once."""
     if context.config.barrier_expression is not None:
-        raise ConfigError(f"queue {context.name} has barriers: Spark's batches have no place for a share of one")
+        raise ConfigError(f"queue {context.name} has barriers, and a batch of Spark cannot hold a share of a message")
     if context.config.semantics == "at-most-once":
         raise ConfigError(
             f'queue {context.name} has semantics = "at-most-once", and Spark may have to read a message twice'

@@ -1,19 +1,20 @@
 """A handler that runs a command for each message, in a process group of its own.
 
-No shell is ever run: the command gets its arguments as they were given, so that nothing in a message's name can be
-taken for code. It lives no longer than its message's claim: the group is ended when the claim is lost, when the
-command takes too long, and, by a guard process, when the worker itself is killed. Only what leaves the group on
-purpose, by a session of its own, gets away.
+No shell is run: the command gets its arguments as they were given, so that no text in a message's name becomes code.
+The command does not outlive the claim of its message: its process group is ended when the claim is lost, when the
+command takes too long, and, by a guard process, when the worker itself is killed. Only processes that leave the group
+on purpose, by starting a session, survive.
 
-A command finds the body on its standard input. In its environment are:
+The body is on the command's standard input. Its environment has:
 
 - DROPQ_ID, DROPQ_QUEUE, DROPQ_ROOT, DROPQ_PRIORITY, DROPQ_DELIVERY_COUNT,
-- DROPQ_TYPE, DROPQ_CORRELATION_ID and DROPQ_REPLY_TO, where the message has them,
-- DROPQ_PROP_NAME for each property, its name spelled as the sender spelled it,
-- DROPQ_RECEIPT, which names the claim to `dropq ack` and the like, also after the lease was renewed,
-- DROPQ_FILE, and `{}` in any argument: a path under the message's own name that stays the same while the command
-  runs, as renewing a lease renames the claimed file. It is to be read, not written, and goes with the command,
-- DROPQ_RUN, which the guard knows this run by.
+- DROPQ_TYPE, DROPQ_CORRELATION_ID and DROPQ_REPLY_TO, if the message has them,
+- DROPQ_PROP_NAME for each property, NAME spelled as the sender spelled it,
+- DROPQ_RECEIPT, which `dropq ack` and similar commands take, also after the lease was renewed,
+- DROPQ_FILE, which is also put in place of `{}` in any argument: a path to the body under the message's own name. It
+  stays the same while the command runs, although renewing a lease renames the claimed file; then it is removed. The
+  command may read it, but must not write to it,
+- DROPQ_RUN, by which the guard finds this run.
 """
 
 from __future__ import annotations
@@ -42,31 +43,31 @@ from dropq.worker.loop import Cancelled, Fail, Halt, Reject, Retry
 
 log = logging.getLogger("dropq")
 
-#: Exit statuses that say what is to become of the message; 0 acknowledges it, any other fails it.
+#: The exit statuses that reject the message, and give it back; 0 acknowledges it, any other status fails it.
 REJECT = 65
 RETRY = 75
-#: Exit statuses by which shells say that a command cannot be executed, or is not there.
+#: The exit statuses by which shells report that a command cannot be executed, or does not exist.
 UNUSABLE = (126, 127)
-#: Seconds between SIGTERM and SIGKILL for a command that is ended while its message is still its own.
+#: Seconds between SIGTERM and SIGKILL for a command whose message is still claimed.
 GRACE = 5.0
-#: The same where the message is somebody else's already.
+#: Seconds between SIGTERM and SIGKILL for a command whose message is lost.
 LOST_GRACE = 1.0
-#: Seconds that the last of a command's stderr is waited for, as a child that it left behind may keep it open. Then
-#: nobody reads it any more: such a child meets SIGPIPE when it writes there.
+#: Seconds to wait for the end of a command's stderr after the command ended, as a child that it left behind may keep it
+#: open. After that the pipe is closed: such a child gets SIGPIPE when it writes.
 LINGER = 0.2
 
 _PROPERTY = "DROPQ_PROP_"
 
 
 class Command:
-    """A handler for `work` that runs a command; leave its `with` block, or close it, when the worker has ended.
+    """A handler for `work` that runs a command; close it, or leave its `with` block, after the worker has ended.
 
     Args:
-        argv: the command and its arguments; `{}` stands for the message's path in every argument.
-        timeout: after which the command is ended and its message fails; None for never.
+        argv: the command and its arguments; in each argument, `{}` stands for the message's path.
+        timeout: how long the command may run before it is ended and its message fails; None for no limit.
 
     Raises:
-        Unavailable: there is no such command, or its end could not be told; no message was touched.
+        Unavailable: there is no such command, or its exit status could not be read; no message was touched.
     """
 
     def __init__(self, argv: Sequence[str], *, timeout: Duration | None = None) -> None:
@@ -77,14 +78,14 @@ class Command:
         program = shutil.which(self.argv[0])
         if program is None:
             raise Unavailable(f"{self.argv[0]}: no such command, or it may not be executed; no message was touched")
-        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # left so by whoever started us
-            raise Unavailable("SIGCHLD is ignored here, so no exit status can be had: start the worker without that")
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited from the program that started us
+            raise Unavailable("SIGCHLD is ignored, so no exit status can be read: start the worker without ignoring it")
         self._program = os.path.abspath(program)
         self._guard = Guard()
         self._runs: dict[int, Run] = {}
 
     def __call__(self, message: Message) -> None:
-        """Run the command; raise what its end says of the message, and return where it is to be acknowledged."""
+        """Run the command; return if it succeeded, else raise the exception that settles the message."""
         run = self._runs[id(message)] = Run(self._guard)
         try:
             with _stable_path(message) as path, message.open() as body:
@@ -98,16 +99,16 @@ class Command:
             raise Fail(f"timeout: ended after {after}", stderr=run.stderr)
         if run.ended_by is not None:
             raise Cancelled
-        self._judge(status, run.stderr)
+        self._raise_for(status, run.stderr)
 
     def cancel(self, message: Message) -> None:
-        """End the command that runs for a message, at once where the message is lost; return without waiting."""
+        """End the command that runs for a message, sooner if the message is lost; return without waiting."""
         run = self._runs.get(id(message))
         if run is not None:
             run.end("cancel", GRACE if message.held else LOST_GRACE)
 
     def close(self) -> None:
-        """Let the guard go."""
+        """End the guard process."""
         self._guard.close()
 
     def __enter__(self) -> Command:
@@ -125,13 +126,13 @@ class Command:
                 raise Fail(f"{reason} (the message's properties make the environment)") from error
             raise Halt(reason) from error
 
-    def _judge(self, status: int, stderr: str) -> None:
+    def _raise_for(self, status: int, stderr: str) -> None:
         if status == RETRY:
             raise Retry(reason=f"exit status {status}")
         if status == REJECT:
             raise Reject(f"exit status {status}", exit_status=status, stderr=stderr)
         if status in UNUSABLE:
-            raise Halt(f"{self.argv[0]} ended with exit status {status}, which says that it cannot be run")
+            raise Halt(f"{self.argv[0]} ended with exit status {status}, which means that it cannot be run")
         if status < 0:
             failed = Fail(f"killed by {_signal_name(-status)}", exit_status=128 - status, stderr=stderr)
             failed.returncode = status
@@ -141,9 +142,9 @@ class Command:
 
 
 class Run:
-    """One run of a command: a process group, from its start until its leader is reaped.
+    """A run of a command: a process group, from its start until its leader is reaped.
 
-    Once a process id is reaped the system may give it away again: signals are sent under the lock, and only before.
+    After a process is reaped, the system may reuse its id. So signals are sent only before that, under the lock.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -161,8 +162,8 @@ class Run:
         """Start the command.
 
         Raises:
-            OSError: it cannot be executed.
-            Cancelled: it was ended before it began.
+            OSError: the command cannot be executed.
+            Cancelled: `end` was called before.
         """
         with self._lock:
             if self.ended_by is not None:
@@ -185,10 +186,10 @@ class Run:
         pump.begin(self._process.stderr)
 
     def wait(self, timeout: float | None) -> int:
-        """Wait for the command's end; return its exit status, negative for a signal.
+        """Wait for the command to end; return its exit status, or the negative number of the signal that ended it.
 
         Args:
-            timeout: seconds after which it is ended.
+            timeout: seconds after which the command is ended; None for no limit.
         """
         assert self._process is not None and self._pump is not None
         if timeout is not None:
@@ -198,8 +199,8 @@ class Run:
             self._exited = True
             for timer in self._timers:
                 timer.cancel()
-        # Who still holds its stderr is of its group: the rest of an ended one has its grace, what a command that came
-        # to its own end left behind goes on.
+        # Another process of the group may still have stderr open. If we ended the group, wait until it is killed;
+        # otherwise such a process may go on, so wait only shortly.
         self._pump.end(max(self._kill_at - time.monotonic(), 0) if self.ended_by else LINGER)
         if self.ended_by:
             self._signal(signal.SIGKILL)
@@ -207,7 +208,7 @@ class Run:
         return self._process.wait()
 
     def end(self, why: str, grace: float) -> None:
-        """End its process group: SIGTERM now, SIGKILL after a grace in seconds; return without waiting."""
+        """End the process group: SIGTERM now, SIGKILL after `grace` seconds; return without waiting."""
         with self._lock:
             if self._exited or self.ended_by is not None:
                 return
@@ -219,7 +220,7 @@ class Run:
 
     @property
     def stderr(self) -> str:
-        """The last that it wrote to its stderr, at most `STDERR_LIMIT` bytes."""
+        """The end of what the command wrote to its stderr, at most `STDERR_LIMIT` bytes."""
         return self._pump.tail.decode("utf-8", errors="replace") if self._pump is not None else ""
 
     def _kill(self) -> None:
@@ -229,7 +230,7 @@ class Run:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        with suppress(ProcessLookupError, PermissionError):  # another user's now: not ours to end
+        with suppress(ProcessLookupError, PermissionError):  # the command has changed its user
             os.killpg(self._process.pid, number)
 
     def _later(self, seconds: float, call: Callable[..., None], *args: object) -> None:
@@ -240,40 +241,39 @@ class Run:
 
 
 class _Pump:
-    """Passes on what a command writes to its stderr, and keeps the end of it, in a thread and until it is ended."""
+    """Copies a command's stderr to our own, in a thread, and keeps the end of it."""
 
     def __init__(self) -> None:
         self.tail = b""
-        self._over, self._end = os.pipe()
+        self._stop_read, self._stop_write = os.pipe()  # closing the write end stops the thread
         self._thread: threading.Thread | None = None
 
     def begin(self, pipe: IO[bytes]) -> None:
-        """Begin to read a pipe."""
+        """Start to copy a pipe."""
         self._thread = threading.Thread(target=self._run, args=(pipe,), name="dropq-stderr", daemon=True)
         self._thread.start()
 
-    def end(self, patience: float) -> None:
-        """Wait for the end of the pipe, so many seconds at most; then close it, whoever still writes there."""
+    def end(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds for the end of the pipe; then stop, even if a process still writes to it."""
         if self._thread is not None:
-            self._thread.join(patience)
-        os.close(self._end)  # which ends the thread
+            self._thread.join(timeout)
+        os.close(self._stop_write)
 
     def close(self) -> None:
-        """Let go of what was not begun."""
-        os.close(self._over)
-        os.close(self._end)
+        """Close a pump that did not begin."""
+        os.close(self._stop_read)
+        os.close(self._stop_write)
 
     def _run(self, pipe: IO[bytes]) -> None:
         ready = select.poll()
         ready.register(pipe, select.POLLIN)
-        ready.register(self._over, select.POLLIN)
-        with pipe, open(self._over, "rb"):
-            goes_on = True
-            while goes_on:
+        ready.register(self._stop_read, select.POLLIN)
+        with pipe, open(self._stop_read, "rb"):
+            more = True
+            while more:
                 events = dict(ready.poll())
-                goes_on = self._over not in events
                 chunk = os.read(pipe.fileno(), 1 << 16) if pipe.fileno() in events else b""
-                goes_on = goes_on and bool(chunk)
+                more = self._stop_read not in events and bool(chunk)
                 self.tail = (self.tail + chunk)[-STDERR_LIMIT:]
                 with suppress(OSError):
                     while chunk:
@@ -281,7 +281,7 @@ class _Pump:
 
 
 class Guard:
-    """What kills the commands of this process when it dies, see `guard`; started with the first command."""
+    """The process that kills the commands of this process if it dies, see `guard`; the first command starts it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -290,16 +290,16 @@ class Guard:
         self._off = False
 
     def run(self, run: str, group: int) -> None:
-        """Say that a run is in a process group; 0 says that it is about to start."""
+        """Report the process group of a run; 0 for a run that is about to start."""
         with self._lock:
             self._runs[run] = group
-            self._tell(f"run {run} {group}\n")
+            self._write(f"run {run} {group}\n")
 
     def end(self, run: str) -> None:
-        """Say that a run is over."""
+        """Report that a run has ended."""
         with self._lock:
             self._runs.pop(run, None)
-            self._tell(f"end {run}\n")
+            self._write(f"end {run}\n")
 
     def close(self) -> None:
         """End the guard."""
@@ -310,24 +310,24 @@ class Guard:
             process.stdin.close()
             process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         process = self._process
         if process is not None and process.stdin is not None:
             try:
                 process.stdin.write(line.encode())
                 return
             except BrokenPipeError:
-                log.warning("the guard of this worker's commands is gone: starting another")
+                log.warning("the guard of this worker's commands has ended: starting another")
                 process.wait()
         if self._off:
             return
         try:
-            self._process = self._started()
+            self._process = self._start()
         except OSError as error:
             self._off = True
             log.warning("no guard (%s): commands will outlive this worker if it is killed", error)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__],
             bufsize=0,
@@ -335,7 +335,7 @@ class Guard:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            start_new_session=True,  # what ends the worker's whole group is not to end it
+            start_new_session=True,  # a signal to the worker's process group must not end the guard
         )
         assert process.stdin is not None
         process.stdin.write("".join(f"run {run} {group}\n" for run, group in self._runs.items()).encode())
@@ -346,13 +346,13 @@ def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     if hasattr(os, "waitid"):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     else:
-        process.wait()  # macOS before Python 3.13: its id is free a moment before we know
+        process.wait()  # macOS before Python 3.13: the id may be reused a moment before we know of the end
 
 
 @contextmanager
 def _stable_path(message: Message) -> Iterator[str]:
-    """Give the body a second name that lasts as long as the block; a sweep clears it when this process dies."""
-    if message.owner is None:  # at most once: it is archived, and moves no more
+    """Give the body a second name until the block ends; if this process dies, a sweep removes it."""
+    if message.owner is None:  # at most once: the message is archived, so its path does not change
         yield message.path
         return
     context = message.context
@@ -372,8 +372,8 @@ def _stable_path(message: Message) -> Iterator[str]:
 
 
 def environment(message: Message, path: str, run: str) -> dict[bytes, bytes]:
-    """Return the environment of a command: this process's, and what the message says."""
-    said = {
+    """Return the environment of a command: the one of this process, and variables about the message."""
+    variables = {
         "DROPQ_ID": message.id,
         "DROPQ_QUEUE": message.context.name,
         "DROPQ_ROOT": message.context.root.layout.path,
@@ -387,19 +387,19 @@ def environment(message: Message, path: str, run: str) -> dict[bytes, bytes]:
         guard.RUN: run,
         **{f"{_PROPERTY}{name}": value for name, value in message.properties.items()},
     }
-    # Another message's, where a worker runs within a command, are not this one's.
-    kept = {key: value for key, value in os.environb.items() if not key.startswith(_PROPERTY.encode())}
-    for name, value in said.items():
+    # If a worker runs inside a command, its environment has the properties of another message.
+    result = {key: value for key, value in os.environb.items() if not key.startswith(_PROPERTY.encode())}
+    for name, value in variables.items():
         key = _bytes(name)
         if value is None:
-            kept.pop(key, None)
-        elif b"=" not in key:  # which no environment can hold: a name that some script made up
-            kept[key] = _bytes(value)
-    return kept
+            result.pop(key, None)
+        elif b"=" not in key:  # a variable cannot have such a name, but a property that a script wrote can
+            result[key] = _bytes(value)
+    return result
 
 
 def _bytes(value: object) -> bytes:
-    """Write a value as the environment can hold it: without NUL, and with the bytes that a file name had."""
+    """Return a value as bytes for the environment: without NUL, and with the bytes of a file name unchanged."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     try:
         data = text.encode("utf-8", "surrogateescape")

@@ -1,9 +1,9 @@
-"""Ends the commands of a worker that died: a program of its own, which reads what its worker runs from a pipe.
+"""Kills the commands of a worker that died: a program of its own, which reads from a pipe what the worker runs.
 
-The pipe ends when the worker does, however it does; then whatever is still listed is killed. A line is `run RUN 0`
-for a run that is about to start, `run RUN GROUP` once its process group is known, and `end RUN`. A run that was about
-to start is found by its environment, so that there is no moment at which a worker's death leaves a command behind.
-What left its process group on purpose is not reached.
+The kernel closes the pipe when the worker ends, however it ends; then the guard kills every run that has not ended. The
+lines are `run RUN 0` for a run that is about to start, `run RUN GROUP` once its process group is known, and `end RUN`.
+The guard finds a run that was about to start by its environment, so there is no moment at which a worker could die and
+leave a command running. It does not find processes that left their process group on purpose.
 
     python -I -S guard.py < PIPE
 """
@@ -15,12 +15,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 
-#: The variable in a command's environment that tells its run.
+#: The environment variable that names the run of a command.
 RUN = "DROPQ_RUN"
 
 
 def main() -> None:
-    """Follow the worker until it ends, then kill what it left."""
+    """Read lines until the worker ends, then kill the runs that have not ended."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(ignored, signal.SIG_IGN)
     runs: dict[str, int] = {}
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _groups_of(starting: set[str]) -> Iterator[int]:
-    """Yield the process groups that run what was about to start, where the system shows environments."""
+    """Yield the process groups of runs that were about to start, if the system shows environments."""
     wanted = {f"{RUN}={run}".encode() for run in starting}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with suppress(OSError, ValueError), open(f"/proc/{int(entry)}/environ", "rb") as environment:

@@ -1,9 +1,9 @@
-"""The run loop: claims messages, gives each to a handler, settles it by what the handler says.
+"""The run loop: claims messages, calls a handler with each, and settles it by the result.
 
-A worker claims a message only for a hand that is free, so that nothing it does not work on is kept from others, and
-while a handler runs the lease of its message is renewed. Whatever happens to a handler, its message is settled once,
-or given back; a message whose claim was lost is left to whoever has it now. To be stopped is no failure: what ends
-by the signal that stops the worker goes back uncounted.
+A worker claims a message only when a thread is free to handle it, so that it keeps no message from others for nothing.
+While a handler runs, the worker renews the lease of its message. Invariant: however a handler ends, its message is
+settled once, or given back; a message whose claim was lost is left alone. Stopping a worker is not a failure: a message
+whose handler ends by the same signal goes back, and the delivery does not count.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dropq")
 
-#: What is called with each message. What it returns is not looked at: returning acknowledges.
+#: A function that is called with each message; when it returns, whatever it returns, the message is acknowledged.
 Handler = Callable[[Message], object]
 
-#: Seconds that a handler which can be cancelled is waited for when its message is to be given back.
+#: Seconds to wait for handlers that were cancelled, before their messages are given back.
 CANCEL_LIMIT = 10.0
 #: The signals that ask a worker to stop.
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Seconds by which a stop's signal may come to a command earlier than to its worker. A command that ends by itself with
-#: the status that a shell gives to such a signal is waited for once a worker.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Seconds to wait for the worker's own signal after a stop signal ended a command, which it may have reached first. For
+#: commands that exit with the status of such a signal by themselves, each worker waits only once.
 SIGNAL_SPREAD = 1.0
-#: Seconds between two looks for it.
-SIGNAL_LOOK = 0.01
+#: Seconds between two checks for the worker's own signal.
+SIGNAL_CHECK = 0.01
 
-#: How what was ended by such a signal tells its status: as Python's own subprocesses do, and as shells do.
-_BY_STOP = frozenset(status for number in STOPS for status in (-number, 128 + number))
+#: The exit statuses of a program that a stop signal ended: as Python's subprocess reports them, and as shells do.
+_STOPPED_STATUSES = frozenset(status for number in STOP_SIGNALS for status in (-number, 128 + number))
 
-#: How a message that its handler settled itself is counted, by the state that it went to.
+#: How a message counts that its handler settled itself, by its state.
 _SETTLED = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
-#: The outcomes that are logged, in words.
-_TOLD = {"retried": "given back", "rejected": "rejected", "failed": "failed"}
+#: The outcomes that are logged, and their words.
+_LOGGED = {"retried": "given back", "rejected": "rejected", "failed": "failed"}
 
 
 class Source(Protocol):
-    """What a worker takes messages from: a queue."""
+    """The queue that a worker receives from."""
 
     @property
     def context(self) -> QueueContext:
         """The open queue."""
 
     def subscribe(self, *, max_backlog: int | None, lease_period: Duration | None) -> Subscription:
-        """Begin to receive from it."""
+        """Open a subscription."""
 
 
 class Retry(Exception):
-    """Raised by a handler to give its message back; it is delivered again, and a cancel is counted.
+    """Raised by a handler to give its message back; the message is delivered again, and a cancel is counted.
 
     Args:
-        delay: how long it is kept from everybody; None takes the queue's redelivery_delay.
-        reason: for whoever reads the log.
+        delay: how long the message waits before its next delivery; None takes the queue's redelivery_delay.
+        reason: goes into the log.
     """
 
     def __init__(self, delay: Duration | None = None, *, reason: str = "to be tried again") -> None:
@@ -80,48 +80,47 @@ class Retry(Exception):
         self.delay = None if delay is None else parse_duration(delay)
 
 
-class Reject(Exception):
-    """Raised by a handler to refuse its message for good: it goes to error/ at once.
-
-    Args:
-        reason: for whoever reads error/.
-        details: what else is kept with the reason.
-    """
-
+class _Failure(Exception):
     def __init__(self, reason: str, **details: object) -> None:
         super().__init__(reason)
         self.details = details
 
 
-class Fail(Exception):
-    """Raised by a handler that knows why it failed: as any other exception, but without a traceback.
+class Reject(_Failure):
+    """Raised by a handler to refuse its message for good: the message goes to error/ at once.
 
     Args:
-        reason: for whoever reads error/.
-        details: what else is kept with the reason.
+        reason: kept beside the message in error/.
+        details: kept with the reason.
     """
 
-    def __init__(self, reason: str, **details: object) -> None:
-        super().__init__(reason)
-        self.details = details
-        #: How a program ended that the handler ran, as subprocess tells it: -N for the signal N; None for no program.
-        self.returncode: int | None = None
+
+class Fail(_Failure):
+    """Raised by a handler to fail its message, as any other exception does, but without a traceback.
+
+    Args:
+        reason: kept beside the message in error/.
+        details: kept with the reason.
+    """
+
+    #: How a program ended that the handler ran, as subprocess reports it: -N for signal N; None if it ran no program.
+    returncode: int | None = None
 
 
 class Halt(Exception):
-    """Raised by a handler that cannot work on any message: this one goes back uncounted, and the worker ends."""
+    """Raised by a handler that cannot handle any message: the message goes back uncounted, and the worker ends."""
 
 
 class Cancelled(Exception):
-    """Raised by a handler whose `cancel(message)` was called: its message is lost, or to be given back."""
+    """Raised by a handler after its `cancel(message)` was called: the message is lost, or goes back uncounted."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """A message that came back in a run that takes each once.
+    """A message that came back in a run that takes each message once.
 
     Attributes:
-        id: its id, which several may share that a sender chose it for.
+        id: its id, which is unique only if the sender did not choose it.
         due: when it may be delivered again; None for at once.
     """
 
@@ -131,15 +130,15 @@ class Left:
 
 @dataclass
 class WorkReport:
-    """What became of the messages that a worker took.
+    """How many messages a worker took, by outcome.
 
     Attributes:
-        acked, failed, retried, rejected: settled so, by the worker or by the handler itself.
-        lost: the claim was gone when the message was to be settled; nothing was changed.
-        returned: given back, uncounted, because the worker was to end.
-        halted: why the handler could not go on; None when it could.
-        stopped: whether the worker was asked to end, as by a signal.
-        left: with `until_empty`, the messages that were taken and came back.
+        acked, failed, retried, rejected: settled this way, by the worker or by the handler itself.
+        lost: the worker lost the claim before it settled the message; nothing was changed.
+        returned: given back uncounted, because the worker ended.
+        halted: why the handler could not handle any message; None if it could.
+        stopped: whether the worker was asked to stop, as by a signal.
+        left: with `until_empty`, the messages that the worker took and that came back.
     """
 
     acked: int = 0
@@ -154,10 +153,10 @@ class WorkReport:
 
 
 class Stop:
-    """Asks a worker to end: once, to finish what runs; twice, to end that too and give it back.
+    """Asks a worker to stop: once, to finish the running handlers; twice, to cancel them and give their messages back.
 
     Args:
-        event: ask once as soon as this is set, too; it is looked at once a second.
+        event: setting it asks once, too; the worker checks it once a second.
     """
 
     def __init__(self, event: threading.Event | None = None) -> None:
@@ -166,19 +165,19 @@ class Stop:
         self._wakes: list[Callable[[], None]] = []
 
     def ask(self) -> None:
-        """Ask; any thread and any signal handler may."""
-        self.times += 1  # no lock, and no logging: a signal handler may interrupt whoever holds one
+        """Ask; any thread and any signal handler may call this."""
+        self.times += 1  # no lock and no logging: a signal handler may have interrupted the thread that holds the lock
         for wake in tuple(self._wakes):
             wake()
 
     @property
     def asked(self) -> bool:
-        """Whether anybody asked."""
+        """Whether the worker was asked to stop."""
         return self.times > 0 or (self._event is not None and self._event.is_set())
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Call something, for as long as the block lasts, whenever somebody asks."""
+        """Call `wake` whenever the worker is asked to stop, until the block ends."""
         self._wakes.append(wake)
         try:
             yield
@@ -188,14 +187,14 @@ class Stop:
 
 @contextmanager
 def stop_on_signals(stop: Stop, *signals: signal.Signals) -> Iterator[Stop]:
-    """Take signals as requests to stop for as long as the block lasts; to be called in the main thread.
+    """Turn signals into requests to stop until the block ends; only the main thread can do this.
 
     Args:
-        stop: what is asked.
-        signals: which; SIGTERM, SIGINT and SIGHUP when none is given, the last only where `nohup` does not ignore it.
+        stop: gets the requests.
+        signals: the signals; by default SIGTERM, SIGINT, and SIGHUP unless `nohup` makes the program ignore it.
     """
     before = {}
-    for number in signals or (number for number in STOPS if not _is_ignored_hangup(number)):
+    for number in signals or (number for number in STOP_SIGNALS if not _is_ignored_hangup(number)):
         before[number] = signal.signal(number, lambda *_: stop.ask())
     try:
         yield stop
@@ -220,55 +219,58 @@ def work(
 ) -> WorkReport:
     """Handle a queue's messages until asked to stop.
 
-    A handler that returns acknowledges its message. If it raises `Retry`, its message is given back; `Reject` refuses
-    the message, `Halt` gives it back and ends the worker, any other exception fails it, with the traceback kept (`Fail`
-    without). A handler may also settle its message itself. It may look at `message.held`, which turns false when the
-    claim is lost. If the handler has a method `cancel(message)`, that is called then, and when a message is to be given
-    back, from another thread; it must return at once, and the handler raises `Cancelled`.
+    When the handler returns, its message is acknowledged. If it raises `Retry`, the message is given back; `Reject`
+    refuses it; `Halt` gives it back and ends the worker; any other exception fails it and keeps the traceback, but for
+    `Fail`, which keeps none. A handler may also settle its message itself. `message.held` turns false when the claim is
+    lost; then, and when its message is to be given back, the worker calls the handler's method `cancel(message)`, if
+    there is one, in another thread. That method must return at once, and the handler raises `Cancelled`.
 
-    SIGTERM, SIGHUP and Ctrl-C, in the main thread and where the program has no handler of its own for them, are
-    requests to stop: what runs is finished, and the report says `stopped`. A second one gives back what runs, and
-    leaves handlers that cannot be cancelled to the end of the process. A message whose handler fails because that
-    signal ended a program that it ran is given back, too, uncounted.
+    SIGTERM, SIGHUP and Ctrl-C ask the worker to stop, if this is the main thread and the program does not handle them:
+    the running handlers finish, and the report says `stopped`. After a second signal the worker gives their messages
+    back, and does not wait for handlers that cannot be cancelled. If the signal also ended a program that a handler
+    ran, so that the handler failed, its message is given back uncounted.
 
     Args:
         queue: the queue.
-        handler: called with each message, in another thread than the caller's.
+        handler: called with each message, in a thread of the worker.
         concurrency: how many messages are handled at a time; the queue's max_per_subscription_backlog may be lower.
-        until_empty: end when nothing waits in target/ and nothing runs here; delayed messages, and what others hold,
-            are not waited for, but what a limit, a turn or a barrier keeps back is. A paused queue is empty. Each
-            message is taken once at the most: the report says which came back, and are `left`.
-        lease: after which a claim runs out unless it is renewed; None takes the queue's, which may have none.
-        poll: look for messages twenty times a second instead of waiting for events.
-        stop: asks the worker to end; a `threading.Event` asks once, and is seen within a second.
+        until_empty: end when nothing waits in target/ and no handler runs. The worker does not wait for delayed
+            messages or for messages that others hold, but it waits for those that a limit, a turn or a barrier keeps
+            back. A paused queue counts as empty. Each message is taken once at most; the report lists in `left` the
+            messages that came back.
+        lease: how long a claim lasts unless it is renewed; None takes the queue's lease, if it has one.
+        poll: list target/ twenty times a second instead of waiting for events.
+        stop: asks the worker to stop; a `threading.Event` asks once, and is seen within a second.
 
     Raises:
-        NoSuchQueue, ConfigError: nothing was taken.
-        StorageError: a message could not be taken or settled; what ran was finished first.
+        NoSuchQueue, ConfigError: no message was taken.
+        StorageError: a message could not be taken or settled; the running handlers finished first.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency {concurrency}: at least 1")
     asked = stop if isinstance(stop, Stop) else Stop(stop)
     with ExitStack() as stack:
-        # Ctrl-C must not break a claim in two: between the rename and its being known to the subscription.
-        if free := _signals_that_nobody_takes():
-            stack.enter_context(stop_on_signals(asked, *free))
+        # Ctrl-C must not interrupt a claim after the rename, before the subscription knows of it.
+        if unhandled := _unhandled_signals():
+            stack.enter_context(stop_on_signals(asked, *unhandled))
         subscription = stack.enter_context(queue.subscribe(max_backlog=concurrency, lease_period=lease))
         watch = Watch(queue.context.layout.target, poll=poll)
         stack.enter_context(asked.waking(watch.wake))
         return _Worker(subscription, handler, watch, asked, concurrency=concurrency, until_empty=until_empty).run()
 
 
-def _signals_that_nobody_takes() -> list[signal.Signals]:
+def _unhandled_signals() -> list[signal.Signals]:
     if threading.current_thread() is not threading.main_thread():
         return []
-    return [number for number in STOPS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
+    default = (signal.SIG_DFL, signal.default_int_handler)
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) in default]
 
 
 class _Worker:
-    """One run of the loop: hands handle and settle, and take the next message themselves while there is one.
+    """One run of the loop.
 
-    The calling thread wakes hands when something may have come, and a lease renewer renews the leases of what runs.
+    Worker threads handle and settle messages, and take the next message themselves as long as there is one. The calling
+    thread waits for messages and hands them to free threads. A lease renewer renews the leases of running messages.
     """
 
     def __init__(
@@ -290,28 +292,28 @@ class _Worker:
         self._until_empty = until_empty
         self._report = WorkReport()
         self._error: BaseException | None = None
-        self._exits_as_stopped = False  # a program of the handler's ends by itself with what a stop's signal gives
+        self._exits_as_if_stopped = False  # a program exited by itself with the status of a stop signal
         self._lock = threading.Lock()
-        self._busy = 0  # hands that have, or look for, a message
+        self._busy = 0  # threads that have a message, or look for one
         self._running: dict[int, Message] = {}
-        self._given: SimpleQueue[Message | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._ended = threading.Event()
 
     def run(self) -> WorkReport:
         for _ in range(self._concurrency):
-            threading.Thread(target=self._hand, name="dropq-hand", daemon=True).start()
+            threading.Thread(target=self._run_thread, name="dropq-worker", daemon=True).start()
         lease = self._subscription.lease
         renewer = LeaseRenewer(lease, partial(self._renew_running, lease)) if lease else None
         try:
-            while not self._over():
+            while not self._is_done():
                 self._watch.wait(self._pause())
         finally:
             self._ended.set()
             if renewer is not None:
                 renewer.stop()
-            self._give_back()  # nothing is left but after a second request, or an exception
+            self._give_back()  # messages are left only after a second request, or an exception
             for _ in range(self._concurrency):
-                self._given.put(None)
+                self._inbox.put(None)
         if self._error is not None:
             raise self._error
         self._report.stopped = self._stop.asked
@@ -324,24 +326,24 @@ class _Worker:
         ends = self._error is not None or self._report.halted is not None
         return ends or self._stop.asked or self._ended.is_set()
 
-    def _over(self) -> bool:
-        """Take a message for each free hand; tell whether there is nothing more to do."""
-        idle = self._busy == 0  # before the look: what is given back while we look makes for another round
+    def _is_done(self) -> bool:
+        """Take a message for each free thread; return whether there is nothing more to do."""
+        idle = self._busy == 0  # read first: a message that comes back while we take others needs another round
         taken = 0
         while self._busy < self._concurrency and (message := self._next()) is not None:
             taken += 1
             self._count_busy(1)
-            self._given.put(message)
+            self._inbox.put(message)
         if taken:
             self._watch.begin()
         if self._stop.times > 1:
             return True
-        # What a barrier waits for may have come back in this run: that is for another run to take.
+        # A barrier may wait for messages that came back in this run, which only another run takes.
         waits = self._subscription.held_up and not self._subscription.waits_for_passed_over
         return idle and not taken and (self._stopping or (self._until_empty and not waits))
 
     def _next(self) -> Message | None:
-        """Claim a message, unless the worker is to end."""
+        """Claim a message, unless the worker is stopping."""
         if self._stopping:
             return None
         try:
@@ -349,7 +351,7 @@ class _Worker:
             if message is None:
                 return None
             self._running[id(message)] = message
-            # RACE: what was claimed while the calling thread looks for what to give back is seen by it, or by us.
+            # RACE: the calling thread may be giving messages back. Whichever thread removes the message gives it back.
             if self._ended.is_set() and self._running.pop(id(message), None) is not None:
                 message.release(counted=False)
                 return None
@@ -359,35 +361,35 @@ class _Worker:
         return message
 
     def _pause(self) -> float:
-        looks = self._busy < self._concurrency and not self._stopping
-        return self._subscription.next_look if looks else RESCAN  # or a hand that becomes free wakes us
+        has_free_thread = self._busy < self._concurrency and not self._stopping
+        return self._subscription.next_look if has_free_thread else RESCAN  # a thread that gets free wakes us earlier
 
     def _give_back(self) -> None:
-        """End what runs, where that can be done, and give it back."""
+        """Cancel the running handlers, if that is possible, and give their messages back."""
         until = time.monotonic() + CANCEL_LIMIT
         while self._busy and self._cancel is not None and time.monotonic() < until:
             for message in list(self._running.values()):
-                self._end(message)  # again and again: its handler may only just begin
+                self._cancel_handler(message)  # repeated, as a handler may have only just begun
             self._watch.wait(0.1)
         for key, message in list(self._running.items()):
             if self._running.pop(key, None) is None:
-                continue  # RACE: its hand was done with it just now
+                continue  # RACE: its thread has just finished it
             try:
                 message.release(counted=False)
             except LeaseLost:
-                continue  # its hand settled it just now, or it is somebody else's
+                continue  # its thread has just settled it, or another consumer has it
             self._count("returned")
 
-    # -- hands -----------------------------------------------------------------------------------------------
+    # -- the worker threads ------------------------------------------------------------------------------------
 
-    def _hand(self) -> None:
-        while (given := self._given.get()) is not None:
-            message: Message | None = given
+    def _run_thread(self) -> None:
+        while (first := self._inbox.get()) is not None:
+            message: Message | None = first
             while message is not None:
                 try:
                     if id(message) in self._running:
                         with self._subscription.once(message) if self._until_empty else nullcontext():
-                            self._work_on(message)
+                            self._handle_and_settle(message)
                 except BaseException as error:
                     self._fail(error)
                 self._running.pop(id(message), None)
@@ -395,8 +397,8 @@ class _Worker:
             self._count_busy(-1)
             self._watch.wake()
 
-    def _work_on(self, message: Message) -> None:
-        settled_first = not message.held  # at most once: nothing can be changed any more
+    def _handle_and_settle(self, message: Message) -> None:
+        settled_first = not message.held  # at most once: the message was archived before it was delivered
         outcome, settle, why = self._handle(message)
         try:
             if settled_first:
@@ -409,18 +411,19 @@ class _Worker:
         except LeaseLost:
             outcome = "lost"
         if outcome in ("retried", "returned") and message.state not in WAITING:
-            outcome = "failed"  # it was given back too often: the queue has set it aside
+            outcome = "failed"  # it was given back too often, so the queue moved it to error/ or expired/
         if self._until_empty and outcome != "lost" and message.state in WAITING:
-            self._leave(message)
+            self._report_left(message)
         if outcome == "lost":
             log.warning("message %s: its claim was lost while it was handled; nothing was changed", message.id)
-        elif outcome in _TOLD:
-            log.warning("message %s %s (%s), try %d, %s", *_fate(message, _TOLD[outcome], why))
+        elif outcome in _LOGGED:
+            words, tries = _LOGGED[outcome], message.delivery_count
+            log.warning("message %s %s (%s), try %d, %s", message.id, words, why, tries, _next_step(message))
         if id(message) in self._running:
             self._count(outcome)
 
     def _handle(self, message: Message) -> tuple[str, Callable[[], None], str]:
-        """Call the handler; return how the message counts, what settles it so, and why."""
+        """Call the handler; return the outcome, the function that settles the message accordingly, and the reason."""
         give_back = partial(message.release, counted=False)
         try:
             self._handler(message)
@@ -434,35 +437,34 @@ class _Worker:
             self._report.halted = str(error)
             return "returned", give_back, ""
         except Exception as error:
-            if self._is_stop(error):
+            if self._is_stopped_by_signal(error):
                 return "returned", give_back, ""
             if isinstance(error, Fail):
                 return "failed", partial(message.fail, str(error), **error.details), str(error)
             reason = f"{type(error).__name__}: {error}"
             return "failed", partial(message.fail, reason, traceback=_traceback(error)), reason
         except BaseException as error:
-            self._fail(error)  # the program is to end: it may be the message that ends it, so the delivery counts
+            self._fail(error)  # the program ends, maybe because of this message: so the delivery counts
             return "returned", message.release, ""
         return "acked", message.ack, "by its handler"
 
-    def _is_stop(self, error: Exception) -> bool:
-        """Tell whether what a handler ran was ended by the signal that stops this worker."""
+    def _is_stopped_by_signal(self, error: Exception) -> bool:
+        """Return whether a handler failed because its program was ended by the signal that stops this worker."""
         status = getattr(error, "returncode", None)
         if status is None and isinstance(error, Fail):
             status = error.details.get("exit_status")
-        if not isinstance(status, int) or status not in _BY_STOP:
+        if not isinstance(status, int) or status not in _STOPPED_STATUSES:
             return False
-        if status > 0 and self._exits_as_stopped:
+        if status > 0 and self._exits_as_if_stopped:
             return self._stop.asked
-        # RACE: who signals a whole group may come to the command first; our own signal is waited for.
+        # RACE: a signal to the whole process group may reach the command first, so wait for our own.
         until = time.monotonic() + SIGNAL_SPREAD
-        while not self._stop.asked and time.monotonic() < until and not self._ended.wait(SIGNAL_LOOK):
+        while not self._stop.asked and time.monotonic() < until and not self._ended.wait(SIGNAL_CHECK):
             pass
-        self._exits_as_stopped = self._exits_as_stopped or (status > 0 and not self._stop.asked)
+        self._exits_as_if_stopped = self._exits_as_if_stopped or (status > 0 and not self._stop.asked)
         return self._stop.asked
 
-    def _leave(self, message: Message) -> None:
-        """Leave a message that came back to another run."""
+    def _report_left(self, message: Message) -> None:
         due = _due(message)
         with self._lock:
             self._report.left.append(Left(message.id, utc(due) if due else None))
@@ -476,7 +478,7 @@ class _Worker:
             setattr(self._report, outcome, getattr(self._report, outcome) + 1)
 
     def _fail(self, error: BaseException) -> None:
-        """End the worker by an error, once what runs is finished."""
+        """End the worker with an error, once the running handlers have finished."""
         log.error("the worker ends: %s: %s", type(error).__name__, error)
         self._error = self._error or error
 
@@ -491,13 +493,13 @@ class _Worker:
             if message.held:
                 message.extend(lease)
         except LeaseLost as error:
-            log.debug("%s", error)  # or its hand settled it just now
-        except Exception as error:  # there is time for another try, and there are other messages
+            log.debug("%s", error)  # or its thread has just settled it
+        except Exception as error:  # the next round tries again, and the other messages must be renewed, too
             log.warning("message %s: its lease was not renewed: %s", message.id, error)
         if not message.held and message.state == "processing":
-            self._end(message)  # lost; again at the next round, as its handler may only just begin
+            self._cancel_handler(message)  # lost; the next round repeats this, as a handler may have only just begun
 
-    def _end(self, message: Message) -> None:
+    def _cancel_handler(self, message: Message) -> None:
         if self._cancel is None:
             return
         try:
@@ -511,18 +513,17 @@ def _due(message: Message) -> int:
     return message.context.sidecars.parse(message.file).not_before if message.state == "delayed" else 0
 
 
-def _fate(message: Message, what: str, why: str) -> tuple[str, str, str, int, str]:
-    """Return what is logged of a message: its id, what became of it, why, which try it was, and what comes next."""
-    then = f"it is in {message.state}/"
+def _next_step(message: Message) -> str:
+    """Return what the log says about a settled message: when it is delivered again, or where it is."""
     if message.state == "target":
-        then = "again at once"
-    elif due := _due(message):
+        return "again at once"
+    if due := _due(message):
         wait = max(due - message.context.clock.now_ms(), 0) / 1000
-        then = f"again in {format_duration(round(wait, 1))}"
-    return message.id, what, why, message.delivery_count, then
+        return f"again in {format_duration(round(wait, 1))}"
+    return f"it is in {message.state}/"
 
 
 def _traceback(error: BaseException) -> str:
-    """Return an error's traceback from the handler on."""
+    """Return the traceback of an error, from the handler on."""
     trace = error.__traceback__
     return "".join(format_exception(type(error), error, trace.tb_next if trace is not None else None))

@@ -185,7 +185,7 @@ def a_batch_that_was_not_committed(queue: Queue, checkpoint: Checkpoint) -> None
 def a_committed_batch_and_claims_that_were_not_written_down(queue: Queue, checkpoint: Checkpoint) -> None:
     a_batch_that_was_not_committed(queue, checkpoint)
     checkpoint.write("commit", 1)
-    run(queue)._claimed(1, besides=0)
+    run(queue)._claim(1, besides=0)
 
 
 @pytest.fixture(
@@ -389,7 +389,7 @@ def test_a_run_that_died_when_it_had_claimed_a_batch_again_is_gone_on_with_after
     clock.advance(LEASE + 1)
     queue.sweep()
     second = run(queue)
-    assert len(second._taken_up(1)) == 2
+    assert len(second._adopt_batch(1)) == 2
     assert where(queue) == {"processing": [b"0", b"1"]}
     swept_in_the_present(queue, clock)
     assert where(queue) == {"target": [b"0", b"1"]}
@@ -655,8 +655,8 @@ def test_a_new_file_with_name_and_inode_of_one_that_was_settled_is_another_messa
 
 def test_claims_of_a_run_that_died_before_it_wrote_them_down_come_into_the_next_batch(queue: Queue) -> None:
     queue.send_many([b"%d" % number for number in range(6)])
-    run(queue)._claimed(2, besides=0)
-    run(queue)._claimed(1, besides=0)
+    run(queue)._claim(2, besides=0)
+    run(queue)._claim(1, besides=0)
     assert len(streams(queue)) == 2
     journal = run(queue)
     assert latest(journal, 0, limit=6) == 1
@@ -685,7 +685,7 @@ def test_claims_of_another_stream_or_of_a_consumer_are_theirs(queue: Queue) -> N
 def test_claims_that_were_not_written_down_count_towards_the_limit(queue: Queue) -> None:
     queue.send_many([b"%d" % number for number in range(9)])
     for _ in range(2):
-        run(queue)._claimed(2, besides=0)
+        run(queue)._claim(2, besides=0)
     assert run(queue).next_batch(1, 2) <= 4
 
 
@@ -869,7 +869,7 @@ def test_two_runs_that_write_one_batch_at_once_each_settle_what_they_hold(queue:
 
     def write_late(batch: int, messages: dict[str, Message]) -> None:
         living = run(queue)
-        living._has_looked_back = True
+        living._has_adopted_leftovers = True
         assert latest(living, 0) == 1
         write(batch, messages)
         read.extend(bodies(living.messages(1)))
