@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-__all__ = ["ALLOWED", "LONGEST", "format_duration", "parse_duration"]
-
 #: The part of an error that says which durations are allowed.
 ALLOWED = "a duration such as 500ms, 30s, 5m, 2h, 1d or 1h30m, or a number of seconds, at most 36500d,"
 #: The longest duration, in seconds: a hundred years.

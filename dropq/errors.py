@@ -1,6 +1,6 @@
 """The errors of dropq: each derives from `DropqError`, and its text is one sentence with the path or name concerned.
 
-Where it could be in doubt what became of the message file, the text says it.
+Where a caller could doubt what became of a message file, the text says it.
 """
 
 from __future__ import annotations

@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 from dropq.config.schema import FORMAT, UNSET, QueueConfig, RootConfig, kinds
 from dropq.errors import ConfigError
 
-__all__ = ["Setting", "check_file", "explain_queue", "load_queue", "load_root", "toml_text", "validate_options"]
-
 #: AMPS's keys of a queue that is hosted by a group of servers.
 _GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
 _NO_GROUPS = (

@@ -20,8 +20,6 @@ from dropq.errors import InvalidFilter, Unavailable
 from dropq.format.escapes import LARGEST
 from dropq.format.names import CLASSES, Name, plain_name
 
-__all__ = ["FORMAT", "POINTS", "UNSET", "Kind", "QueueConfig", "RootConfig", "kinds", "recovery_point"]
-
 #: The format of a root that this version reads and writes.
 FORMAT = 1
 
@@ -49,6 +47,17 @@ class Kind(NamedTuple):
     read: Callable[[Any], object]
     allowed: str
     write: Callable[[Any], object] = _plain
+
+
+def _values(allowed: str, is_allowed: Callable[[object], bool]) -> Kind:
+    """Return the kind of values that are used as they are."""
+
+    def read(value: object) -> object:
+        if not is_allowed(value):
+            raise ValueError
+        return value
+
+    return Kind(read, allowed)
 
 
 def _period(value: object) -> float:
@@ -154,12 +163,6 @@ def recovery_point(value: object) -> str:
     return value
 
 
-def _switch(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
 def _factor(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value <= 1000:
         raise ValueError
@@ -170,12 +173,6 @@ def _metadata(value: object) -> str:
     if value is not True and value != "enabled":
         raise ValueError
     return "enabled"
-
-
-def _table(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise ValueError
-    return value
 
 
 def _counts(least: int) -> Kind:
@@ -189,19 +186,8 @@ def _counts(least: int) -> Kind:
     return Kind(read, f"a whole number from {least} to {LARGEST}")
 
 
-def _format(value: object) -> int:
-    if type(value) is not int or value != FORMAT:
-        raise ValueError
-    return value
-
-
 def _one_of(choices: tuple[str, ...]) -> Kind:
-    def read(value: object) -> object:
-        if value not in choices:
-            raise ValueError
-        return value
-
-    return Kind(read, "one of " + ", ".join(f'"{choice}"' for choice in choices))
+    return _values("one of " + ", ".join(f'"{choice}"' for choice in choices), lambda value: value in choices)
 
 
 _PERIOD = Kind(_period, durations.ALLOWED, format_duration)
@@ -253,7 +239,7 @@ class QueueConfig:
     recovery_point: str = _key(Kind(recovery_point, POINTS), "epoch")
     max_unprocessed: int | None = _key(_LIMIT)
     overflow: Literal["reject", "discard", "block"] = "reject"
-    history: bool = _key(Kind(_switch, "true or false"), True)
+    history: bool = _key(_values("true or false", lambda value: isinstance(value, bool)), True)
     max_history: int | None = _key(_COUNT)
     history_age: float | None = _key(_PERIOD)
     message_type: Literal["json", "text", "binary"] = "json"
@@ -277,11 +263,12 @@ class QueueConfig:
 class RootConfig:
     """The configuration of a root; `defaults` has the raw values of `[defaults]` by snake_case key."""
 
-    format: int = _key(Kind(_format, f"the number {FORMAT}"), FORMAT)
+    format: int = _key(_values(f"the number {FORMAT}", lambda value: type(value) is int and value == FORMAT), FORMAT)
     reply_to_style: Literal["bare", "typed"] = "bare"
     dead_letter_queue: None = _not_built()
     defaults: Mapping[str, object] = field(
-        default_factory=dict, metadata={"kind": Kind(_table, "a table of keys of queue.toml")}
+        default_factory=dict,
+        metadata={"kind": _values("a table of keys of queue.toml", lambda value: isinstance(value, Mapping))},
     )
 
 

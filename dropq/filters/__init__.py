@@ -35,28 +35,6 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """A compiled filter; filters with equal texts are equal.
-
-    Attributes:
-        text: the filter as it was written.
-        reads_body: whether it has paths, and so may need the body of a message.
-    """
-
-    text: str
-    reads_body: bool
-    _condition: Node = field(repr=False, compare=False)
-
-    def matches(self, lookup: Lookup) -> bool:
-        """Return whether the condition is true, rather than false or unknown.
-
-        Args:
-            lookup: returns the value of an identifier, None for NULL; `for_name` returns the lookup of a message.
-        """
-        return self._condition(lookup) is True
-
-
-@dataclass(frozen=True, slots=True)
 class Expression:
     """A compiled expression, which has a value for each message; expressions with equal texts are equal.
 
@@ -70,8 +48,22 @@ class Expression:
     _node: Node = field(repr=False, compare=False)
 
     def value(self, lookup: Lookup) -> Value:
-        """Return the value for a message: for an array, its first element; None for NULL and for an object."""
+        """Return the value for a message: for an array, its first element; None for NULL and for an object.
+
+        Args:
+            lookup: returns the value of an identifier, None for NULL; `for_name` returns the lookup of a message.
+        """
         return tree.single(self._node(lookup))
+
+
+class Filter(Expression):
+    """A compiled filter: an expression that is a condition."""
+
+    __slots__ = ()
+
+    def matches(self, lookup: Lookup) -> bool:
+        """Return whether the condition is true for a message, rather than false or unknown."""
+        return self._node(lookup) is True
 
 
 def check_chooses(text: str) -> None:

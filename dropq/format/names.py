@@ -19,15 +19,6 @@ from dropq.format.claims import split_claim
 from dropq.format.escapes import decode, encode, is_coded, is_int32, match_coded, to_bytes
 from dropq.format.typed import LONE_SURROGATE, TYPES, Typed, check_text
 
-__all__ = [
-    "CLASSES", "ID_LIMIT", "KEYWORDS", "MARK_LIMIT", "NAME_BUDGET", "NAME_MAX", "PLAIN_PARTS", "PREFIX_LIMIT", "Name",
-    "all_tell_time", "bears", "check_message_id", "check_property_name", "check_queue_name", "check_text",
-    "claim_room", "decode", "encode", "file_name", "has_no_expiration", "is_coded", "is_plain", "is_unique",
-    "may_be_delayed", "may_be_lapsed", "may_be_marked", "moment", "order", "order_at_a_glance", "parse",
-    "plain_length", "priority_start", "restore", "room", "shorten", "sidecar_of", "since_at_a_glance", "squeeze",
-    "start_of", "tells_time", "write",
-]  # fmt: skip
-
 NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer names are shortened
 ID_LIMIT = 100  #: bytes of an encoded message id
 NAME_MAX = 255  #: bytes of the longest file name that common file systems allow
@@ -56,8 +47,8 @@ _OURS = {
 _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via"))
-#: What `squeeze` leaves out of a name that is too long, in this order, with the value that is left.
-_DISPENSABLE: Mapping[str, str | int] = {"via": "", "hops": 0, "lapsed": "", "cancels": 0, "since": 0}
+#: The attributes that `squeeze` leaves out of a name that is too long, in this order.
+_DISPENSABLE = ("via", "hops", "lapsed", "cancels", "since")
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
 _TOKEN = re.compile(rf"[0-9A-Za-z_-]{{1,{MARK_LIMIT}}}")
 
@@ -118,7 +109,7 @@ class Name:
 
 def _is_own_name(text: str) -> bool:
     usable = bool(text) and text[0] != "." and "/" not in text and "\0" not in text
-    return usable and len(to_bytes(text)) <= 255 and split_claim(text)[0] is None and not is_coded(text)
+    return usable and len(to_bytes(text)) <= NAME_MAX and split_claim(text)[0] is None and not is_coded(text)
 
 
 def parse(filename_without_prefix: str, *, typed_replies: bool = False, problems: list[str] | None = None) -> Name:
@@ -339,12 +330,12 @@ def squeeze(name: Name) -> tuple[Name, list[str]]:
         The name, now short enough, and what was left out.
     """
     left_out = []
-    for attribute, nothing in _DISPENSABLE.items():
+    for attribute in _DISPENSABLE:
         if len(write(name)) <= room(name):
             break
-        if getattr(name, attribute) != nothing:
-            left_out.append(f"{attribute} {getattr(name, attribute)!r}")
-            name = replace(name, **{attribute: nothing})  # type: ignore[arg-type]
+        if value := getattr(name, attribute):
+            left_out.append(f"{attribute} {value!r}")
+            name = replace(name, **{attribute: getattr(Name, attribute)})
     return name, left_out
 
 

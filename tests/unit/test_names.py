@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from dropq.errors import InvalidName
 from dropq.format.claims import Claim, claim_owner, claim_owners, client_part, split_claim
+from dropq.format.escapes import decode, encode
 from dropq.format.ids import IdSource
 from dropq.format.names import (
     CLASSES,
@@ -33,8 +34,6 @@ from dropq.format.names import (
     check_message_id,
     check_property_name,
     check_queue_name,
-    decode,
-    encode,
     file_name,
     order,
     parse,
