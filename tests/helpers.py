@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import time
@@ -31,6 +32,18 @@ FOLDERS = {
     "error": "error",
     "delayed": ".dropq/delayed",
 }
+
+#: The verbs that end a claim.
+SETTLED: dict[str, Callable[[Message], None]] = {
+    "ack": lambda message: message.ack(),
+    "nack": lambda message: message.nack(),
+    "fail": lambda message: message.fail("f"),
+    "reject": lambda message: message.reject("r"),
+    "expire": lambda message: message.expire(),
+    "release": lambda message: message.release(),
+}
+#: The verbs that take a claim: those that end it, and `extend`.
+VERBS: dict[str, Callable[[Message], None]] = {**SETTLED, "extend": lambda message: message.extend(60)}
 
 
 class Clock:
@@ -105,6 +118,13 @@ def take(queue: Queue) -> Message:
     return message
 
 
+def archive(queue: Queue, *bodies: bytes) -> None:
+    """Send messages and acknowledge each."""
+    for body in bodies:
+        queue.send(body)
+        take(queue).ack()
+
+
 def reopened(queue: Queue) -> Queue:
     """The same queue as another process opens it."""
     return Root(queue.root.path, clock=queue.root.clock).queue(queue.name)
@@ -116,6 +136,18 @@ def until(condition: Callable[[], object], what: str, *, timeout: float = 15.0) 
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout} s for: {what}"
         time.sleep(0.005)
+
+
+def next_moment(folder: Path) -> None:
+    """Wait until what is done next has a later ctime, and a later id, than what was done."""
+    probe = folder / ".probe"
+
+    def now() -> int:
+        probe.touch()
+        return probe.stat().st_ctime_ns
+
+    moment = now()
+    until(lambda: now() > moment + 10_000_000, "the file system's clock")
 
 
 def overflow(folder: Path) -> None:
@@ -141,6 +173,11 @@ def always_fresh(monkeypatch: Any) -> None:
     monkeypatch.setattr(view, "MAX_AGE", 0.0)
     monkeypatch.setattr(view, "LISTING_SHARE", 0)
     monkeypatch.setattr("dropq.upkeep.sweep.QuickSweep.due", True)
+
+
+def gone_mount(path: str, *args: Any, **kwargs: Any) -> Any:
+    """Stand for a system call on a mount whose server is gone."""
+    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), path)
 
 
 #: The modules that make system calls of a root.

@@ -6,20 +6,24 @@ import ctypes
 import errno
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from children import in_child, unprivileged
-from helpers import base, drop, make_queue, names_in, stand_in_for_os, take, where
+from helpers import base, drop, gone_mount, make_queue, names_in, reopened, stand_in_for_os, take, where
 
-from dropq import ConfigError, InvalidName, NoSuchQueue, Queue, Root, StorageError, work
+from dropq import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Queue, Root, StorageError, work
 from dropq.format.layout import FOLDERS
 from dropq.storage import reading
 from dropq.worker.command import Command
+
+Make = Callable[..., Queue]
 
 #: What may be done to a queue that cannot be opened.
 USES: list[Callable[[Queue], object]] = [
@@ -29,11 +33,6 @@ USES: list[Callable[[Queue], object]] = [
     lambda queue: queue.sweep(),
     lambda queue: queue.subscribe(),
 ]
-
-
-def reopened(queue: Queue) -> Queue:
-    """The queue as another process sees it: nothing opened yet."""
-    return Root(queue.root.path).queue(queue.name)
 
 
 # -- names of queues ---------------------------------------------------------------------------------------------
@@ -366,6 +365,85 @@ def test_sending_what_is_no_file_sends_nothing(tmp_path: Path, move: bool) -> No
         with pytest.raises(StorageError, match="nothing was sent"):
             queue.send_file(tmp_path / name, move=move)
     assert where(queue) == {} and os.listdir(base(queue) / "working") == []
+
+
+def test_a_queue_that_vanishes_is_told_to_its_consumers_and_producers(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    subscription = queue.subscribe()
+    queue.root.delete_queue("q", force=True)
+    with pytest.raises(NoSuchQueue):
+        subscription.receive()
+    with pytest.raises(NoSuchQueue):
+        queue.subscribe()
+    with pytest.raises(NoSuchQueue):
+        queue.send(b"b")
+    with pytest.raises(NoSuchQueue):
+        queue.send(b"b", delay=1)
+    with pytest.raises(NoSuchQueue):
+        queue.send_many([b"b"])
+    with pytest.raises(NoSuchQueue), queue.writer() as out:
+        out.write(b"b")
+    subscription.close()
+    assert not (Path(queue.root.path) / "q").exists(), "nothing of it is made anew"
+    queue.root.create_queue("q")
+
+
+@pytest.mark.parametrize("folder", ["processing", "processed", "error", "target"])
+def test_a_folder_that_vanishes_is_told_and_loses_nothing(make: Make, folder: str) -> None:
+    queue = make()
+    queue.send_many([b"a", b"b"])
+    message = take(queue) if folder != "processing" else None
+    os.rename(base(queue) / folder, base(queue) / ".elsewhere")
+    act: Callable[[], object] = queue.receive
+    if message is not None and folder != "target":
+        act = message.ack if folder == "processed" else partial(message.reject, "r")
+    with pytest.raises(DropqError) as caught:
+        act()
+    assert not isinstance(caught.value, LeaseLost)
+    os.rename(base(queue) / ".elsewhere", base(queue) / folder)
+    if message is not None:
+        message.ack()
+    assert sum(len(bodies) for bodies in where(queue).values()) == 2
+
+
+@pytest.mark.parametrize("folder", ["private", "delayed"])
+def test_a_private_folder_on_another_file_system_is_refused(make: Make, elsewhere: Path, folder: str) -> None:
+    queue = make()
+    path = Path(getattr(queue.layout, folder))
+    if path.exists():
+        shutil.rmtree(path)
+    path.symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="two file systems"):
+        reopened(queue).send(b"a")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda queue: queue.receive(),
+        lambda queue: queue.counts(),
+        lambda queue: queue.stats(),
+        lambda queue: queue.find("x"),
+        lambda queue: list(queue.browse()),
+        lambda queue: queue.ack("x"),
+        lambda queue: queue.sweep(),
+        lambda queue: queue.fsck(),
+        lambda queue: queue.root.queues(),
+    ],
+)
+def test_a_mount_that_is_gone_is_told_by_every_verb(
+    make: Make, monkeypatch: pytest.MonkeyPatch, verb: Callable[[Queue], object]
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    assert queue.receive() is not None
+    for name in ("lstat", "stat", "scandir", "listdir"):
+        monkeypatch.setattr(os, name, gone_mount)
+    with pytest.raises(StorageError, match=os.strerror(errno.ENOTCONN)) as refused:
+        verb(queue)
+    monkeypatch.undo()
+    assert refused.value.errno == errno.ENOTCONN
 
 
 # -- configuration -----------------------------------------------------------------------------------------------

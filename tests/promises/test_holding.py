@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -196,3 +197,14 @@ def test_who_rests_after_a_long_look_is_woken_by_the_end(make: Make, monkeypatch
         waiting.join(10)
         assert got == [None]
         held.ack()
+
+
+def test_a_message_keeps_the_subscription_alive_that_handed_it_out(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    message = queue.subscribe().receive()
+    assert message is not None
+    gc.collect()
+    assert reopened(queue).sweep().dead == 0
+    message.ack()
+    assert where(queue) == {"processed": [b"a"]}

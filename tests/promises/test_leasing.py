@@ -273,3 +273,30 @@ def test_an_id_of_nothing_is_nothing(make: Make, leasing: Leasing) -> None:
     queue = make(leasing=leasing)
     assert queue.ack("nothing") is False
     assert command(queue, "ack", "nothing") == 1
+
+
+def test_strict_leasing_lets_only_the_receipt_settle_and_sublet_lets_the_id(make: Make) -> None:
+    strict, sublet = make(leasing="strict"), make(leasing="sublet")
+    for queue in (strict, sublet):
+        sent = queue.send(b"a")
+        message = take(queue)
+        other = reopened(queue)
+        if queue is strict:
+            with pytest.raises(LeaseLost):
+                other.claimed(sent.id)
+            assert not other.ack(sent.id)
+            assert where(queue) == {"processing": [b"a"]}
+            assert message.receipt is not None
+            other.claimed(message.receipt).ack()
+        else:
+            assert other.ack(sent.id)
+        assert where(queue) == {"processed": [b"a"]}
+        assert not other.ack(sent.id)
+
+
+def test_an_ack_by_id_takes_a_message_that_waits(make: Make) -> None:
+    queue = make()
+    ids = [sent.id for sent in queue.send_many([b"a", b"b"])]
+    assert queue.ack(ids[1])
+    assert where(queue) == {"target": [b"a"], "processed": [b"b"]}
+    assert not queue.ack("nothing")

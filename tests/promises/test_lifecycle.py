@@ -1,16 +1,17 @@
-"""The arrows of a message's life, one by one: what is told where a folder has gone, and what is left behind."""
+"""The life of a message: a test for each arrow of the life cycle, and a table of the arrows that there are not."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import RecordingOs, base, drop, make_queue, names_in, reopened, take, where
+from helpers import SETTLED, VERBS, Clock, RecordingOs, base, drop, make_queue, names_in, reopened, take, where
 
-from dropq import NoSuchQueue, StorageError
+from dropq import DropqError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, Queue, StorageError
 from dropq.format import names
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.expiry import expires_at, expires_by_arrival, has_expired, may_expire
@@ -18,9 +19,478 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.staging.jobs import Job, is_committed
 from dropq.storage import reading
 from dropq.storage.files import Storage
+from dropq.upkeep import bulk
+
+Make = Callable[..., Queue]
 
 #: A plain name, and what it may go on with.
 PLAIN = "4.1763770000000000-0000000000.B"
+
+
+# -- the arrows, in the order of the life cycle --------------------------------------------------------------
+
+
+def test_a_send_puts_the_body_into_target_and_leaves_nothing_in_working(make: Make) -> None:
+    queue = make()
+    sent = queue.send(b"a")
+    assert where(queue) == {"target": [b"a"]}
+    assert sent.accepted
+    assert sent.delivered_to == "q"
+    assert names_in(queue, "target") == [f"4.{sent.id}.B"]
+
+
+def test_a_file_moved_into_target_is_a_message(make: Make) -> None:
+    queue = make()
+    drop(queue, "2024.report.csv", b"a")
+    message = take(queue)
+    assert (message.id, message.priority, message.message_class) == ("2024.report.csv", 4, "B")
+    assert message.body == b"a"
+
+
+def test_a_delayed_message_is_kept_out_of_target_until_its_time(make: Make, clock: Clock) -> None:
+    queue = make()
+    queue.send(b"a", delay="10s")
+    assert where(queue) == {"delayed": [b"a"]}
+    clock.advance(9.9)
+    assert queue.receive() is None
+    clock.advance(0.2)
+    assert take(queue).body == b"a"
+    assert where(queue) == {"processing": [b"a"]}
+
+
+def test_a_delayed_message_is_delivered_by_any_sweep_under_the_name_it_was_sent_by(make: Make, clock: Clock) -> None:
+    queue = make()
+    sent = queue.send(b"a", delay=1)
+    clock.advance(2)
+    assert reopened(queue).sweep().delayed == 1
+    assert names_in(queue, "target") == [f"4.{sent.id}.B"]
+
+
+def test_a_claim_is_a_rename_that_says_who_until_when_and_how_often(make: Make, clock: Clock) -> None:
+    queue = make(lease_period="30s")
+    sent = queue.send(b"a")
+    with queue.subscribe(client_id="billing") as subscription:
+        message = subscription.receive()
+        assert message is not None
+        owner = message.owner
+        assert owner is not None
+        assert owner.startswith("billing-")
+        assert len(owner) <= 36
+        assert names_in(queue, "processing") == [f"{owner},{clock.ms + 30_000},1~4.{sent.id}.B"]
+        assert message.receipt == names_in(queue, "processing")[0]
+        assert message.path == str(base(queue) / "processing" / message.receipt)
+
+
+def test_of_two_claimers_with_the_same_view_one_wins_and_the_other_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropq.lifecycle.view.MAX_AGE", 3600.0)  # both keep what they listed
+    queue = make_queue(tmp_path)
+    queue.send_many([b"a", b"b", b"c"])
+    with queue.subscribe(max_backlog=None) as one, queue.subscribe(max_backlog=None) as other:
+        taken = [one.receive(), other.receive(), one.receive(), other.receive(), one.receive()]
+        bodies = [message.body for message in taken if message]
+    assert sorted(bodies) == [b"a", b"b", b"c"]
+    assert taken[3:] == [None, None]
+
+
+def test_an_ack_moves_to_processed_with_the_name_as_it_was_sent(make: Make) -> None:
+    queue = make()
+    sent = queue.send(b"a")
+    message = take(queue)
+    message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+    assert names_in(queue, "processed") == [f"4.{sent.id}.B"]
+    assert message.state == "processed"
+    assert message.body == b"a"
+    assert message.receipt is None
+
+
+def test_an_ack_without_history_leaves_nothing_anywhere(make: Make) -> None:
+    queue = make(history=False)
+    queue.send(b"a")
+    message = take(queue)
+    message.ack()
+    assert where(queue) == {}
+    assert [path for path in base(queue).rglob("*") if path.is_file() and path.read_bytes() == b"a"] == []
+    assert message.state == "removed"
+    with pytest.raises(NoSuchMessage):
+        _ = message.body
+
+
+def test_a_nack_returns_it_with_a_delivery_and_a_cancel_counted(make: Make) -> None:
+    queue = make()
+    sent = queue.send(b"a")
+    take(queue).nack()
+    assert where(queue) == {"target": [b"a"]}
+    assert names_in(queue, "target") == [f"4.{sent.id}.B.....JMSXDeliveryCountI=1&JMS_dropq_cancelsI=1"]
+    again = take(queue)
+    assert (again.delivery_count, again.cancels, again.redelivered) == (2, 1, True)
+    assert again.receipt is not None
+    assert ",0,2~" in again.receipt
+
+
+def test_a_nack_with_a_delay_returns_it_later(make: Make, clock: Clock) -> None:
+    queue = make()
+    queue.send(b"a")
+    take(queue).nack(delay="5s")
+    assert where(queue) == {"delayed": [b"a"]}
+    assert queue.receive() is None
+    clock.advance(5)
+    message = take(queue)
+    assert (message.delivery_count, message.cancels) == (2, 1)
+
+
+def test_a_lease_that_ran_out_is_swept_back_with_a_delivery_and_no_cancel_counted(make: Make, clock: Clock) -> None:
+    queue = make(lease_period="10s")
+    queue.send(b"a")
+    message = take(queue)
+    clock.advance(9)
+    assert reopened(queue).sweep().lapsed == 0
+    clock.advance(2)
+    assert reopened(queue).sweep().lapsed == 1
+    assert where(queue) == {"target": [b"a"]}
+    again = take(reopened(queue))
+    assert (again.delivery_count, again.cancels) == (2, 0)
+    assert message.held, "it does not know yet"
+
+
+def test_what_a_dead_subscription_held_is_swept_back_with_a_delivery_and_no_cancel_counted(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    if (child := os.fork()) == 0:
+        taken = reopened(queue).receive()
+        os._exit(0 if taken is not None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert where(queue) == {"processing": [b"a"]}
+    assert queue.sweep().dead == 1
+    again = take(queue)
+    assert (again.delivery_count, again.cancels) == (2, 0)
+    assert os.listdir(queue.layout.consumers) == [again.owner.rpartition("-")[0] if again.owner else ""]
+
+
+def test_a_live_subscription_keeps_what_it_holds_through_every_sweep(make: Make, clock: Clock) -> None:
+    queue = make()
+    queue.send(b"a")
+    message = take(queue)
+    clock.advance(1_000_000)
+    assert reopened(queue).sweep(unleased_older_than=0).total == 0
+    message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+def test_extend_gives_the_claim_a_new_deadline_and_receipt(make: Make, clock: Clock) -> None:
+    queue = make(lease_period="10s")
+    queue.send(b"a")
+    message = take(queue)
+    receipt = message.receipt
+    message.extend("60s")
+    assert message.receipt != receipt
+    assert message.deadline is not None
+    assert int(message.deadline.timestamp() * 1000) == pytest.approx(clock.ms + 60_000, abs=1)
+    clock.advance(59)
+    assert queue.sweep().lapsed == 0
+    message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+def test_a_reject_moves_to_error_at_once_with_the_reason(make: Make) -> None:
+    queue = make(redelivery_attempts=5)
+    queue.send(b"a")
+    message = take(queue)
+    message.reject("no such order", exit_status=65)
+    assert where(queue) == {"error": [b"a"]}
+    (found,) = queue.browse("error")
+    assert found.reason is not None
+    assert found.reason["reason"] == "rejected"
+    assert found.reason["detail"] == "no such order"
+    assert found.reason["exit_status"] == 65
+    assert found.delivery_count == 1
+
+
+def test_a_failure_moves_to_error_when_the_attempts_are_used_up(make: Make) -> None:
+    queue = make(redelivery_attempts=2)
+    queue.send(b"a")
+    for number in (1, 2):
+        take(queue).fail("boom")
+        assert where(queue) == {"target": [b"a"]}, f"after failure {number}"
+    message = take(queue)
+    assert (message.delivery_count, message.cancels) == (3, 0)
+    message.fail("boom")
+    assert where(queue) == {"error": [b"a"]}
+
+
+def test_a_with_block_acks_or_fails_on_an_exception_with_its_traceback(make: Make) -> None:
+    queue = make()
+    queue.send_many([b"a", b"b"])
+    with take(queue) as message:
+        assert message.body == b"a"
+    with pytest.raises(ZeroDivisionError), take(queue):
+        _ = 1 // 0
+    assert where(queue) == {"processed": [b"a"], "error": [b"b"]}
+    (found,) = queue.browse("error")
+    assert found.reason is not None
+    assert "ZeroDivisionError" in str(found.reason["traceback"])
+
+
+def test_an_interrupt_in_a_with_block_gives_the_message_back(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    with pytest.raises(KeyboardInterrupt), take(queue):
+        raise KeyboardInterrupt
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_its_owner_may_expire_it(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    take(queue).expire()
+    assert where(queue) == {"expired": [b"a"]}
+    (found,) = queue.browse("expired")
+    assert found.reason is not None
+    assert found.reason["reason"] == "forced_expire"
+
+
+def test_an_expired_message_is_not_delivered_but_moved_by_its_claimer(make: Make, clock: Clock) -> None:
+    queue = make()
+    queue.send(b"a", expires_in="5s")
+    queue.send(b"b")
+    clock.advance(6)
+    assert take(queue).body == b"b"
+    assert where(queue) == {"expired": [b"a"], "processing": [b"b"]}
+    (found,) = queue.browse("expired")
+    assert found.reason is not None
+    assert found.reason["reason"] == "time_limit"
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_sweep_expires_what_waits_and_what_is_held(make: Make, clock: Clock, claimed: bool) -> None:
+    queue = make()
+    queue.send(b"a", expires_in="5s")
+    message = take(queue) if claimed else None
+    clock.advance(6)
+    assert reopened(queue).sweep().expired == 1
+    assert where(queue) == {"expired": [b"a"]}
+    if message is not None:
+        with pytest.raises(LeaseLost):
+            message.ack()
+        assert where(queue) == {"expired": [b"a"]}
+
+
+@pytest.mark.parametrize("state", ["error", "expired", "processed", "processing"])
+def test_requeue_resets_counters_expiration_and_the_queues_clock(make: Make, clock: Clock, state: str) -> None:
+    queue = make(redelivery_attempts=9)
+    sent = queue.send(b"a", expires_in="100s")
+    take(queue).nack()
+    message = take(queue)
+    {"error": lambda: message.reject("r"), "expired": message.expire, "processed": message.ack}.get(state, lambda: 0)()
+    assert where(queue) == {state: [b"a"]}
+    clock.advance(500)
+    (outcome,) = queue.requeue(state=state)
+    assert outcome.ok
+    assert names_in(queue, "target") == [f"4.{sent.id}.B.....JMS_dropq_sinceL={clock.ms}"]
+    if state == "processing":
+        with pytest.raises(LeaseLost):
+            message.ack()
+    again = take(reopened(queue))
+    assert (again.delivery_count, again.cancels, again.expiration, again.id) == (1, 0, None, sent.id)
+
+
+def test_requeue_with_keep_expiration_keeps_it(make: Make, clock: Clock) -> None:
+    queue = make()
+    queue.send(b"a", expires_in="100s")
+    take(queue).reject("r")
+    expiration = clock.ms + 100_000
+    (outcome,) = bulk.requeue(queue.context, keep_expiration=True)
+    assert outcome.ok
+    (found,) = queue.browse()
+    assert found.expiration is not None
+    assert round(found.expiration.timestamp() * 1000) == expiration
+
+
+@pytest.mark.parametrize("state", ["error", "expired", "processed"])
+def test_mv_by_hand_into_target_is_a_requeue_that_keeps_the_counters(make: Make, state: str) -> None:
+    queue = make()
+    queue.send(b"a")
+    take(queue).nack()
+    message = take(queue)
+    {"error": lambda: message.reject("r"), "expired": message.expire, "processed": message.ack}[state]()
+    (name,) = names_in(queue, state)
+    os.rename(base(queue) / state / name, base(queue) / "target" / name)
+    again = take(queue)
+    assert again.body == b"a"
+    assert again.delivery_count == 3
+
+
+def test_a_message_that_is_requeued_to_another_queue_leaves_the_first(make: Make) -> None:
+    queue = make()
+    other = queue.root.create_queue("other", durability="none")
+    queue.send(b"a")
+    take(queue).reject("r")
+    assert [outcome.ok for outcome in bulk.requeue(queue.context, to=other.context)] == [True]
+    assert (where(queue), where(other)) == ({}, {"target": [b"a"]})
+
+
+def test_a_move_to_another_queue_keeps_counters_and_expiration(make: Make) -> None:
+    queue = make()
+    other = queue.root.create_queue("other", durability="none")
+    queue.send(b"a", expires_in="1h")
+    take(queue).nack()
+    (before,) = names_in(queue, "target")
+    assert [outcome.ok for outcome in bulk.move(queue.context, other.context)] == [True]
+    assert names_in(other, "target") == [before]
+
+
+def test_a_move_to_a_queue_of_another_root_takes_the_spilled_metadata_along(make: Make) -> None:
+    queue, other = make(), make()
+    queue.send(b"a", properties={"long": "x" * 300})
+    assert [outcome.ok for outcome in bulk.move(queue.context, other.context)] == [True]
+    assert take(other).properties == {"long": "x" * 300}
+
+
+def test_a_purge_removes_for_good(make: Make) -> None:
+    queue = make()
+    ids = [sent.id for sent in queue.send_many([b"a", b"b", b"c"])]
+    outcomes = list(bulk.purge(queue.context, ids=[ids[1], "nothing"]))
+    assert [outcome.ok for outcome in outcomes] == [True, False]
+    assert where(queue) == {"target": [b"a", b"c"]}
+
+
+def test_a_dry_run_changes_nothing(make: Make) -> None:
+    queue = make()
+    other = queue.root.create_queue("other", durability="none")
+    queue.send(b"a")
+    take(queue).reject("r")
+    before = where(queue)
+    for verb in (bulk.requeue(queue.context, dry_run=True), bulk.purge(queue.context, state="error", dry_run=True)):
+        assert [outcome.ok for outcome in verb] == [True]
+    assert [outcome.ok for outcome in bulk.move(queue.context, other.context, state="error", dry_run=True)] == [True]
+    assert where(queue) == before
+
+
+# -- the arrows that there are not ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("history", [True, False])
+@pytest.mark.parametrize("second", VERBS)
+@pytest.mark.parametrize("first", SETTLED)
+def test_a_settled_message_cannot_be_settled_again(make: Make, first: str, second: str, history: bool) -> None:
+    queue = make(history=history)
+    queue.send(b"a")
+    message = take(queue)
+    SETTLED[first](message)
+    before = {state: names_in(queue, state) for state in where(queue)}
+    with pytest.raises(LeaseLost):
+        VERBS[second](message)
+    assert {state: names_in(queue, state) for state in where(queue)} == before
+
+
+@pytest.mark.parametrize("state", ["target", "processing", "processed", "error", "expired"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_browsed_message_cannot_be_settled(make: Make, state: str, verb: str) -> None:
+    queue = make()
+    queue.send(b"a")
+    if state != "target":
+        message = take(queue)
+        {"error": lambda: message.reject("r"), "expired": message.expire, "processed": message.ack}.get(
+            state, lambda: None
+        )()
+    (found,) = queue.browse(state)
+    with pytest.raises(LeaseLost):
+        VERBS[verb](found)
+    assert where(queue) == {state: [b"a"]}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_message_whose_lease_was_lost_cannot_be_settled_nor_what_its_new_holder_has_be_touched(
+    make: Make, clock: Clock, verb: str
+) -> None:
+    queue = make(lease_period="10s")
+    queue.send(b"a")
+    late = take(queue)
+    clock.advance(11)
+    other = reopened(queue)
+    other.sweep()
+    holder = take(other)
+    before = names_in(queue, "processing")
+    with pytest.raises(LeaseLost):
+        VERBS[verb](late)
+    assert names_in(queue, "processing") == before
+    assert not late.held
+    holder.ack()
+    assert where(queue) == {"processed": [b"a"]}
+    other.close()
+
+
+def test_a_claimed_message_cannot_be_claimed(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    take(queue)
+    assert reopened(queue).receive() is None
+    assert queue.receive() is None
+
+
+@pytest.mark.parametrize("state", ["target", "working", "delayed", "nowhere"])
+def test_requeue_is_refused_from_where_nothing_is_to_be_brought_back(make: Make, state: str) -> None:
+    queue = make()
+    queue.send(b"a")
+    with pytest.raises(ValueError, match="requeued from"):
+        queue.requeue(state=state)
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_a_closed_subscription_hands_out_nothing(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    subscription = queue.subscribe()
+    subscription.close()
+    subscription.close()
+    with pytest.raises(DropqError, match="closed"):
+        subscription.receive()
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_more_than_the_backlog_is_not_to_be_asked_for(make: Make) -> None:
+    queue = make()
+    queue.send_many([b"a", b"b", b"c"])
+    with queue.subscribe(max_backlog=2) as subscription:
+        for n in (0, -1, 3):
+            with pytest.raises(ValueError):
+                subscription.receive_many(n)
+        assert len(subscription.receive_many(2)) == 2
+        assert subscription.receive() is None, "it holds as many as it may"
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [
+        Message.ack,
+        Message.nack,
+        lambda message: message.nack(delay="1s"),
+        lambda message: message.reject("no good"),
+        lambda message: message.extend("1h"),
+    ],
+)
+def test_settling_while_the_queue_is_away_fails_and_keeps_the_claim(
+    make: Make, settle: Callable[[Message], None]
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    with queue.subscribe() as subscription:
+        message = subscription.receive()
+        assert message is not None
+        away = f"{queue.layout.home}.away"
+        os.rename(queue.layout.home, away)
+        with pytest.raises(StorageError):
+            settle(message)
+        os.rename(away, queue.layout.home)
+        assert message.held
+        assert subscription.held == (message,)
+        message.ack()
+    assert where(queue) == {"processed": [b"a"]}
+
+
+# -- what is reported, and what is left behind ---------------------------------------------------------------
 
 
 def reasons(path: Path) -> list[str]:

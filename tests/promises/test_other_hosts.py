@@ -25,7 +25,7 @@ from helpers import (
     where,
 )
 
-from dropq import Message, Queue, Root, Subscription
+from dropq import LeaseLost, Message, Queue, Root, Subscription
 from dropq.format.layout import QueueLayout
 from dropq.policies import barrier
 from dropq.queue import by_policy
@@ -33,6 +33,8 @@ from dropq.staging import stream_journal
 from dropq.staging.jobs import Job
 from dropq.storage import reading, system_calls
 from dropq.storage.mounts import Mount
+
+Make = Callable[..., Queue]
 
 
 class Scanned(list[Any]):
@@ -475,6 +477,31 @@ def test_a_queue_that_another_host_made_is_there(tmp_path: Path, client: Client)
         root.create_queue("q", durability="none", lease_period="7s")
     assert root.queue("q").exists()
     assert Root(tmp_path).queue("q").config.lease_period == 7
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_body_that_another_host_removed_is_told_as_gone_and_another_is_read(
+    make: Make, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    message, read = take(queue), reading.read_body
+    calls: list[str] = []
+
+    def stale(path: str, limit: int | None = None) -> bytes:
+        calls.append(path)
+        if len(calls) > 1:
+            return read(path, limit)
+        if removed:
+            os.unlink(path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    monkeypatch.setattr(reading, "read_body", stale)
+    if not removed:
+        assert message.body == b"a"
+        return
+    with pytest.raises(LeaseLost, match="its body was not read"):
+        _ = message.body
 
 
 # -- a share that is being renamed -------------------------------------------------------------------------------------

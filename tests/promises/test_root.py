@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import Clock, base, make_queue
+from helpers import Clock, base, make_queue, where
 
-from dropq import InvalidName, Queue, Root
+from dropq import InvalidName, Queue, QueueExists, Root, StorageError
 from dropq.diagnosis.fsck import fsck_root
+from dropq.storage.files import Storage
 from dropq.upkeep.queues import UNDECIDED_LIMIT
 
 Make = Callable[..., Queue]
@@ -87,3 +89,24 @@ def test_what_a_dropboxmq_archived_is_not_told_message_by_message(make: Make) ->
         name = f"client7~4.1140429201295000-926257472{len(state)}.T.....JMSXDeliveryCountI=1"
         (base(queue) / state / name).write_bytes(b"a")
     assert queue.fsck() == []
+
+
+def test_a_queue_appears_whole_or_not_at_all(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+
+    def failing(self: Storage, source: str, destination: str) -> None:
+        raise OSError(errno.EIO, "no", source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "move_folder", failing)
+        with pytest.raises(StorageError):
+            queue.root.create_queue("new")
+    assert sorted(os.listdir(queue.root.path)) == [".dropq", "dropq.toml", "q"]
+    with pytest.raises(QueueExists):
+        queue.root.create_queue("q")
+
+
+def test_root_create_is_safe_to_repeat(tmp_path: Path) -> None:
+    make_queue(tmp_path).send(b"a")
+    Root.create(tmp_path)
+    assert where(Root(tmp_path).queue("q")) == {"target": [b"a"]}

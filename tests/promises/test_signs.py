@@ -7,16 +7,22 @@ import fcntl
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import base, make_queue, open_files, where
+from children import in_child
+from filelock import FileLock
+from helpers import Clock, base, make_queue, open_files, reopened, where
 
-from dropq import StorageError
+from dropq import NoSuchQueue, Queue, StorageError
 from dropq.storage import liveness, locks
 from dropq.storage.files import Storage
 from dropq.storage.liveness import Presence
 from dropq.storage.mounts import Mount
+
+Make = Callable[..., Queue]
 
 
 def signs(path: Path) -> list[str]:
@@ -219,3 +225,143 @@ def test_a_sign_of_life_is_not_made_where_the_queue_is_away(tmp_path: Path) -> N
     os.rename(tmp_path / "away", tmp_path / "root")
     assert os.listdir(folder) == ["one"]
     presence.end()
+
+
+def its_file(queue: Queue, look: Callable[[], object]) -> None:
+    for consumer in os.scandir(queue.layout.consumers):
+        os.unlink(consumer)
+    queue.send(b"a")
+
+
+def its_file_for_another(queue: Queue, look: Callable[[], object]) -> None:
+    copy = f"{queue.layout.home}.copy"
+    shutil.copytree(queue.layout.home, copy)
+    shutil.rmtree(queue.layout.home)
+    os.rename(copy, queue.layout.home)
+    queue.send(b"a")
+
+
+def its_queue(queue: Queue, look: Callable[[], object]) -> None:
+    queue.root.delete_queue(queue.name)
+    queue.root.create_queue(queue.name, durability="none", redelivery_delay=0).send(b"a")
+
+
+def its_queue_for_a_while(queue: Queue, look: Callable[[], object]) -> None:
+    queue.root.delete_queue(queue.name)
+    with pytest.raises(NoSuchQueue):
+        look()
+    queue.root.create_queue(queue.name, durability="none", redelivery_delay=0).send(b"a")
+
+
+@pytest.mark.parametrize("take_away", [its_file, its_file_for_another, its_queue, its_queue_for_a_while])
+def test_a_consumer_whose_sign_of_life_was_taken_away_is_found_dead_all_the_same(
+    make: Make, take_away: Callable[[Queue, Callable[[], object]], None]
+) -> None:
+    queue = make()
+
+    def dies() -> bytes:
+        subscription = reopened(queue).subscribe()
+        assert subscription.receive() is None
+        take_away(reopened(queue), subscription.receive)
+        message = subscription.receive()
+        assert message is not None
+        return message.body
+
+    assert in_child(dies) == b"a"
+    assert where(queue) == {"processing": [b"a"]}
+    assert reopened(queue).sweep().dead == 1
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_what_nfs_keeps_of_a_sign_of_life_that_was_removed_is_nobody(make: Make) -> None:
+    queue = make()
+    folder = Path(queue.layout.consumers)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".nfs000000000000801300000003").touch()
+    assert liveness.known(str(folder)) == frozenset()
+    assert queue.sweep().total == 0
+    assert os.listdir(folder) == [".nfs000000000000801300000003"]
+
+
+def test_a_sign_of_life_is_seen_only_when_it_is_locked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    seen: list[set[str]] = []
+    real = FileLock.acquire
+
+    def acquire(lock: FileLock, *args: Any, **kwargs: Any) -> Any:
+        seen.append({*liveness.known(queue.layout.consumers)})
+        queue.sweep()  # which buries what it finds without a lock
+        return real(lock, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileLock, "acquire", acquire)
+        subscription = queue.subscribe()
+    assert seen[0] == set()
+    queue.sweep()
+    assert liveness.known(queue.layout.consumers) == {subscription.id}
+    subscription.close()
+    assert os.listdir(queue.layout.consumers) == []
+
+
+def test_what_is_held_through_another_mount_is_left_to_its_lease_where_each_mount_has_locks_of_its_own(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "mount_at", lambda folder, device: Mount("fuse"))
+    queue = make()
+    holders = []
+    for body, lease in ((b"leased", "1m"), (b"without a lease", None)):
+        queue.send(body)
+        holders.append(queue.subscribe(lease_period=lease))
+        assert holders[-1].receive() is not None
+    for holder in holders:
+        assert holder._presence is not None
+        holder._presence.abandon()  # as the kernel does for the dead; and for the living, on another mount
+    with monkeypatch.context() as patch:
+        patch.setattr(liveness, "_boot", lambda: b"another host")
+        assert not liveness.is_dead(queue.layout.consumers, holders[0].id)
+        assert queue.sweep().total == 0
+        clock.advance(61)
+        assert queue.sweep().lapsed == 1
+        assert queue.sweep(unleased_older_than="1h").total == 0
+        assert where(queue) == {"processing": [b"without a lease"], "target": [b"leased"]}
+        clock.advance(7200)
+        assert queue.sweep(unleased_older_than="1h").unleased == 1
+    queue.send(b"held here")
+    holder = queue.subscribe()
+    assert holder.receive() is not None
+    assert holder._presence is not None
+    holder._presence.abandon()
+    assert queue.sweep().dead == 1, "the same mount's lock tells"
+
+
+def test_a_sweep_makes_no_sign_of_life_of_its_own(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    subscription = queue.subscribe()
+    known = liveness.known
+
+    def ends_meanwhile(folder: str) -> frozenset[str]:
+        found = known(folder)
+        subscription.close()
+        return found
+
+    monkeypatch.setattr(liveness, "known", ends_meanwhile)
+    queue.sweep()
+    assert os.listdir(queue.layout.consumers) == []
+
+
+def test_a_sign_of_life_of_another_mount_that_holds_nothing_goes_after_a_day(
+    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "mount_at", lambda folder, device: Mount("fuse"))
+    queue = make()
+    queue.send(b"a")
+    with queue.subscribe() as idle, queue.subscribe() as holder:
+        assert holder.receive() is not None
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(liveness, "_boot", lambda: b"another host")
+            clock.advance(2 * 86_400)
+            queue.sweep()
+            assert liveness.known(queue.layout.consumers) == {holder.id}
+        queue.send(b"b")
+        assert idle.receive() is not None
+        assert liveness.known(queue.layout.consumers) == {holder.id, idle.id}, "who lives is there again"

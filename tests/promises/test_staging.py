@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from helpers import Clock, base, files, make_queue, take, until
+from helpers import Clock, base, files, make_queue, take, until, where
 
 from dropq import DropqError, NoSuchQueue, Queue, Root, StorageError
 from dropq.lifecycle.context import QueueContext
@@ -22,6 +22,8 @@ from dropq.staging import jobs
 from dropq.staging.jobs import Epoch, Job, Staged
 from dropq.storage import reading, system_calls
 from dropq.storage.files import LONG_LIST, Storage
+
+Make = Callable[..., Queue]
 
 #: The calls by which dropq changes a root.
 CALLS = ("open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir")
@@ -900,3 +902,25 @@ def test_many_messages_of_a_job_are_renamed_by_several_threads_and_an_error_of_o
     assert 0 < len(sent(queue)) < len(many)
     assert queue.sweep().jobs_finished == 1
     assert (sent(queue), working(queue)) == (sorted(many), [])
+
+
+def test_an_epoch_of_nothing_leaves_the_one_before_it_in_the_ledger(make: Make) -> None:
+    queue = make()
+    for number in (5, 6, 5):
+        epoch = Epoch(queue.context, "row", number)
+        epoch.begin()
+        attempt = epoch.attempt("p")
+        if number == 5:
+            attempt.write_all([queue.address(b"a")[0]], [b"a"])
+        epoch.commit([attempt.finish()])
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_an_error_of_the_callers_own_in_a_staged_body_stays_what_it_is(make: Make, tmp_path: Path) -> None:
+    queue = make()
+    job = Job(queue.context, "job")
+    job.begin()
+    attempt = job.attempt("p")
+    with pytest.raises(FileNotFoundError), attempt.open("4.x.B"):
+        (tmp_path / "no such input").read_bytes()
+    assert attempt.files == []

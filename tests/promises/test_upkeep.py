@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -421,3 +422,19 @@ def test_what_came_back_into_the_history_while_it_is_pruned_stays(
         assert queue.sweep().pruned == 0
     assert names_in(queue, "processed") == [message.name]
     assert queue.sweep().pruned == 1
+
+
+def test_the_more_a_sweep_costs_the_longer_is_the_pause_after_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    now = 100.0
+
+    def costly(*args: object) -> list[int]:
+        nonlocal now
+        now += 7.0
+        return []
+
+    monkeypatch.setattr("dropq.upkeep.sweep.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("dropq.upkeep.sweep._deliver_delayed", costly)
+    quick = QuickSweep(queue.context)
+    quick.run()
+    assert quick.again >= 107.0 + 7 * 7.0

@@ -264,3 +264,27 @@ def test_a_look_that_takes_long_and_finds_nothing_is_not_repeated_at_once(
         monkeypatch.setattr("dropq.queue.waiting.LISTING_SHARE", 10_000)
         assert subscription.receive("300ms") is None
     assert len(looks) <= 2 < often
+
+
+def test_receive_waits_for_a_message_and_gives_up_in_time(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    with queue.subscribe() as subscription:
+        assert subscription.receive(0.05) is None
+        sender = threading.Timer(0.1, queue.send, [b"a"])
+        sender.start()
+        message = subscription.receive(10)
+        sender.join()
+        assert message is not None
+        assert message.body == b"a"
+
+
+def test_closing_wakes_whoever_waits(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    subscription = queue.subscribe()
+    taken: list[object] = []
+    waiter = threading.Thread(target=lambda: taken.extend(subscription))
+    waiter.start()
+    subscription.close()
+    waiter.join(5)
+    assert not waiter.is_alive()
+    assert taken == []

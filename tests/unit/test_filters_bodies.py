@@ -320,3 +320,13 @@ class TestTheFilterOfAQueue:
         with pytest.raises(InvalidFilter, match="column 5"):
             queue.subscribe(filter="/x >")
         assert where(queue) == {"target": [b'{"x": 1}']}
+
+
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_an_empty_filter_is_for_looking_only(make: Make, blank: str) -> None:
+    queue = make()
+    queue.send("a")
+    assert len(list(queue.browse(filter=blank))) == 1
+    with pytest.raises(InvalidFilter, match="would match every message"):
+        queue.subscribe(filter=blank)
+    assert where(queue) == {"target": [b"a"]}

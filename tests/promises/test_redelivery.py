@@ -1,0 +1,152 @@
+"""A message that comes back waits as long as its queue says, and comes back as often as its queue says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import Clock, always_fresh, drop, reopened, take, where
+
+from dropq import Message, Queue, Root
+
+Make = Callable[..., Queue]
+
+
+def test_redelivery_waits_longer_each_time(make: Make, clock: Clock) -> None:
+    queue = make(redelivery_delay="1s", redelivery_backoff=3.0, redelivery_attempts=9)
+    queue.send(b"a")
+    for seconds in (1, 3, 9, 27):
+        take(queue).fail("again")
+        assert where(queue) == {"delayed": [b"a"]}
+        clock.advance(seconds - 0.01)
+        assert queue.receive() is None
+        clock.advance(0.02)
+    assert take(queue).delivery_count == 5
+
+
+def test_without_a_word_on_it_what_comes_back_waits_a_second_then_twice_as_long_up_to_a_minute(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always_fresh(monkeypatch)
+    queue = Root.create(tmp_path, clock=clock).create_queue("q", durability="none", lease_period="5s")
+    queue.send(b"a")
+    with queue.subscribe() as subscription:
+        for give_back, seconds in ((Message.nack, 1), (Message.nack, 2), (Message.nack, 4)):
+            message = subscription.receive()
+            assert message is not None
+            give_back(message)
+            assert due_in(queue, clock) == seconds
+            clock.advance(seconds)
+        for seconds in (8, 16, 32, 60, 60):
+            assert subscription.receive() is not None
+            clock.advance(6)
+            assert queue.sweep().lapsed == 1
+            assert due_in(queue, clock) == seconds
+            clock.advance(seconds)
+
+
+def test_a_failure_with_attempts_left_waits_too_and_an_explicit_0s_means_at_once(tmp_path: Path, clock: Clock) -> None:
+    root = Root.create(tmp_path, clock=clock)
+    patient = root.create_queue("patient", durability="none", redelivery_attempts=1)
+    hasty = root.create_queue("hasty", durability="none", redelivery_attempts=1, redelivery_delay="0s")
+    for queue in (patient, hasty):
+        queue.send(b"a")
+        take(queue).fail("not now")
+    assert where(patient) == {"delayed": [b"a"]}
+    assert where(hasty) == {"target": [b"a"]}
+
+
+def test_a_redelivery_delay_beyond_the_limit_stays_as_it_is_and_does_not_grow(make: Make, clock: Clock) -> None:
+    queue = make(redelivery_delay="10m")
+    queue.send(b"a")
+    for _ in range(2):
+        take(queue).nack()
+        assert due_in(queue, clock) == 600
+        clock.advance(600)
+
+
+def due_in(queue: Queue, clock: Clock) -> float:
+    """In how many seconds the one delayed message is due."""
+    (message,) = queue.browse("delayed")
+    assert message.not_before is not None
+    return round(message.not_before.timestamp() - clock.now_ms() / 1000, 3)
+
+
+def test_redelivery_delay_applies_to_nacks_and_lost_leases_and_a_nacks_own_delay_wins(make: Make, clock: Clock) -> None:
+    queue = make(redelivery_delay="10s", redelivery_backoff=1, lease_period="5s")
+    queue.send(b"a")
+    take(queue).nack(delay=0)
+    assert where(queue) == {"target": [b"a"]}
+    take(queue).nack()
+    assert where(queue) == {"delayed": [b"a"]}
+    clock.advance(11)
+    take(queue)
+    clock.advance(6)
+    assert queue.sweep().lapsed == 1
+    assert where(queue) == {"delayed": [b"a"]}
+
+
+def test_a_huge_backoff_ends_in_a_long_delay_and_no_error(make: Make, clock: Clock) -> None:
+    never = {"redelivery_backoff": 1000.0, "redelivery_delay_limit": "36500d", "redelivery_attempts": 2**31 - 1}
+    queue = make(redelivery_delay="1d", **never)
+    drop(queue, "4.x.B.....JMSXDeliveryCountI=2000000", b"a")
+    take(queue).fail("again")
+    assert where(queue) == {"delayed": [b"a"]}
+    queue.sweep()
+    assert where(queue) == {"delayed": [b"a"]}
+
+
+@pytest.mark.parametrize("exhausted", ["error", "expired"])
+def test_max_deliveries_ends_it_however_it_comes_back(make: Make, clock: Clock, exhausted: str) -> None:
+    queue = make(max_deliveries=3, lease_period="5s", exhausted=exhausted, redelivery_attempts=99)
+    queue.send(b"a")
+    take(queue).fail("f")
+    take(queue).nack()
+    take(queue)
+    clock.advance(6)
+    reopened(queue).sweep()
+    assert where(queue) == {exhausted: [b"a"]}
+    (found,) = queue.browse(exhausted)
+    assert found.reason is not None
+    assert found.reason["reason"] == "max_deliveries"
+    assert found.delivery_count == 3
+
+
+@pytest.mark.parametrize("exhausted", ["error", "expired"])
+def test_max_cancels_counts_only_what_was_given_back_of_free_will(make: Make, clock: Clock, exhausted: str) -> None:
+    queue = make(max_cancels=2, lease_period="5s", exhausted=exhausted, redelivery_attempts=99)
+    queue.send(b"a")
+    take(queue).nack()
+    take(queue).fail("f")
+    take(queue).release()
+    take(queue)
+    clock.advance(6)
+    queue.sweep()
+    assert where(queue) == {"target": [b"a"]}
+    take(queue).nack()
+    assert where(queue) == {exhausted: [b"a"]}
+    (found,) = queue.browse(exhausted)
+    assert found.reason is not None
+    assert found.reason["reason"] == "max_cancels"
+
+
+def test_a_release_that_does_not_count_leaves_the_count_as_it_was(make: Make) -> None:
+    queue = make(max_deliveries=2, redelivery_delay="1h")
+    queue.send(b"a")
+    for _ in range(5):
+        take(queue).release(counted=False)
+        assert where(queue) == {"target": [b"a"]}
+    assert take(queue).delivery_count == 1
+
+
+LARGEST = 2**31 - 1
+
+
+def test_counts_stay_at_the_largest_that_a_name_can_hold(make: Make) -> None:
+    queue = make(max_cancels=0)
+    drop(queue, f"4.x.B.....JMSXDeliveryCountI={LARGEST}&JMS_dropq_cancelsI={LARGEST}", b"a")
+    for _ in range(3):
+        take(queue).nack()
+        [message] = queue.browse()
+        assert (message.id, message.delivery_count, message.cancels) == ("x", LARGEST, LARGEST)
