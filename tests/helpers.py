@@ -19,6 +19,9 @@ from dropq.lifecycle import view
 from dropq.storage import clock, exclusive_rename, reading, system_calls
 from dropq.storage import files as storage_files
 
+#: What the fixture `make` is: it makes a queue with the given options.
+Make = Callable[..., Queue]
+
 #: Where the kernel says how many events it keeps for who does not read them.
 MOST_EVENTS = Path("/proc/sys/fs/inotify/max_queued_events")
 

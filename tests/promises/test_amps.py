@@ -20,15 +20,13 @@ from typing import Any, NamedTuple
 
 import pytest
 from actors import finish, is_stopped, start
-from helpers import Clock, base, files, lying, make_queue, names_in, reopened, take, until, where
+from helpers import Clock, Make, base, files, lying, make_queue, names_in, reopened, take, until, where
 
 from dropq import ConfigError, LeaseLost, Message, Queue, Subscription
 from dropq.format.message_file import MessageFile
 from dropq.policies import fair_share
 from dropq.policies.build import view_of
 from dropq.storage import reading
-
-Make = Callable[..., Queue]
 
 SYNC = '{"isSyncPoint": 1}'
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import VERBS, Clock, base, reopened, take, where
+from helpers import VERBS, Clock, Make, base, reopened, take, where
 
-from dropq import LeaseLost, Queue, StorageError
+from dropq import LeaseLost, StorageError
 from dropq.format.claims import Claim
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage.files import Storage
-
-Make = Callable[..., Queue]
 
 
 @pytest.mark.parametrize("history", [True, False])

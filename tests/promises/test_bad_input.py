@@ -16,14 +16,12 @@ from typing import Any
 
 import pytest
 from children import in_child, unprivileged
-from helpers import base, drop, gone_mount, make_queue, names_in, reopened, stand_in_for_os, take, where
+from helpers import Make, base, drop, gone_mount, make_queue, names_in, reopened, stand_in_for_os, take, where
 
 from dropq import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Queue, Root, StorageError, work
 from dropq.format.layout import FOLDERS
 from dropq.storage import reading
 from dropq.worker.command import Command
-
-Make = Callable[..., Queue]
 
 #: What may be done to a queue that cannot be opened.
 USES: list[Callable[[Queue], object]] = [

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
-from helpers import Clock, base, drop, names_in, take, where
+from helpers import Clock, Make, base, drop, names_in, take, where
 
-from dropq import LeaseLost, Queue
-
-Make = Callable[..., Queue]
+from dropq import LeaseLost
 
 
 def test_a_scripts_claim_is_swept_only_when_asked_for(make: Make, clock: Clock) -> None:

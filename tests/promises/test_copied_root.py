@@ -6,16 +6,14 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import Clock, base, make_queue
+from helpers import Clock, Make, base, make_queue
 
 from dropq import Queue, Root
 from dropq.storage import reading
 
-Make = Callable[..., Queue]
 DAY = 86_400
 
 

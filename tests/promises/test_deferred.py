@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from children import in_child, killed_at_each_call
-from helpers import Clock, base, drop, make_queue, reopened, take, where
+from helpers import Clock, Make, base, drop, make_queue, reopened, take, where
 
 from dropq import LeaseLost, Message, Queue, StorageError
 from dropq.lifecycle import early_acks
@@ -19,8 +19,6 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 from dropq.storage.files import Storage
-
-Make = Callable[..., Queue]
 
 
 def acks(queue: Queue) -> list[str]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, base, reopened, take, until, where
+from helpers import Clock, Make, base, reopened, take, until, where
 
 from dropq import NoSuchQueue, Queue, Root, StorageError
 from dropq.staging.jobs import Job
 from dropq.storage import reading
 from dropq.storage.files import Storage
-
-Make = Callable[..., Queue]
 
 
 @pytest.mark.parametrize("state", ["target", "processing", "delayed", "working"])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from helpers import Clock, base, make_queue, names_in, take, where
+from helpers import Clock, Make, base, make_queue, names_in, take, where
 
-from dropq import Queue, Root
-
-Make = Callable[..., Queue]
+from dropq import Root
 
 
 def test_dropboxmqs_layout_is_opened_as_it_is(tmp_path: Path) -> None:

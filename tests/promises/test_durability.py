@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import VERBS, RecordingOs, base, make_queue, where
+from helpers import VERBS, Make, RecordingOs, base, make_queue, where
 
-from dropq import Message, Queue, Sent, StorageError
+from dropq import Message, Sent, StorageError
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import system_calls
 from dropq.storage.files import Storage
 from dropq.storage.mounts import Mount
-
-Make = Callable[..., Queue]
 
 CALLS = ("fsync", "rename")
 

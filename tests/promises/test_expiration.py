@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
-from helpers import Clock, base, drop, names_in, take, where
+from helpers import Clock, Make, base, drop, names_in, take, where
 
-from dropq import Queue
 from dropq.storage import reading
-
-Make = Callable[..., Queue]
 
 
 @pytest.mark.parametrize(

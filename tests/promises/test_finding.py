@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import base, drop, take, where
+from helpers import Make, base, drop, take, where
 
 from dropq import NoSuchMessage, Queue
 from dropq.format import names
 from dropq.storage import reading
-
-Make = Callable[..., Queue]
 
 ID = "1700000000000000-0000000001"
 ABSENT = "1800000000000000-0000000001"

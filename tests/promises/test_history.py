@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 
 import pytest
-from helpers import Clock, base, names_in, next_moment, take, where
-
-from dropq import Queue
-
-Make = Callable[..., Queue]
+from helpers import Clock, Make, base, names_in, next_moment, take, where
 
 
 def test_the_oldest_history_goes_first_and_none_early(make: Make) -> None:

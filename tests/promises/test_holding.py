@@ -5,20 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers import Clock, base, files, names_in, reopened, take, until, where
+from helpers import Clock, Make, base, files, names_in, reopened, take, until, where
 
-from dropq import DropqError, LeaseLost, Message, Queue
+from dropq import DropqError, LeaseLost, Message
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_of
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

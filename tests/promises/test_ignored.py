@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers import base, drop, take
+from helpers import Make, base, drop, take
 
-from dropq import ConfigError, Message, Queue
-
-Make = Callable[..., Queue]
+from dropq import ConfigError, Message
 
 
 def test_what_is_no_message_is_passed_over(make: Make) -> None:

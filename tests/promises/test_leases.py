@@ -5,19 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, reopened, take, where
+from helpers import Clock, Make, reopened, take, where
 
-from dropq import ConfigError, LeaseLost, Queue, Root, StorageError
+from dropq import ConfigError, LeaseLost, Root, StorageError
 from dropq.format.claims import Claim
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage.files import Storage
-
-Make = Callable[..., Queue]
 
 
 def test_a_late_ack_succeeds_while_nobody_took_the_claim(make: Make, clock: Clock) -> None:

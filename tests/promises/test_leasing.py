@@ -15,13 +15,12 @@ from typing import Any, Literal
 import pytest
 from actors import finish, said, start
 from children import in_child
-from helpers import Clock, base, files, reopened, take, where
+from helpers import Clock, Make, base, files, reopened, take, where
 
 from dropq import LeaseLost, Message, Queue
 from dropq.cli.main import main as cli
 from dropq.queue import by_id
 
-Make = Callable[..., Queue]
 Leasing = Literal["sublet", "strict"]
 
 LEASINGS: tuple[Leasing, ...] = ("sublet", "strict")

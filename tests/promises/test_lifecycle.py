@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import SETTLED, VERBS, Clock, RecordingOs, base, drop, make_queue, names_in, reopened, take, where
+from helpers import SETTLED, VERBS, Clock, Make, RecordingOs, base, drop, make_queue, names_in, reopened, take, where
 
-from dropq import DropqError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, Queue, StorageError
+from dropq import DropqError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.expiry import expires_at, expires_by_arrival, has_expired, may_expire
@@ -20,8 +20,6 @@ from dropq.staging.jobs import Job, is_committed
 from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.upkeep import bulk
-
-Make = Callable[..., Queue]
 
 #: A plain name, and what it may go on with.
 PLAIN = "4.1763770000000000-0000000000.B"
@@ -461,35 +459,6 @@ def test_more_than_the_backlog_is_not_to_be_asked_for(make: Make) -> None:
         assert subscription.receive() is None, "it holds as many as it may"
 
 
-@pytest.mark.parametrize(
-    "settle",
-    [
-        Message.ack,
-        Message.nack,
-        lambda message: message.nack(delay="1s"),
-        lambda message: message.reject("no good"),
-        lambda message: message.extend("1h"),
-    ],
-)
-def test_settling_while_the_queue_is_away_fails_and_keeps_the_claim(
-    make: Make, settle: Callable[[Message], None]
-) -> None:
-    queue = make()
-    queue.send(b"a")
-    with queue.subscribe() as subscription:
-        message = subscription.receive()
-        assert message is not None
-        away = f"{queue.layout.home}.away"
-        os.rename(queue.layout.home, away)
-        with pytest.raises(StorageError):
-            settle(message)
-        os.rename(away, queue.layout.home)
-        assert message.held
-        assert subscription.held == (message,)
-        message.ack()
-    assert where(queue) == {"processed": [b"a"]}
-
-
 # -- what is reported, and what is left behind ---------------------------------------------------------------
 
 
@@ -688,3 +657,32 @@ def test_a_link_to_a_job_that_was_committed_elsewhere_is_no_job_of_this_queue(tm
     os.unlink(base(queue) / "working" / ".job-j")
     os.rename(elsewhere, base(queue) / "working" / ".job-j")
     assert is_committed(queue.layout.working)
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [
+        Message.ack,
+        Message.nack,
+        lambda message: message.nack(delay="1s"),
+        lambda message: message.reject("no good"),
+        lambda message: message.extend("1h"),
+    ],
+)
+def test_settling_while_the_queue_is_away_fails_and_keeps_the_claim(
+    make: Make, settle: Callable[[Message], None]
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    with queue.subscribe() as subscription:
+        message = subscription.receive()
+        assert message is not None
+        away = f"{queue.layout.home}.away"
+        os.rename(queue.layout.home, away)
+        with pytest.raises(StorageError):
+            settle(message)
+        os.rename(away, queue.layout.home)
+        assert message.held
+        assert subscription.held == (message,)
+        message.ack()
+    assert where(queue) == {"processed": [b"a"]}

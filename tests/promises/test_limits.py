@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from actors import finish, said, start
 from children import in_child, unprivileged
-from helpers import base, files, make_queue, names_in, reopened, take, until, where
+from helpers import Make, base, files, make_queue, names_in, reopened, take, until, where
 
 import dropq.spark
 from dropq import ConfigError, Message, NoSuchQueue, Queue, QueueFull, Root, Sent
@@ -31,8 +31,6 @@ from dropq.storage.clock import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Make = Callable[..., Queue]
 Run = Callable[..., tuple[int, str, str]]
 
 #: A property that does not fit a name.

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from helpers import base, drop, files, take
+from helpers import Make, base, drop, files, take
 
-from dropq import Queue
 from dropq.cli import main as cli
-
-Make = Callable[..., Queue]
 
 
 def test_counts_and_stats_tell_what_lies_where(make: Make) -> None:

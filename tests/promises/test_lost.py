@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from helpers import Clock
+from helpers import Clock, Make
 
 from dropq import Message, Queue, Subscription
 from dropq.format.claims import Claim
@@ -18,7 +18,6 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.queue.message import ack_all
 from dropq.staging.stream_journal import Journal
 
-Make = Callable[..., Queue]
 N = 20
 
 

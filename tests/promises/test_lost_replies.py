@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import stand_in_for_os, take, where
+from helpers import Make, stand_in_for_os, take, where
 
-from dropq import Queue, StorageError
+from dropq import StorageError
 from dropq.storage import system_calls
 from dropq.storage.files import Storage
-
-Make = Callable[..., Queue]
 
 
 def test_a_lost_reply_of_the_file_server_is_no_lost_race(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import base, take
+from helpers import Make, base, take
 
-from dropq import Queue, Root, StorageError
-
-Make = Callable[..., Queue]
+from dropq import Root, StorageError
 
 
 def _another_group() -> int:

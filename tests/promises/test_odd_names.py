@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import base, drop, names_in, reopened, stand_in_for_os, take, until, where
+from helpers import Make, base, drop, names_in, reopened, stand_in_for_os, take, until, where
 
 import dropq
-from dropq import Message, Queue, StorageError
+from dropq import Message, StorageError
 from dropq.format.claims import split_claim
 from dropq.storage.files import Storage
 from dropq.worker.loop import Stop
-
-Make = Callable[..., Queue]
 
 #: Names that strangers can give to files in target/.
 ODD = {

@@ -6,11 +6,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers import Clock, base, drop, make_queue, next_moment, take, until, where
+from helpers import Clock, Make, base, drop, make_queue, next_moment, take, until, where
 
 from dropq import Queue
-
-Make = Callable[..., Queue]
 
 
 def drained(queue: Queue) -> list[bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from helpers import (
     Clock,
+    Make,
     RecordingOs,
     always_fresh,
     base,
@@ -33,8 +34,6 @@ from dropq.staging import stream_journal
 from dropq.staging.jobs import Job
 from dropq.storage import reading, system_calls
 from dropq.storage.mounts import Mount
-
-Make = Callable[..., Queue]
 
 
 class Scanned(list[Any]):

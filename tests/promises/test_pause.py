@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import make_queue, take, where
-
-from dropq import Queue
-
-Make = Callable[..., Queue]
+from helpers import Make, make_queue, take, where
 
 
 def test_a_paused_queue_looks_empty_and_takes_sends(make: Make) -> None:

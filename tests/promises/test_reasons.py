@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from helpers import base, drop, names_in, take
-
-from dropq import Queue
-
-Make = Callable[..., Queue]
+from helpers import Make, base, drop, names_in, take
 
 
 def test_reasons_name_what_they_are_about_and_go_with_it(make: Make) -> None:

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 from children import unprivileged
-from helpers import Clock, archive, base, drop, reopened, where
+from helpers import Clock, Make, archive, base, drop, reopened, where
 
-from dropq import Queue, StorageError, work
+from dropq import StorageError, work
 from dropq.lifecycle.transitions import Transitions
-
-Make = Callable[..., Queue]
 
 
 def put_a_file_for(folder: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import Clock, always_fresh, drop, reopened, take, where
+from helpers import Clock, Make, always_fresh, drop, reopened, take, where
 
 from dropq import Message, Queue, Root
-
-Make = Callable[..., Queue]
 
 
 def test_redelivery_waits_longer_each_time(make: Make, clock: Clock) -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from children import killed_at_each_call
-from helpers import Clock, RecordingOs, base, drop, files, make_queue, names_in, reopened, take, until, where
+from helpers import Clock, Make, RecordingOs, base, drop, files, make_queue, names_in, reopened, take, until, where
 
 from dropq import InvalidFilter, Message, Outcome, Queue, Root
 from dropq.config.schema import POINTS
 from dropq.storage.files import Storage
 from dropq.storage.reading import RESERVED_MODE
 from dropq.upkeep.replay import since
-
-Make = Callable[..., Queue]
 
 
 def archive(queue: Queue, *bodies: bytes, **options: Any) -> list[str]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import archive, base, drop, take, where
+from helpers import Make, archive, base, drop, take, where
 
-from dropq import LeaseLost, Queue, StorageError
+from dropq import LeaseLost, StorageError
 from dropq.storage import exclusive_rename, system_calls
 from dropq.storage.files import Storage
 from dropq.storage.reading import RESERVED_MODE
-
-Make = Callable[..., Queue]
 
 
 @pytest.mark.parametrize("state", ["processed", "error", "expired"])

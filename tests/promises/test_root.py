@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import Clock, base, make_queue, where
+from helpers import Clock, Make, base, make_queue, where
 
-from dropq import InvalidName, Queue, QueueExists, Root, StorageError
+from dropq import InvalidName, QueueExists, Root, StorageError
 from dropq.diagnosis.fsck import fsck_root
 from dropq.storage.files import Storage
 from dropq.upkeep.queues import UNDECIDED_LIMIT
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from helpers import VERBS, gone_mount, take, where
+from helpers import VERBS, Make, gone_mount, take, where
 
-from dropq import Queue, StorageError
+from dropq import StorageError
 from dropq.storage.files import Storage
-
-Make = Callable[..., Queue]
 
 
 def test_a_writer_sends_on_a_clean_exit_and_discards_on_an_exception(make: Make) -> None:

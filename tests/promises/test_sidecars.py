@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, base, drop, names_in, reopened, take, where
+from helpers import Clock, Make, base, drop, names_in, reopened, take, where
 
-from dropq import Message, Queue, Typed
+from dropq import Message, Typed
 from dropq.format import names
 from dropq.lifecycle.sidecars import collect
 from dropq.storage.files import Storage
 from dropq.upkeep import bulk
-
-Make = Callable[..., Queue]
-
 
 LONG: dict[str, Any] = {
     "correlation_id": "c" * 80,

@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 from children import in_child
 from filelock import FileLock
-from helpers import Clock, base, make_queue, open_files, reopened, where
+from helpers import Clock, Make, base, make_queue, open_files, reopened, where
 
 from dropq import NoSuchQueue, Queue, StorageError
 from dropq.storage import liveness, locks
 from dropq.storage.files import Storage
 from dropq.storage.liveness import Presence
 from dropq.storage.mounts import Mount
-
-Make = Callable[..., Queue]
 
 
 def signs(path: Path) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from helpers import Clock, base, files, make_queue, take, until, where
+from helpers import Clock, Make, base, files, make_queue, take, until, where
 
 from dropq import DropqError, NoSuchQueue, Queue, Root, StorageError
 from dropq.lifecycle.context import QueueContext
@@ -22,8 +22,6 @@ from dropq.staging import jobs
 from dropq.staging.jobs import Epoch, Job, Staged
 from dropq.storage import reading, system_calls
 from dropq.storage.files import LONG_LIST, Storage
-
-Make = Callable[..., Queue]
 
 #: The calls by which dropq changes a root.
 CALLS = ("open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir")

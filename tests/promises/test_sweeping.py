@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, archive, names_in, where
+from helpers import Clock, Make, archive, names_in, where
 
-from dropq import Queue, StorageError
+from dropq import StorageError
 from dropq.storage import reading
 from dropq.storage.files import Storage
-
-Make = Callable[..., Queue]
 
 
 def full_disk(path: str, data: bytes) -> None:

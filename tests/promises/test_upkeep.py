@@ -6,14 +6,14 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import Clock, base, make_queue, take
+from helpers import Clock, Make, base, make_queue, take
 
 from dropq import Queue, Root
 from dropq.lifecycle.sidecars import PASSES_APART, collect
@@ -22,8 +22,6 @@ from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.upkeep import retention, sweep
 from dropq.upkeep.sweep import QuickSweep, SweepReport
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,12 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import base, drop, names_in, take, where
+from helpers import Make, base, drop, names_in, take, where
 
-import dropq
 from dropq.errors import ConfigError, InvalidFilter, Unavailable
 from dropq.filters import LIMIT, compile_filter, for_name
 from dropq.format.message_file import MessageFile
@@ -24,7 +22,6 @@ from dropq.lifecycle.view import Lookups, matching
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
-Make = Callable[..., dropq.Queue]
 SIDECARS = Sidecars("/nowhere", Storage("none"))
 
 
