@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from actors import finish
-from helpers import Clock, always_fresh, make_queue
+from helpers import Clock, Make, make_queue
 
 import dropq
 import dropq.spark
@@ -67,9 +67,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def make(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dropq.Queue]]:
-    """Make queues with a settable clock, whose consumers see every change at once."""
-    always_fresh(monkeypatch)
+def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
+    """Make queues with a settable clock."""
     made: list[dropq.Queue] = []
 
     def one(**options: Any) -> dropq.Queue:

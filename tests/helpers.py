@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from dropq import Message, Queue, Root
 from dropq.diagnosis import health as health_module
-from dropq.lifecycle import view
+from dropq.lifecycle.timing import Timing
 from dropq.storage import clock, exclusive_rename, reading, system_calls
 from dropq.storage import files as storage_files
 
@@ -35,6 +36,10 @@ FOLDERS = {
     "error": "error",
     "delayed": ".dropq/delayed",
 }
+
+#: Consumers list target/ for every message, and sweep on the way each time. It is for tests that move a clock, as that
+#: moves no pause of a consumer, and for those that look at what a listing brings.
+FRESH = Timing(max_age=0, listing_share=0, sweep_interval=0, sweep_share=0)
 
 #: The verbs that end a claim.
 SETTLED: dict[str, Callable[[Message], None]] = {
@@ -62,9 +67,18 @@ class Clock:
         self.ms += int(seconds * 1000)
 
 
-def make_queue(path: Path, *, clock: Clock | None = None, dropboxmq: bool = False, **options: Any) -> Queue:
+def timed(root: Root, timing: Timing | None) -> Root:
+    """Let what is opened of a root from now on pace itself by another timing; None leaves it as it is."""
+    if timing is not None:
+        root.context = replace(root.context, timing=timing)
+    return root
+
+
+def make_queue(
+    path: Path, *, clock: Clock | None = None, dropboxmq: bool = False, timing: Timing | None = None, **options: Any
+) -> Queue:
     """Make a queue `q` in a new root at `path`; without syncs and redelivery delays where the test does not say."""
-    root = Root.create(path, clock=clock, dropboxmq=dropboxmq)
+    root = timed(Root.create(path, clock=clock, dropboxmq=dropboxmq), timing)
     return root.create_queue("q", dropboxmq=dropboxmq, **{"durability": "none", "redelivery_delay": 0, **options})
 
 
@@ -128,9 +142,10 @@ def archive(queue: Queue, *bodies: bytes) -> None:
         take(queue).ack()
 
 
-def reopened(queue: Queue) -> Queue:
-    """The same queue as another process opens it."""
-    return Root(queue.root.path, clock=queue.root.clock).queue(queue.name)
+def reopened(queue: Queue, timing: Timing | None = None) -> Queue:
+    """The same queue as another process opens it, with the same timing where no other is given."""
+    root = Root(queue.root.path, clock=queue.root.clock)
+    return timed(root, timing or queue.root.context.timing).queue(queue.name)
 
 
 def until(condition: Callable[[], object], what: str, *, timeout: float = 15.0) -> None:
@@ -169,13 +184,6 @@ def open_files() -> int:
     """How many files this process has open."""
     gc.collect()
     return len(os.listdir("/dev/fd"))
-
-
-def always_fresh(monkeypatch: Any) -> None:
-    """Let consumers list target/ for every message, and sweep on the way each time."""
-    monkeypatch.setattr(view, "MAX_AGE", 0.0)
-    monkeypatch.setattr(view, "LISTING_SHARE", 0)
-    monkeypatch.setattr("dropq.upkeep.sweep.QuickSweep.due", True)
 
 
 def gone_mount(path: str, *args: Any, **kwargs: Any) -> Any:

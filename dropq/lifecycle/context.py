@@ -12,6 +12,7 @@ from dropq.format.ids import IdSource
 from dropq.format.layout import QueueLayout, RootLayout
 from dropq.lifecycle.reasons import Reasons
 from dropq.lifecycle.sidecars import Sidecars
+from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 from dropq.storage.clock import Clock
 from dropq.storage.failures import storage_error
@@ -27,12 +28,14 @@ class RootContext:
         config: its configuration, as it was when the root was opened.
         clock: the file server's.
         ids: makes the ids of messages.
+        timing: how its verbs pace themselves.
     """
 
     layout: RootLayout
     config: RootConfig
     clock: Clock
     ids: IdSource
+    timing: Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ class QueueContext:
     def clock(self) -> Clock:
         """The file server's clock."""
         return self.root.clock
+
+    @property
+    def timing(self) -> Timing:
+        """How the root's verbs pace themselves."""
+        return self.root.timing
 
     @property
     def read_locks(self) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """The view of target/ that consumers take from: ordered, bounded, shared out, refreshed when it is used up or old.
 
 A listing serves many claims, because a listing for each claim would cost the square of what waits. The view is as
-old as `MAX_AGE` at the most, so that an urgent newcomer is seen; with many messages waiting the age grows with
-what a listing costs, so that listing never takes more than about a tenth of the time. It holds `DEPTH` messages at the
+old as `Timing.max_age` at the most, so that an urgent newcomer is seen; with many messages waiting the age grows with
+what a listing costs, so that listing never takes more than about a tenth of the time. It holds `depth` messages at the
 most, so that its memory does not grow with what waits: the first of all, and when they are used up those behind them.
 
 Consumers that reach for the same files share them: a hash of a message's name tells whose it is. Each begins, within a
@@ -29,6 +29,7 @@ from dropq.format import names
 from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.sidecars import Sidecars
+from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 
 if TYPE_CHECKING:
@@ -38,12 +39,6 @@ log = logging.getLogger("dropq")
 
 T = TypeVar("T")
 
-#: Seconds after which a view is refreshed although it is not used up.
-MAX_AGE = 0.1
-#: A view is kept at least this many times as long as its listing took.
-LISTING_SHARE = 10
-#: How many messages a view holds at the most, where the queue does not say (`target_queue_depth`).
-DEPTH = 100_000
 #: Of so many messages that a consumer takes from its share, it takes one more from the others': the oldest there.
 OLDEST_EACH = 32
 #: In so many parts a consumer goes through the others' shares: two are seldom at one part at a time.
@@ -72,15 +67,23 @@ class Ready:
         folder: the folder, a queue's target/.
         sidecars: what reads names.
         ignored: tells which names are never messages.
+        timing: how long it is fresh.
         depth: how many messages it holds at the most; None for all.
     """
 
     def __init__(
-        self, folder: str, sidecars: Sidecars, ignored: Callable[[str], object], *, depth: int | None = None
+        self,
+        folder: str,
+        sidecars: Sidecars,
+        ignored: Callable[[str], object],
+        timing: Timing,
+        *,
+        depth: int | None = None,
     ) -> None:
         self._folder = folder
         self._sidecars = sidecars
         self._ignored = ignored
+        self._timing = timing
         self.depth = depth
         self._arrivals: dict[tuple[str, int], int] = {}
         self._place = 0, 1
@@ -147,7 +150,7 @@ class Ready:
         self.view = next(self._pieces, iter(()))
         now = time.monotonic()
         self._worn_at = now + (now - started)
-        self.fresh_until = now + max(MAX_AGE, LISTING_SHARE * (now - started))
+        self.fresh_until = now + max(self._timing.max_age, self._timing.listing_share * (now - started))
 
     def files(self) -> Iterator[MessageFile]:
         """List the folder; return what waits in order: priority descending, then time and sequence, then name."""

@@ -26,11 +26,11 @@ def view_of(context: QueueContext, state: str = "target", *, depth: int | None =
     folder, sidecars, config = context.layout.folder(state), context.sidecars, context.config
     ignored = ignoring(config.ignore)
     if state != "target" or (config.priority is None and config.barrier_expression is None):
-        return Ready(folder, sidecars, ignored, depth=depth)
+        return Ready(folder, sidecars, ignored, context.timing, depth=depth)
     from dropq.policies.order import Ranked, by_expression, by_time
 
     rank = by_time if config.priority is None else by_expression(config.priority, context)
-    return Ranked(folder, sidecars, ignored, rank=rank, depth=depth)
+    return Ranked(folder, sidecars, ignored, context.timing, rank=rank, depth=depth)
 
 
 def gate_for(

@@ -2,9 +2,9 @@
 
 Each subscription has a file in `.dropq/turns/`, empty but for its filter, whose name is its standing: how many it may
 hold, when it last took a message, and whether it waits for one. One listing, under the policy lock, tells a consumer
-whether another is to have the message that it would take. It leaves it to that one, for `PATIENCE` at the most: who
-does not come for its turn is passed over, and counts again when it next asks. So a consumer that is stopped, or looks
-seldom, costs the others a moment, and keeps nothing from them.
+whether another is to have the message that it would take. It leaves it to that one, for `Timing.turn_patience` at the
+most: who does not come for its turn is passed over, and counts again when it next asks. So a consumer that is stopped,
+or looks seldom, costs the others a moment, and keeps nothing from them.
 
     SUBSCRIPTION,ALLOWED,TURN,waits|busy        ALLOWED 0: no limit; TURN: the number of its last turn, 0 for none
 """
@@ -27,9 +27,6 @@ from dropq.storage import liveness, reading
 from dropq.storage.failures import describe
 
 log = logging.getLogger("dropq")
-
-#: Seconds for which a message is left to the consumer whose turn it is.
-PATIENCE = 0.1
 
 _STANDING = re.compile(r"([\w*%+-]+),(\d+),(\d+),(waits|busy)", re.ASCII)
 
@@ -141,7 +138,7 @@ class Turns:
                 self._context.storage.unlink(f"{self._folder}/{first.file}")
                 return True
             self._left_to, self._since = first, now
-        if now - self._since < PATIENCE:
+        if now - self._since < self._context.timing.turn_patience:
             return False
         self._rename(first, first._replace(waits=False))
         return True

@@ -11,17 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dropq.format.layout import QueueLayout
+from dropq.lifecycle.context import QueueContext
 from dropq.storage import locks
 from dropq.storage.failures import error_context
-from dropq.storage.files import Storage
 from dropq.storage.locks import LockFile
 from dropq.storage.reading import inode
 
 log = logging.getLogger("dropq")
 
-#: Seconds that a look waits for the lock: its holder needs a millisecond, unless it was stopped in the middle.
-PATIENCE = 1.0
 #: Seconds between two tries: the kernel would wait for a lock without end.
 POLL = 0.001
 
@@ -29,10 +26,11 @@ POLL = 0.001
 class PolicyLock:
     """The lock of one queue, on a file that is opened for each look."""
 
-    def __init__(self, layout: QueueLayout, storage: Storage) -> None:
-        self._path = layout.lock
-        self._folder = layout.private
-        self._storage = storage
+    def __init__(self, context: QueueContext) -> None:
+        self._path = context.layout.lock
+        self._folder = context.layout.private
+        self._storage = context.storage
+        self._patience = context.timing.lock_patience
         self._inode = 0
         self._warned = False
 
@@ -89,11 +87,11 @@ class PolicyLock:
         """Yield for each try to take the lock, until it has taken too long."""
         yield
         before_waiting()
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + self._patience
         while time.monotonic() <= until:
             time.sleep(POLL)
             yield
-        log.warning("%s: held by another process for %s s: nothing is taken meanwhile", self._path, PATIENCE)
+        log.warning("%s: held by another process for %s s: nothing is taken meanwhile", self._path, self._patience)
 
     @property
     def broken(self) -> bool:

@@ -14,6 +14,7 @@ from dropq.filters import Value, compile_expression
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.sidecars import Sidecars
+from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.view import Lookups, Ready
 from dropq.storage import reading
 
@@ -30,7 +31,7 @@ class Ranked(Ready):
     It looks at all that waits before it offers the first.
 
     Args:
-        folder, sidecars, ignored, depth: as for `Ready`.
+        folder, sidecars, ignored, timing, depth: as for `Ready`.
         rank: gives the rank of a waiting message, higher first.
     """
 
@@ -39,11 +40,12 @@ class Ranked(Ready):
         folder: str,
         sidecars: Sidecars,
         ignored: Callable[[str], object],
+        timing: Timing,
         *,
         rank: Callable[[MessageFile], int],
         depth: int | None = None,
     ) -> None:
-        super().__init__(folder, sidecars, ignored, depth=depth)
+        super().__init__(folder, sidecars, ignored, timing, depth=depth)
         self._rank = rank
 
     def _listed(self, behind: _Key | None = None) -> Iterator[Sequence[str | MessageFile]]:

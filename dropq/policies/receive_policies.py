@@ -59,7 +59,7 @@ class Gate:
         self._context = context
         self._ignored = ignoring(config.ignore)
         self._belongs = belonging(context)
-        self._lock = PolicyLock(context.layout, context.storage)
+        self._lock = PolicyLock(context)
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
         self._barrier = Barrier(context, subscription) if config.barrier_expression is not None else None
         self._turns: Turns | None = None

@@ -17,15 +17,13 @@ from collections.abc import Mapping, Sequence
 
 from dropq.errors import QueueFull
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.view import LISTING_SHARE, MAX_AGE
+from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 
 log = logging.getLogger("dropq")
 
-#: Seconds that a count is relied on at the most.
-COUNT_AGE = 1.0
-#: Seconds of a wait after which the log says why, and those until it says so again.
-FIRST_WORD, NEXT_WORD = 1.0, 300.0
+#: Seconds after which the log says again why a sender waits.
+NEXT_WORD = 300.0
 #: Seconds for which discarded messages are added up before the log tells of more.
 DISCARD_WORD = 5.0
 
@@ -85,12 +83,14 @@ class Tally:
         folders: in the order in which messages pass: who moves on meanwhile is counted twice, rather than not at all.
         ignore: patterns of names that are no messages.
         most: at so many no more are let in, nor counted.
+        timing: how long a count is relied on.
     """
 
-    def __init__(self, folders: Sequence[str], ignore: tuple[str, ...], most: int) -> None:
+    def __init__(self, folders: Sequence[str], ignore: tuple[str, ...], most: int, timing: Timing) -> None:
         self._folders = folders
         self._ignore = ignore
         self._most = most
+        self._timing = timing
         self._known = 0
         self._counts_at = 0.0
         self._is_counted = False
@@ -118,7 +118,7 @@ class Tally:
         self._known = self._counted()
         self._is_counted = True
         now = time.monotonic()
-        self._counts_at = now + min(LISTING_SHARE * (now - began), COUNT_AGE)
+        self._counts_at = now + min(self._timing.listing_share * (now - began), self._timing.count_age)
 
     def _counted(self) -> int:
         known = 0
@@ -145,7 +145,8 @@ class Limit:
         self._most = most
         self._full = f"queue {name} is full (max_unprocessed = {most})"
         self._overflow = context.config.overflow
-        self._tally = Tally((layout.delayed, layout.target, layout.processing), context.config.ignore, most)
+        folders = layout.delayed, layout.target, layout.processing
+        self._tally = Tally(folders, context.config.ignore, most, context.timing)
         self._discarded = 0
         self._tells_at = 0.0
 
@@ -173,9 +174,10 @@ class Limit:
 
     def _wait(self, count: int, whole: bool) -> int:
         # Mostly an ack makes room, which can be heard; what else does is seen by looking.
-        wait = _Wait(self._context.layout.processed, f"{self._full}: senders wait for consumers")
+        timing = self._context.timing
+        wait = _Wait(self._context.layout.processed, f"{self._full}: senders wait for consumers", timing)
         while not (entering := self._enter(count, whole)):
-            wait.pause(MAX_AGE)
+            wait.pause(timing.max_age)
         return entering
 
     def _discard(self, count: int) -> int:
@@ -213,7 +215,7 @@ class WriteLock:
 
     def admit(self, count: int, *, whole: bool) -> int:
         """Do for the write-lock what `Entry.admit` does for all: sooner or later it lets in."""
-        began, wait = time.monotonic(), None
+        began, wait, timing = time.monotonic(), None, self._context.timing
         while (terms := self._now()) is not None:
             left = terms.delay - (time.monotonic() - began)
             with self._context.error_context("the message was not sent"):
@@ -222,10 +224,9 @@ class WriteLock:
                 admitted = count if whole else max(entering, 1)
                 terms.tally.add(admitted - entering)
                 return admitted
-            wait = wait or _Wait(
-                self._context.layout.processing, f"{self._path} makes senders wait: remove it to let them go on"
-            )
-            wait.pause(min(left, MAX_AGE))
+            why = f"{self._path} makes senders wait: remove it to let them go on"
+            wait = wait or _Wait(self._context.layout.processing, why, timing)
+            wait.pause(min(left, timing.max_age))
         return count
 
     def _now(self) -> _Terms | None:
@@ -235,7 +236,7 @@ class WriteLock:
             if content != self._content:
                 self._terms = None if content is None else _Terms(self._path, content, self._context)
                 self._content = content
-            self._looks_at = time.monotonic() + MAX_AGE
+            self._looks_at = time.monotonic() + self._context.timing.max_age
         return self._terms
 
     def _read(self) -> bytes | None:
@@ -263,7 +264,7 @@ class _Terms:
         delay = _number(path, said, _DELAY, least=-1, default=-1)
         limit = _number(path, said, _LIMIT, least=0, default=0)
         self.delay = math.inf if delay < 0 else delay / 1000
-        self.tally = Tally((context.layout.target,), context.config.ignore, limit)
+        self.tally = Tally((context.layout.target,), context.config.ignore, limit, context.timing)
 
 
 def _number(path: str, said: Mapping[str, str], key: str, *, least: int, default: int) -> int:
@@ -278,13 +279,13 @@ def _number(path: str, said: Mapping[str, str], key: str, *, least: int, default
 class _Wait:
     """A sender's wait: it ends by what comes into a folder, or after a short pause; the log says now and then why."""
 
-    def __init__(self, folder: str, why: str) -> None:
+    def __init__(self, folder: str, why: str, timing: Timing) -> None:
         from dropq.storage.watch import Watch  # not before somebody waits: a shell's `send` is not to import it
 
         self._watch = Watch(folder)
         self._why = why
         self._began = time.monotonic()
-        self._tells_at = self._began + FIRST_WORD
+        self._tells_at = self._began + timing.first_word
 
     def pause(self, seconds: float) -> None:
         """Wait for news of the folder, but only so long."""

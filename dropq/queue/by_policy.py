@@ -14,9 +14,6 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.policies.receive_policies import TURN_RECHECK, Gate
 from dropq.queue.offers import Offers
 
-#: Seconds that one call waits for others to take their turns.
-TURNS_PATIENCE = 0.2
-
 T = TypeVar("T")
 
 
@@ -136,7 +133,7 @@ class Admission:
 
     def after_others(self, look: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
         """Look again and again while it is another subscription's turn, which has a moment to come for it."""
-        until = time.monotonic() + TURNS_PATIENCE
+        until = time.monotonic() + self._transitions.context.timing.turns_wait
         found = None
         while found is None and self.gate.gives_way and time.monotonic() < until and not is_closed():
             time.sleep(TURN_RECHECK)

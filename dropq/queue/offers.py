@@ -20,7 +20,6 @@ from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
-from dropq.lifecycle.view import DEPTH
 from dropq.policies.build import view_of
 from dropq.policies.wanted import belonging, wanting
 from dropq.storage import reading
@@ -74,7 +73,7 @@ class Offers:
         self._owners = owners
         self._deadline = deadline
         self._matches = _all_of(belonging(context), None if filter is None else wanting(context, filter))
-        self._target = view_of(context, depth=context.config.target_queue_depth or DEPTH)
+        self._target = view_of(context, depth=context.config.target_queue_depth or context.timing.view_depth)
         self._acks = reading.Listing(context.layout.acks, context.clock)
         self._acked: frozenset[str] = frozenset()  # ids whose acks came before them
         self._returned: set[tuple[str, str | None]] = set()  # ids, with what tells a file from its twins; None: all

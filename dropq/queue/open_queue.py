@@ -13,6 +13,7 @@ from dropq.format.layout import FOLDERS, QueueLayout, RootLayout, ignoring
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.reasons import Reasons
 from dropq.lifecycle.sidecars import Sidecars
+from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 from dropq.storage.clock import Clock, ServerClock
 from dropq.storage.failures import error_context, storage_error
@@ -34,7 +35,7 @@ def open_root(path: str, clock: Clock | None) -> RootContext:
     clock = clock or ServerClock(layout.clock)
     with error_context("the root cannot be opened"):
         reading.ask_server(layout.path)  # on NFS another host may have written its dropq.toml just now
-    return RootContext(layout, load_root(layout.config_file), clock, IdSource(clock.now_ms))
+    return RootContext(layout, load_root(layout.config_file), clock, IdSource(clock.now_ms), Timing())
 
 
 def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:

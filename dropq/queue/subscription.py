@@ -32,7 +32,6 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_of, listing_once
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.lifecycle.view import MAX_AGE
 from dropq.policies.build import gate_for
 from dropq.queue.message import LEAST_LEASE, Duration, Message, SettledMessage, ack_all
 from dropq.queue.offers import UNTOUCHED, Offers
@@ -112,7 +111,7 @@ class Subscription:
         self._attend_at = 0.0
         self._held: dict[str, Message] = {}
         self._looped: dict[str, int] = {}  # by a claim's owner: the thread whose loop the message was handed to
-        self._waiting = Waiting(context.layout.target)
+        self._waiting = Waiting(context.layout.target, context.timing)
         self._lock = threading.RLock()
         self._looker = 0  # the thread that looks for a message, under the lock; 0 for none
         self._forks = FORKS.count
@@ -325,7 +324,8 @@ class Subscription:
             self._sweep_on_the_way()
         self._offers.attend()
         # A view of many messages is kept longer than a read-lock may go unseen.
-        self._attend_at = min(self._sweep.again, self._offers.fresh_until, time.monotonic() + MAX_AGE)
+        looks_at = time.monotonic() + self._context.timing.max_age
+        self._attend_at = min(self._sweep.again, self._offers.fresh_until, looks_at)
 
     def _sweep_on_the_way(self) -> None:
         try:

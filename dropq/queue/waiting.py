@@ -10,15 +10,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dropq.lifecycle.view import LISTING_SHARE
+from dropq.lifecycle.timing import Timing
 from dropq.storage.watch import RESCAN, Watch
 
 if TYPE_CHECKING:
     from dropq.queue.message import Message
-
-#: Seconds of processor time that make a look without a result a long one: then the thread rests ten times as long
-#: before it looks again.
-LONG_LOOK = 0.02
 
 
 class Waiting:
@@ -26,14 +22,16 @@ class Waiting:
 
     Args:
         folder: the folder in which messages come: the queue's target/.
+        timing: how long the thread rests after a long look.
 
     Attributes:
         news: another object each time that there may be something new to look for.
         waits: whether a thread waits.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, timing: Timing) -> None:
         self._folder = folder
+        self._timing = timing
         self._turn = threading.RLock()
         self._watch: Watch | None = None
         self._closed = False
@@ -78,8 +76,9 @@ class Waiting:
             began = time.thread_time()
             if (message := look()) is not None:
                 return message
-            if (took := time.thread_time() - began) > LONG_LOOK:  # at many messages, none of them for this subscription
-                self._rest(watch, min(until, time.monotonic() + min(took, RESCAN) * LISTING_SHARE))
+            if (took := time.thread_time() - began) > self._timing.long_look:  # at many messages for others
+                rest = min(took, RESCAN) * self._timing.listing_share
+                self._rest(watch, min(until, time.monotonic() + rest))
         return None
 
     def _rest(self, watch: Watch, until: float) -> None:

@@ -14,9 +14,6 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 
-#: Seconds after which a state is counted again while its oldest files are removed.
-COUNT_AGE = 1.0
-
 
 def surplus(
     context: QueueContext,
@@ -53,7 +50,7 @@ def surplus(
     now = context.clock.now_ms()
     for changed, file in found:
         if keep_age is None or now - changed <= keep_age * 1000:
-            if time.monotonic() - counted > COUNT_AGE:  # others may have taken some away since
+            if time.monotonic() - counted > context.timing.count_age:  # others may have taken some away since
                 count, counted = sum(reading.message_counts(folder, context.config.ignore)), time.monotonic()
             if count <= (keep_count or 0):
                 continue

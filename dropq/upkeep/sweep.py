@@ -35,18 +35,12 @@ from dropq.upkeep.retention import surplus
 
 log = logging.getLogger("dropq")
 
-#: Seconds between two sweeps that a consumer makes on the way.
-INTERVAL = 1.0
-#: The next sweep comes after at least this many times what the last one took.
-SWEEP_SHARE = 10
-#: How many holders' locks such a sweep tries; if one of them is dead, it tries all: they seldom die alone.
+#: How many holders' locks a consumer's sweep tries; if one of them is dead, it tries all: they seldom die alone.
 LOCKS_TRIED = 10
 #: Seconds after the last slice of the upkeep, whoever did it, in which no other consumer begins with it.
 UPKEEP_INTERVAL = 60.0
-#: Seconds after which a new consumer looks for that: a consumer that takes one message and ends has no time for it.
-FIRST_UPKEEP = 1.0
 #: Seconds that a slice of the upkeep takes; the next one comes after `UPKEEP_SHARE` times what this one took, or after
-#: `SWEEP_SHARE` times if it found something to do.
+#: `Timing.sweep_share` times if it found something to do.
 SLICE = 0.1
 UPKEEP_SHARE = 100
 #: Seconds without activity in a committed job after which consumers send the rest of it: its driver is dead.
@@ -101,11 +95,12 @@ class QuickSweep:
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
+        self._timing = context.timing
         self._first_lock = random.randrange(1 << 16)  # consumers are to try different holders' locks
         #: When to sweep again, on the monotonic clock.
         self.again = 0.0
         self._upkeep: Iterator[None] | None = None
-        self._upkeep_at = time.monotonic() + FIRST_UPKEEP
+        self._upkeep_at = time.monotonic() + self._timing.first_upkeep
         self._upkeep_report = SweepReport()
 
     @property
@@ -121,12 +116,13 @@ class QuickSweep:
         """
         report = SweepReport()
         started = time.monotonic()
-        self.again = started + INTERVAL
+        interval = self._timing.sweep_interval
+        self.again = started + interval
         self._first_lock += LOCKS_TRIED
         next_due = _bring_back(self._context, report, idle=idle, first_lock=self._first_lock)
-        pause = INTERVAL if next_due is None else min(next_due, INTERVAL)
+        pause = interval if next_due is None else min(next_due, interval)
         now = time.monotonic()
-        self.again = now + max(pause, 0.001, SWEEP_SHARE * (now - started))
+        self.again = now + max(pause, self._timing.sweep_share * (now - started))
         if now >= self._upkeep_at:
             self._keep_up()
         return report
@@ -171,7 +167,7 @@ class QuickSweep:
         done, started = self._upkeep_report.total, time.monotonic()
         for _ in self._upkeep:
             if (took := time.monotonic() - started) > SLICE:
-                return took * (SWEEP_SHARE if self._upkeep_report.total > done else UPKEEP_SHARE)
+                return took * (self._timing.sweep_share if self._upkeep_report.total > done else UPKEEP_SHARE)
         self._upkeep = None
         return UPKEEP_INTERVAL
 

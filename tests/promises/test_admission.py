@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import pytest
 from actors import said, start
 from filelock import FileLock
-from helpers import Clock, always_fresh, base, make_queue, names_in, reopened, take, until, where
+from helpers import FRESH, Clock, base, make_queue, names_in, reopened, take, until, where
 
-from dropq import ConfigError, LeaseLost, Message, Queue, Root, StorageError, work
+from dropq import ConfigError, LeaseLost, Message, Queue, StorageError, work
 from dropq.format.message_file import MessageFile
-from dropq.policies import fair_share, lock
+from dropq.lifecycle.timing import Timing
 from dropq.policies.backlog import Backlog
 from dropq.staging.stream_journal import check_semantics
 from dropq.storage import reading
@@ -40,6 +40,10 @@ def processed(queue: Queue) -> int:
 def private(queue: Queue, name: str) -> list[str]:
     folder = base(queue) / ".dropq" / name
     return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+#: A message is left to whose turn it is, who has all the time to come for it.
+LEFT = Timing(turn_patience=3600, turns_wait=3600)
 
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
@@ -107,12 +111,9 @@ def test_what_a_script_has_claimed_counts_as_held(tmp_path: Path) -> None:
     assert take(queue).body == b"b"
 
 
-def test_what_expires_while_it_is_held_makes_room_without_a_sweep_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    always_fresh(monkeypatch)
+def test_what_expires_while_it_is_held_makes_room_without_a_sweep_of_all(tmp_path: Path) -> None:
     clock = Clock()
-    queue = make_queue(tmp_path, clock=clock, max_backlog=1)
+    queue = make_queue(tmp_path, clock=clock, timing=FRESH, max_backlog=1)
     queue.send(b"a", expires_in="10s")
     queue.send(b"b")
     message = take(queue)
@@ -128,10 +129,9 @@ def test_what_expires_while_it_is_held_makes_room_without_a_sweep_of_all(
 
 
 def test_who_has_the_lock_and_hangs_keeps_others_waiting_and_no_longer_than_it_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lock, "PATIENCE", 0.05)
-    queue = make_queue(tmp_path, max_backlog=1)
+    queue = make_queue(tmp_path, timing=Timing(lock_patience=0.05), max_backlog=1)
     queue.send(b"a")
     os.makedirs(base(queue) / ".dropq", exist_ok=True)
     holder = FileLock(base(queue) / ".dropq" / "lock")
@@ -306,12 +306,8 @@ def test_who_waits_and_does_not_come_is_passed_over(tmp_path: Path) -> None:
         assert "busy" in "".join(name for name in private(queue, "turns") if name.startswith(absent.id))
 
 
-def test_who_waits_and_dies_is_not_waited_for(
-    tmp_path: Path, stage: list[Actor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fair_share, "PATIENCE", 3600)
-    monkeypatch.setattr("dropq.queue.by_policy.TURNS_PATIENCE", 3600)
-    queue = make_queue(tmp_path / "root", fairness_model="round-robin")
+def test_who_waits_and_dies_is_not_waited_for(tmp_path: Path, stage: list[Actor]) -> None:
+    queue = make_queue(tmp_path / "root", timing=LEFT, fairness_model="round-robin")
     waiter = start("limited", tmp_path / "root", tmp_path / "notes", 1)
     stage.append(waiter)
     until(lambda: any("waits" in name for name in private(queue, "turns")), "the other to wait")
@@ -324,20 +320,15 @@ def test_who_waits_and_dies_is_not_waited_for(
     assert len(private(queue, "turns")) == 1
 
 
-def test_a_message_that_the_next_in_turn_does_not_want_is_not_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fair_share, "PATIENCE", 3600)
-    monkeypatch.setattr("dropq.queue.by_policy.TURNS_PATIENCE", 3600)
-    queue = make_queue(tmp_path, fairness_model="round-robin")
+def test_a_message_that_the_next_in_turn_does_not_want_is_not_left_to_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, timing=LEFT, fairness_model="round-robin")
     with reopened(queue).subscribe(filter="JMSPriority > 4") as picky, queue.subscribe(max_backlog=None) as other:
         assert picky.receive() is None
         queue.send(b"plain")
         assert other.receive() is not None
         queue.send(b"urgent", priority=9)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fair_share, "PATIENCE", 0.0)
-            assert other.receive() is not None
+        with reopened(queue, Timing(turn_patience=0)).subscribe() as hasty:
+            assert hasty.receive() is not None
 
 
 def test_standings_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
@@ -607,7 +598,7 @@ def dies(queue: Queue, at: int, *, after: bool) -> bool:
     child = os.fork()
     if child == 0:
         try:
-            subscription = Root(queue.root.path).queue(queue.name).subscribe()
+            subscription = reopened(queue).subscribe()
             calls = iter(range(10**6))
 
             def wrapped(self: Storage, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -633,12 +624,9 @@ def dies(queue: Queue, at: int, *, after: bool) -> bool:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
-def test_a_barrier_is_handed_out_and_settled_whichever_call_its_holder_dies_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
-) -> None:
-    always_fresh(monkeypatch)
+def test_a_barrier_is_handed_out_and_settled_whichever_call_its_holder_dies_at(tmp_path: Path, after: bool) -> None:
     for at in range(100):
-        queue = barriers(tmp_path / f"root-{at}")
+        queue = barriers(tmp_path / f"root-{at}", timing=FRESH)
         send(queue, b"sync", b"a")
         with reopened(queue).subscribe() as other:
             died = dies(queue, at, after=after)

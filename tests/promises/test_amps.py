@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from actors import finish, is_stopped, start
-from helpers import Clock, Make, base, files, lying, make_queue, names_in, reopened, take, until, where
+from helpers import FRESH, Clock, Make, base, files, lying, make_queue, names_in, reopened, take, until, where
 
 from dropq import ConfigError, LeaseLost, Message, Queue, Subscription
 from dropq.format.message_file import MessageFile
+from dropq.lifecycle.timing import Timing
 from dropq.policies import fair_share
 from dropq.policies.build import view_of
 from dropq.storage import reading
@@ -133,7 +134,7 @@ def test_the_publish_target_is_one_of_the_topics_of_the_queue(make: Make) -> Non
 
 def test_who_takes_a_message_owns_it_for_the_lease_period_and_then_it_returns(make: Make, clock: Clock) -> None:
     """Within the period nobody else is given the message; after it the next one is, and the first has lost it."""
-    queue = make(LeasePeriod="10s")
+    queue = make(timing=FRESH, LeasePeriod="10s")
     queue.send("a")
     with queue.subscribe() as one, reopened(queue).subscribe() as other:
         message = one.receive()
@@ -164,7 +165,7 @@ def test_a_message_is_to_be_acknowledged_within_its_lease_or_another_may_have_it
 
 def test_the_lease_is_measured_from_the_moment_that_the_message_is_handed_out(make: Make, clock: Clock) -> None:
     """However long a message has waited, whoever takes it has the whole period."""
-    queue = make(LeasePeriod="10s")
+    queue = make(timing=FRESH, LeasePeriod="10s")
     queue.send("a")
     clock.advance(3600)
     deadline = take(queue).deadline
@@ -174,7 +175,7 @@ def test_the_lease_is_measured_from_the_moment_that_the_message_is_handed_out(ma
 
 def test_without_a_lease_period_leases_do_not_run_out(make: Make, clock: Clock) -> None:
     """A period that is not set never ends: who lives keeps what it holds."""
-    queue = make()
+    queue = make(timing=FRESH)
     queue.send("a")
     message = take(queue)
     assert message.deadline is None
@@ -211,7 +212,7 @@ def test_at_least_once_a_message_leaves_the_queue_when_it_is_acknowledged_and_no
 @pytest.mark.parametrize("how", ["its connection closes", "it returns the message", "its lease runs out"])
 def test_at_least_once_a_message_is_delivered_again_when_its_consumer_fails(make: Make, clock: Clock, how: str) -> None:
     """Whatever ends a hold without an ack, the message is there for another try, and says that it was delivered."""
-    queue = make(LeasePeriod="10s")
+    queue = make(timing=FRESH, LeasePeriod="10s")
     queue.send("a")
     one = queue.subscribe()
     message = one.receive()
@@ -230,7 +231,7 @@ def test_at_least_once_a_message_is_delivered_again_when_its_consumer_fails(make
 
 def test_at_most_once_a_message_leaves_the_queue_as_it_is_delivered(make: Make, clock: Clock) -> None:
     """No second consumer is ever given it, also when the first one fails without a word."""
-    queue = make(Semantics="at-most-once", LeasePeriod="10s")
+    queue = make(timing=FRESH, Semantics="at-most-once", LeasePeriod="10s")
     queue.send("a")
     with queue.subscribe() as subscription:
         message = subscription.receive()
@@ -262,7 +263,7 @@ def test_no_message_is_delivered_at_max_backlog_until_one_is_acknowledged_or_exp
 
     What expires while it is held leaves with the next sweep, which consumers make on their way once a second.
     """
-    queue = make(MaxBacklog=2)
+    queue = make(timing=FRESH, MaxBacklog=2)
     queue.send("first", expires_in="10s")
     queue.send_many(["second", "third"])
     with queue.subscribe(max_backlog=None) as one, reopened(queue).subscribe(max_backlog=None) as other:
@@ -326,7 +327,7 @@ def test_a_message_that_is_in_the_queue_for_longer_than_its_expiration_is_not_de
     make: Make, clock: Clock
 ) -> None:
     """The queue says how long its messages are of use; then they go, with the reason."""
-    queue = make(Expiration="10s")
+    queue = make(timing=FRESH, Expiration="10s")
     queue.send("a")
     clock.advance(11)
     assert queue.receive() is None
@@ -349,7 +350,7 @@ def test_a_message_may_expire_while_it_is_leased_and_nobody_is_told(make: Make, 
 
 def test_without_an_expiration_messages_stay_for_ever(make: Make, clock: Clock) -> None:
     """It is not set by default."""
-    queue = make()
+    queue = make(timing=FRESH)
     queue.send("a")
     clock.advance(10**8)
     assert queue.sweep().expired == 0
@@ -484,9 +485,13 @@ def test_a_queue_that_has_a_record_of_its_state_goes_on_from_that_and_not_from_t
 # -- FairnessModel -----------------------------------------------------------------------------------------------------
 
 
+#: A message is left to whose turn it is for as long as it takes.
+LEFT = Timing(turn_patience=3600)
+
+
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let a message be left to whose turn it is for as long as it takes, and tell when one was."""
+    """Tell when a message was left to whose turn it is."""
     left = threading.Event()
     is_anothers = fair_share.Turns.is_anothers
 
@@ -496,7 +501,6 @@ def left(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
             left.set()
         return another
 
-    monkeypatch.setattr(fair_share, "PATIENCE", 3600)
     monkeypatch.setattr(fair_share.Turns, "is_anothers", telling)
     return left
 
@@ -541,7 +545,7 @@ def test_fast_delivers_to_the_first_subscription_that_is_found(make: Make) -> No
 
 def test_round_robin_delivers_to_the_next_subscription(make: Make, left: threading.Event) -> None:
     """Who has had a message leaves the next one to another that waits, and has the one after it."""
-    queue = make(FairnessModel="round-robin")
+    queue = make(FairnessModel="round-robin", timing=LEFT)
     with queue.subscribe(max_backlog=None) as mine, reopened(queue).subscribe(max_backlog=None) as yours:
         one, other = sorted((mine, yours), key=lambda subscription: subscription.id)
         waiting(queue, one, other)
@@ -553,10 +557,9 @@ def test_round_robin_delivers_to_the_next_subscription(make: Make, left: threadi
         assert asking.got == "c"
 
 
-@pytest.mark.usefixtures("left")
 def test_round_robin_passes_over_a_subscription_that_cannot_process_the_message(make: Make) -> None:
     """The next one is the next that wants the message and may hold one more."""
-    queue = make(FairnessModel="round-robin")
+    queue = make(FairnessModel="round-robin", timing=LEFT)
     picky, full = reopened(queue).subscribe(filter="JMSPriority > 4"), reopened(queue).subscribe()
     with picky, full, queue.subscribe(max_backlog=None) as one:
         queue.send("a")
@@ -570,7 +573,7 @@ def test_proportional_delivers_to_the_subscription_with_the_lowest_part_of_its_b
     make: Make, left: threading.Event
 ) -> None:
     """Of one that holds 1 of 2 and one that holds 1 of 4 the second is next, although its last turn was later."""
-    queue = make(FairnessModel="proportional")
+    queue = make(FairnessModel="proportional", timing=LEFT)
     with queue.subscribe(max_backlog=2) as small, reopened(queue).subscribe(max_backlog=4) as large:
         queue.send_many(["a", "b"])
         assert [body(small.receive()), body(large.receive())] == ["a", "b"]
@@ -672,7 +675,7 @@ def test_a_message_is_expired_when_it_is_cancelled_for_the_last_allowed_time(
 
     We depart as above.
     """
-    queue = make(MaxCancels=2, LeasePeriod="10s", **options)
+    queue = make(timing=FRESH, MaxCancels=2, LeasePeriod="10s", **options)
     queue.send("a")
     take(queue).nack()
     take(queue)
@@ -892,7 +895,7 @@ def test_an_ack_of_a_message_that_is_not_in_the_queue_is_remembered_for_so_long(
 
     We depart: whoever acknowledges asks for it, and it holds for one message with an id of dropq's.
     """
-    queue = make(**options)
+    queue = make(timing=FRESH, **options)
     message_id = f"{clock.ms:013d}000-0123456789"
     assert queue.ack(message_id, defer=True) is False
     clock.advance(seconds + (-5 if in_time else 5))

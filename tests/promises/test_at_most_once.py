@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import VERBS, Clock, Make, base, reopened, take, where
+from helpers import FRESH, VERBS, Clock, Make, base, reopened, take, where
 
 from dropq import LeaseLost, StorageError
 from dropq.format.claims import Claim
@@ -56,7 +56,7 @@ def test_what_a_shell_command_received_at_most_once_without_a_history_can_be_rea
 def test_an_at_most_once_message_swept_before_it_was_delivered_goes_back(
     make: Make, monkeypatch: pytest.MonkeyPatch, clock: Clock, history: bool
 ) -> None:
-    queue = make(semantics="at-most-once", history=history, lease_period="1s")
+    queue = make(timing=FRESH, semantics="at-most-once", history=history, lease_period="1s")
     queue.send(b"a")
     claim = Transitions.claim
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from children import in_child
-from helpers import Clock, always_fresh, base, make_queue, names_in, reopened, where
+from helpers import FRESH, Clock, base, make_queue, names_in, reopened, where
 
 from dropq import Message, Queue, Subscription
 from dropq.format.claims import Claim
@@ -24,13 +24,8 @@ from dropq.storage import reading
 STAGING = 60
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    always_fresh(monkeypatch)
-
-
 def barriers(path: Path, **options: Any) -> Queue:
-    queue = make_queue(path, barrier_expression="JMSType = 'sync'", **options)
+    queue = make_queue(path, timing=FRESH, barrier_expression="JMSType = 'sync'", **options)
     queue.send(b"sync", type="sync")
     queue.send(b"a")
     return queue

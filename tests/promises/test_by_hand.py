@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
-from helpers import Clock, Make, base, drop, names_in, take, where
+from helpers import FRESH, Clock, Make, base, drop, names_in, take, where
 
 from dropq import LeaseLost
 
 
 def test_a_scripts_claim_is_swept_only_when_asked_for(make: Make, clock: Clock) -> None:
-    queue = make(lease_period="5s")
+    queue = make(timing=FRESH, lease_period="5s")
     drop(queue, "report.csv", b"a")
     os.rename(base(queue) / "target" / "report.csv", base(queue) / "processing" / "report.csv")
     clock.advance(10_000)

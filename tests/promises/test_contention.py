@@ -18,7 +18,7 @@ from subprocess import Popen
 
 import pytest
 from actors import said, start
-from helpers import always_fresh, base, make_queue, names_in, until, where
+from helpers import FRESH, base, make_queue, names_in, until, where
 
 from dropq import DropqError, LeaseLost, Message, Queue, Root
 from dropq.format import names
@@ -230,9 +230,8 @@ def test_threads_share_a_subscription_and_each_message_goes_to_one(
     queue.close()
 
 
-def test_threads_that_settle_one_message_settle_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    always_fresh(monkeypatch)
-    queue = make_queue(tmp_path)
+def test_threads_that_settle_one_message_settle_it_once(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, timing=FRESH)
     for number in range(40):
         queue.send(str(number).encode())
         message = queue.receive()

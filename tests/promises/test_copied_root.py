@@ -9,9 +9,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import Clock, Make, base, make_queue
+from helpers import Clock, Make, base, make_queue, reopened
 
 from dropq import Queue, Root
+from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 
 DAY = 86_400
@@ -58,9 +59,8 @@ def test_a_copied_root_keeps_the_reasons_of_unique_names(copy: Queue) -> None:
     assert sorted(map(str, found.values())) == ["no ours are wanted", "no theirs are wanted"]
 
 
-def test_a_consumer_files_the_reasons_of_a_copied_root(fresh: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.upkeep.sweep.FIRST_UPKEEP", 0.0)
-    with fresh.subscribe() as subscription:
+def test_a_consumer_files_the_reasons_of_a_copied_root(fresh: Queue) -> None:
+    with reopened(fresh, Timing(first_upkeep=0)).subscribe() as subscription:
         assert subscription.receive() is None
     assert {"no ours are wanted", "no theirs are wanted"} < set(details(fresh).values())
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from children import in_child, killed_at_each_call
-from helpers import Clock, Make, base, drop, make_queue, reopened, take, where
+from helpers import FRESH, Clock, Make, base, drop, make_queue, reopened, take, where
 
 from dropq import LeaseLost, Message, Queue, StorageError
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -96,7 +97,7 @@ def test_who_waits_for_a_message_goes_on_waiting(make: Make, id: str) -> None:
 
 
 def test_a_message_that_is_delayed_meets_it_when_it_is_due(make: Make, clock: Clock, id: str) -> None:
-    queue = make()
+    queue = make(timing=FRESH)
     queue.ack(id, defer=True)
     send_as(queue, id, b"before", delay="1m")
     assert queue.receive() is None and where(queue) == {"delayed": [b"before"]}
@@ -110,7 +111,7 @@ def test_a_message_that_is_delayed_meets_it_when_it_is_due(make: Make, clock: Cl
 def test_a_message_that_is_delayed_is_acknowledged_where_it_lies(
     make: Make, clock: Clock, id: str, defer: bool
 ) -> None:
-    queue = make()
+    queue = make(timing=FRESH)
     send_as(queue, id, b"a", delay="1m")
     assert queue.ack(id, defer=defer) is True
     assert where(queue) == {"processed": [b"a"]} and acks(queue) == []
@@ -132,7 +133,7 @@ def test_what_was_given_back_and_is_delayed_is_acknowledged_where_it_lies(make: 
 def test_while_a_queue_is_paused_an_ack_leaves_what_waits_alone_and_is_remembered_where_that_is_asked(
     make: Make, clock: Clock, delay: str | None
 ) -> None:
-    queue = make()
+    queue = make(timing=FRESH)
     sent = queue.send(b"a", delay=delay)
     queue.pause()
     assert queue.ack(sent.id) is False
@@ -183,10 +184,8 @@ def test_another_process_remembers_and_another_meets_it(make: Make, id: str) -> 
 
 
 def test_messages_behind_a_full_view_meet_it(tmp_path: Path, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.queue.offers.DEPTH", 2)
-    monkeypatch.setattr("dropq.lifecycle.view.MAX_AGE", 3600)
     monkeypatch.setattr("dropq.lifecycle.view.Ready.worn", False)
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=Timing(view_depth=2, max_age=3600))
     queue.send_many([b"1", b"2"])
     with queue.subscribe(max_backlog=None) as subscription:
         assert subscription.receive() is not None
@@ -255,7 +254,7 @@ def test_only_ids_that_dropq_made_can_be_deferred(make: Make, id: str) -> None:
 def test_it_is_remembered_as_long_as_the_queue_says(
     make: Make, clock: Clock, id: str, options: dict[str, str], seconds: int
 ) -> None:
-    queue = make(**options)
+    queue = make(timing=FRESH, **options)
     other = id.replace("-0", "-9")
     queue.ack(id, defer=True)
     queue.ack(other, defer=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from helpers import Clock, Make, base, make_queue, names_in, take, where
+from helpers import FRESH, Clock, Make, base, make_queue, names_in, take, where
 
 from dropq import Root
 
@@ -47,7 +47,7 @@ def test_typed_replies_are_written_and_read_as_dropboxmq_does(tmp_path: Path) ->
 
 
 def test_a_dropboxmq_clients_claim_is_swept_only_when_asked_for(make: Make, clock: Clock) -> None:
-    queue = make(lease_period="5s")
+    queue = make(timing=FRESH, lease_period="5s")
     queue.send(b"a")
     (name,) = names_in(queue, "target")
     os.rename(base(queue) / "target" / name, base(queue) / "processing" / f"client7~{name}")

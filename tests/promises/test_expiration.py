@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from helpers import Clock, Make, base, drop, names_in, take, where
+from helpers import FRESH, Clock, Make, base, drop, names_in, take, where
 
 from dropq.storage import reading
 
@@ -38,7 +38,7 @@ from dropq.storage import reading
 def test_the_models_of_expiration(
     make: Make, clock: Clock, model: str, queues: int | None, own: int | None, lives: int | None
 ) -> None:
-    queue = make(expiration_model=model, **({} if queues is None else {"expiration": queues}))
+    queue = make(timing=FRESH, expiration_model=model, **({} if queues is None else {"expiration": queues}))
     queue.send(b"a", expires_in=own)
     if lives is None:
         clock.advance(10**6)
@@ -55,7 +55,7 @@ def test_the_models_of_expiration(
 
 
 def test_a_foreign_file_lives_as_long_as_the_queue_says_from_when_it_came(make: Make, clock: Clock) -> None:
-    queue = make(expiration="1h")
+    queue = make(timing=FRESH, expiration="1h")
     drop(queue, "a.csv", b"a")
     clock.advance(3590)
     take(queue).nack()
@@ -65,7 +65,7 @@ def test_a_foreign_file_lives_as_long_as_the_queue_says_from_when_it_came(make: 
 
 
 def test_a_requeued_message_gets_the_queues_lifetime_anew(make: Make, clock: Clock) -> None:
-    queue = make(expiration="1h")
+    queue = make(timing=FRESH, expiration="1h")
     queue.send(b"a")
     clock.advance(3601)
     assert queue.receive() is None
@@ -81,7 +81,7 @@ def test_a_file_under_a_name_that_was_used_before_has_an_arrival_of_its_own(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "changed_ms", lambda path: clock.ms)  # whatever is seen first came just now
-    queue = make(expiration="30s")
+    queue = make(timing=FRESH, expiration="30s")
     with queue.subscribe(max_backlog=None) as subscription:
         drop(queue, "report.csv", b"old")
         queue.send(b"urgent", priority=9)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FOLDERS, Clock, always_fresh, base, drop, make_queue, names_in, stand_in_for_os, where
+from helpers import FOLDERS, FRESH, Clock, base, drop, make_queue, names_in, stand_in_for_os, where
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,7 +77,6 @@ FILE_SYSTEMS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 @pytest.fixture(params=FILE_SYSTEMS)
 def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    always_fresh(monkeypatch)
     name = str(request.param)
     FILE_SYSTEMS[name](monkeypatch)
     return name
@@ -156,7 +155,7 @@ def test_two_files_called_the_same_survive_every_pair_of_ends_again_and_again(
 
 @pytest.mark.parametrize("end", ["ack", "fail", "reject", "expire"])
 def test_many_files_called_the_same_all_come_to_one_folder(tmp_path: Path, file_system: str, end: str) -> None:
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=FRESH)
     expected = []
     for number in range(12):
         body = f"body {number}".encode()
@@ -175,7 +174,7 @@ def test_many_files_called_the_same_all_come_to_one_folder(tmp_path: Path, file_
 
 @pytest.mark.parametrize("state", KEPT)
 def test_a_file_comes_back_under_its_own_name_to_each_folder(tmp_path: Path, file_system: str, state: str) -> None:
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=FRESH)
     drop(queue, NAME, A)
     for _ in range(3):
         for action in ("nack", {"processed": "ack", "error": "reject", "expired": "expire"}[state]):
@@ -189,7 +188,7 @@ def test_a_file_comes_back_under_its_own_name_to_each_folder(tmp_path: Path, fil
 
 @pytest.mark.parametrize("state", KEPT)
 def test_a_file_that_a_script_put_there_is_not_overwritten(tmp_path: Path, file_system: str, state: str) -> None:
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=FRESH)
     drop(queue, NAME, A)
     message = queue.receive()
     assert message is not None
@@ -232,7 +231,7 @@ def test_a_mover_that_comes_between_a_reservation_and_its_rename_finds_the_name_
 @pytest.mark.parametrize("claimed", [False, True])
 def test_files_called_the_same_expire_side_by_side(tmp_path: Path, file_system: str, claimed: bool) -> None:
     clock = Clock()
-    queue = make_queue(tmp_path, clock=clock, expiration="1h")
+    queue = make_queue(tmp_path, timing=FRESH, clock=clock, expiration="1h")
     hold_both(queue, A, B)
     if not claimed:
         queue.close()
@@ -249,7 +248,7 @@ def test_files_called_the_same_expire_side_by_side(tmp_path: Path, file_system: 
 
 def test_lost_leases_of_files_called_the_same_bring_both_back(tmp_path: Path, file_system: str) -> None:
     clock = Clock()
-    queue = make_queue(tmp_path, clock=clock, lease_period="5s")
+    queue = make_queue(tmp_path, timing=FRESH, clock=clock, lease_period="5s")
     hold_both(queue, A, B)
     for _ in range(3):
         clock.advance(6)
@@ -261,7 +260,7 @@ def test_lost_leases_of_files_called_the_same_bring_both_back(tmp_path: Path, fi
 
 def test_a_hard_link_to_a_held_file_is_another_message(tmp_path: Path, file_system: str) -> None:
     """Two names of one inode: a rename of one over the other would do nothing, and say nothing."""
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=FRESH)
     drop(queue, NAME, A)
     message = queue.receive()
     assert message is not None
@@ -276,7 +275,7 @@ def test_a_hard_link_to_a_held_file_is_another_message(tmp_path: Path, file_syst
 
 
 def test_long_files_called_the_same_keep_their_names_too(tmp_path: Path, file_system: str) -> None:
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=FRESH)
     name = "ä" * 120 + ".csv"
     held = []
     for body in (A, B):
@@ -319,9 +318,8 @@ def test_no_sequence_of_verbs_and_of_mv_loses_or_doubles_a_body(kind: str) -> No
     @given(steps=STEPS)
     def run(steps: list[tuple[str, int]]) -> None:
         with pytest.MonkeyPatch.context() as monkeypatch, tempfile.TemporaryDirectory() as folder:
-            always_fresh(monkeypatch)
             FILE_SYSTEMS[kind](monkeypatch)
-            _play(make_queue(Path(folder), clock=Clock(), lease_period="1h"), steps)
+            _play(make_queue(Path(folder), clock=Clock(), timing=FRESH, lease_period="1h"), steps)
 
     run()
 

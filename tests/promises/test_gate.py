@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import base, make_queue, reopened, take
 
-from dropq.policies import fair_share, lock
+from dropq.lifecycle.timing import Timing
 from dropq.policies.receive_policies import RECHECK, TURN_RECHECK
 
 
@@ -27,9 +27,8 @@ def test_who_finds_an_empty_queue_waits_for_news_and_who_finds_it_full_looks_for
         assert one.held_up is False
 
 
-def test_who_does_not_get_the_lock_looks_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "PATIENCE", 0.05)
-    queue = make_queue(tmp_path, max_backlog=1)
+def test_who_does_not_get_the_lock_looks_again_soon(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, timing=Timing(lock_patience=0.05), max_backlog=1)
     queue.send(b"a")
     with queue.subscribe() as one:
         take(queue).nack()  # there is a lock file from now on
@@ -53,10 +52,8 @@ def test_a_file_system_without_locks_is_warned_of_once(
     assert caplog.text.count("limits and turns may be missed by a few") == 1
 
 
-def test_who_leaves_a_message_to_another_looks_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_share, "PATIENCE", 3600)
-    monkeypatch.setattr("dropq.queue.by_policy.TURNS_PATIENCE", 0)
-    queue = make_queue(tmp_path, fairness_model="round-robin")
+def test_who_leaves_a_message_to_another_looks_again_at_once(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, timing=Timing(turn_patience=3600, turns_wait=0), fairness_model="round-robin")
     with reopened(queue).subscribe() as waiting, queue.subscribe(max_backlog=None) as other:
         assert waiting.receive() is None
         queue.send(b"a")

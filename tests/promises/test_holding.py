@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers import Clock, Make, base, files, names_in, reopened, take, until, where
+from helpers import FRESH, Clock, Make, base, files, names_in, reopened, take, until, where
 
 from dropq import DropqError, LeaseLost, Message
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_of
+from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 
@@ -67,7 +68,7 @@ def test_what_somebody_has_open_while_it_is_settled_may_stay_under_another_name(
 
 
 def test_what_a_lease_ran_out_of_is_not_held_any_more_however_many_may_be(make: Make, clock: Clock) -> None:
-    queue = make(lease_period="30s", redelivery_delay=0)
+    queue = make(timing=FRESH, lease_period="30s", redelivery_delay=0)
     queue.send(b"a")
     with queue.subscribe(max_backlog=None) as subscription:
         for number in range(6):
@@ -157,9 +158,7 @@ def test_a_lease_that_is_over_when_it_is_made_is_refused(make: Make, period: obj
 def test_once_it_is_closed_nothing_is_reached_for_also_where_its_view_is_fresh(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make()
-    monkeypatch.setattr("dropq.lifecycle.view.MAX_AGE", 60.0)
-    monkeypatch.setattr("dropq.upkeep.sweep.QuickSweep.due", False)
+    queue = make(timing=Timing(max_age=60, sweep_interval=60))
     queue.send_many([b"a", b"b"])
     subscription = queue.subscribe(max_backlog=None)
     assert subscription.receive() is not None
@@ -178,10 +177,8 @@ def test_once_it_is_closed_nothing_is_reached_for_also_where_its_view_is_fresh(
     assert reached == [] and where(queue) == {"target": [b"a", b"b"]}
 
 
-def test_who_rests_after_a_long_look_is_woken_by_the_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = make()
-    monkeypatch.setattr("dropq.queue.waiting.LONG_LOOK", 0.0)
-    monkeypatch.setattr("dropq.queue.waiting.LISTING_SHARE", 1_000_000)
+def test_who_rests_after_a_long_look_is_woken_by_the_end(make: Make) -> None:
+    queue = make(timing=Timing(long_look=0, listing_share=1_000_000))
     queue.send(b"a")
     subscription = queue.subscribe(filter="JMSType = 'none'", max_backlog=None)
     with queue.subscribe() as other:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, Make, reopened, take, where
+from helpers import FRESH, Clock, Make, reopened, take, where
 
 from dropq import ConfigError, LeaseLost, Root, StorageError
 from dropq.format.claims import Claim
@@ -179,7 +179,7 @@ def test_an_interrupt_between_a_claim_and_its_hand_out_leaves_no_message_behind(
 
 
 def test_a_lost_lease_frees_its_place_in_the_backlog(make: Make, clock: Clock) -> None:
-    queue = make(lease_period="5s")
+    queue = make(timing=FRESH, lease_period="5s")
     queue.send_many([b"a", b"b"])
     with queue.subscribe() as subscription:
         assert subscription.receive() is not None

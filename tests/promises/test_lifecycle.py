@@ -9,12 +9,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import SETTLED, VERBS, Clock, Make, RecordingOs, base, drop, make_queue, names_in, reopened, take, where
+from helpers import (
+    FRESH,
+    SETTLED,
+    VERBS,
+    Clock,
+    Make,
+    RecordingOs,
+    base,
+    drop,
+    make_queue,
+    names_in,
+    reopened,
+    take,
+    where,
+)
 
 from dropq import DropqError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.expiry import expires_at, expires_by_arrival, has_expired, may_expire
+from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.transitions import Transitions
 from dropq.staging.jobs import Job, is_committed
 from dropq.storage import reading
@@ -46,7 +61,7 @@ def test_a_file_moved_into_target_is_a_message(make: Make) -> None:
 
 
 def test_a_delayed_message_is_kept_out_of_target_until_its_time(make: Make, clock: Clock) -> None:
-    queue = make()
+    queue = make(timing=FRESH)
     queue.send(b"a", delay="10s")
     assert where(queue) == {"delayed": [b"a"]}
     clock.advance(9.9)
@@ -79,11 +94,8 @@ def test_a_claim_is_a_rename_that_says_who_until_when_and_how_often(make: Make, 
         assert message.path == str(base(queue) / "processing" / message.receipt)
 
 
-def test_of_two_claimers_with_the_same_view_one_wins_and_the_other_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dropq.lifecycle.view.MAX_AGE", 3600.0)  # both keep what they listed
-    queue = make_queue(tmp_path)
+def test_of_two_claimers_with_the_same_view_one_wins_and_the_other_goes_on(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, timing=Timing(max_age=3600))  # both keep what they listed
     queue.send_many([b"a", b"b", b"c"])
     with queue.subscribe(max_backlog=None) as one, queue.subscribe(max_backlog=None) as other:
         taken = [one.receive(), other.receive(), one.receive(), other.receive(), one.receive()]
@@ -129,7 +141,7 @@ def test_a_nack_returns_it_with_a_delivery_and_a_cancel_counted(make: Make) -> N
 
 
 def test_a_nack_with_a_delay_returns_it_later(make: Make, clock: Clock) -> None:
-    queue = make()
+    queue = make(timing=FRESH)
     queue.send(b"a")
     take(queue).nack(delay="5s")
     assert where(queue) == {"delayed": [b"a"]}
@@ -140,7 +152,7 @@ def test_a_nack_with_a_delay_returns_it_later(make: Make, clock: Clock) -> None:
 
 
 def test_a_lease_that_ran_out_is_swept_back_with_a_delivery_and_no_cancel_counted(make: Make, clock: Clock) -> None:
-    queue = make(lease_period="10s")
+    queue = make(timing=FRESH, lease_period="10s")
     queue.send(b"a")
     message = take(queue)
     clock.advance(9)
@@ -250,7 +262,7 @@ def test_its_owner_may_expire_it(make: Make) -> None:
 
 
 def test_an_expired_message_is_not_delivered_but_moved_by_its_claimer(make: Make, clock: Clock) -> None:
-    queue = make()
+    queue = make(timing=FRESH)
     queue.send(b"a", expires_in="5s")
     queue.send(b"b")
     clock.advance(6)
@@ -277,7 +289,7 @@ def test_a_sweep_expires_what_waits_and_what_is_held(make: Make, clock: Clock, c
 
 @pytest.mark.parametrize("state", ["error", "expired", "processed", "processing"])
 def test_requeue_resets_counters_expiration_and_the_queues_clock(make: Make, clock: Clock, state: str) -> None:
-    queue = make(redelivery_attempts=9)
+    queue = make(timing=FRESH, redelivery_attempts=9)
     sent = queue.send(b"a", expires_in="100s")
     take(queue).nack()
     message = take(queue)
@@ -403,7 +415,7 @@ def test_a_browsed_message_cannot_be_settled(make: Make, state: str, verb: str) 
 def test_a_message_whose_lease_was_lost_cannot_be_settled_nor_what_its_new_holder_has_be_touched(
     make: Make, clock: Clock, verb: str
 ) -> None:
-    queue = make(lease_period="10s")
+    queue = make(timing=FRESH, lease_period="10s")
     queue.send(b"a")
     late = take(queue)
     clock.advance(11)

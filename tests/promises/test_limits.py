@@ -24,6 +24,7 @@ from helpers import Make, base, files, make_queue, names_in, reopened, take, unt
 
 import dropq.spark
 from dropq import ConfigError, Message, NoSuchQueue, Queue, QueueFull, Root, Sent
+from dropq.lifecycle.timing import Timing
 from dropq.policies import send_limits
 from dropq.policies.send_limits import WriteLock
 from dropq.storage import reading
@@ -32,6 +33,13 @@ from dropq.storage.clock import Clock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 Run = Callable[..., tuple[int, str, str]]
+
+#: Senders say at once why they wait.
+TALKATIVE = Timing(first_word=0)
+#: They look for a write-lock with each send, too.
+QUICK = Timing(first_word=0, max_age=0.001)
+#: They count for each message; else one that was refused may be refused once more by the same count.
+COUNTED = Timing(listing_share=0)
 
 #: A property that does not fit a name.
 LONG = {"text": "x" * 300}
@@ -53,22 +61,9 @@ def full(tmp_path: Path) -> Iterator[Make]:
 
 
 @pytest.fixture
-def always_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let senders count for each message; else one that was refused may be refused once more by the same count."""
-    monkeypatch.setattr(send_limits, "LISTING_SHARE", 0)
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
-
-
-@pytest.fixture
-def talkative(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """The log of senders that say at once why they wait."""
-    monkeypatch.setattr(send_limits, "FIRST_WORD", 0.0)
-    return caplog
 
 
 def waits(log: pytest.LogCaptureFixture, future: Future[Any], why: str) -> None:
@@ -121,8 +116,8 @@ def test_a_queue_that_is_full_rejects_before_anything_is_written(full: Make, tmp
     assert (written(queue), where(queue), source.read_bytes()) == (*before, b"stays")
 
 
-def test_a_message_counts_until_it_is_settled(full: Make, always_counted: None) -> None:
-    queue = full()
+def test_a_message_counts_until_it_is_settled(full: Make) -> None:
+    queue = full(timing=COUNTED)
     message = take(queue)
     with pytest.raises(QueueFull):
         queue.send(b"x")
@@ -232,7 +227,7 @@ def test_a_child_counts_for_itself_even_if_a_thread_of_its_parent_was_counting(f
 
 
 def test_nothing_is_counted_where_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = make_queue(tmp_path / "root")
+    queue = make_queue(tmp_path / "root", timing=Timing(max_age=3600))
     looks: list[str] = []
     is_there = reading.is_there
 
@@ -245,7 +240,6 @@ def test_nothing_is_counted_where_there_is_no_limit(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(reading, "message_counts", count)
     monkeypatch.setattr(reading, "is_there", look)
-    monkeypatch.setattr(send_limits, "MAX_AGE", 3600.0)
     for _ in range(20):
         queue.send(b"x")
     queue.send_many([b"x"] * 3000)
@@ -289,8 +283,8 @@ def test_a_queue_that_is_full_discards_and_says_so(full: Make, tmp_path: Path) -
     assert (written(queue), where(queue), source.read_bytes()) == (*before, b"stays")
 
 
-def test_what_fits_is_sent_and_only_the_rest_is_discarded(full: Make, always_counted: None) -> None:
-    queue = full(overflow="discard")
+def test_what_fits_is_sent_and_only_the_rest_is_discarded(full: Make) -> None:
+    queue = full(timing=COUNTED, overflow="discard")
     take(queue).ack()
     sent = queue.send_many([b"fits", b"does not", b"neither"])
     assert [(one.accepted, one.delivered_to) for one in sent] == [(True, "q"), (False, ""), (False, "")]
@@ -317,11 +311,11 @@ def test_the_log_tells_of_discarded_messages_now_and_then_with_their_number(
 
 
 def test_a_sender_waits_for_room_and_says_why(
-    full: Make, threads: ThreadPoolExecutor, talkative: pytest.LogCaptureFixture
+    full: Make, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = full(overflow="block")
+    queue = full(timing=TALKATIVE, overflow="block")
     sent = threads.submit(queue.send, b"waited", properties=LONG)
-    waits(talkative, sent, "queue q is full (max_unprocessed = 3): senders wait for consumers")
+    waits(caplog, sent, "queue q is full (max_unprocessed = 3): senders wait for consumers")
     assert written(queue) == [] and not sent.done()
     take(reopened(queue)).ack()
     assert sent.result(30).accepted and unprocessed(queue) == 3
@@ -329,13 +323,13 @@ def test_a_sender_waits_for_room_and_says_why(
 
 @pytest.mark.parametrize("history", [True, False])
 def test_whatever_makes_room_ends_the_wait(
-    full: Make, threads: ThreadPoolExecutor, talkative: pytest.LogCaptureFixture, history: bool
+    full: Make, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, history: bool
 ) -> None:
-    queue = full(overflow="block", history=history)
+    queue = full(timing=TALKATIVE, overflow="block", history=history)
     for settle in (Message.ack, Message.reject, Message.expire):
-        talkative.clear()
+        caplog.clear()
         sent = threads.submit(queue.send, b"x")
-        waits(talkative, sent, "senders wait")
+        waits(caplog, sent, "senders wait")
         with reopened(queue).subscribe() as consumer:
             message = consumer.receive()
             assert message is not None
@@ -344,11 +338,11 @@ def test_whatever_makes_room_ends_the_wait(
 
 
 def test_a_send_of_many_goes_on_as_room_comes(
-    full: Make, threads: ThreadPoolExecutor, talkative: pytest.LogCaptureFixture
+    full: Make, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = full(overflow="block")
+    queue = full(timing=TALKATIVE, overflow="block")
     sent = threads.submit(queue.send_many, [str(number) for number in range(20)])
-    waits(talkative, sent, "senders wait")
+    waits(caplog, sent, "senders wait")
     bodies: list[str] = []
     with reopened(queue).subscribe() as consumer:
         while len(bodies) < 23:
@@ -397,11 +391,11 @@ def test_a_blocked_sender_that_is_killed_leaves_nothing_and_the_others_go_on(ful
 
 
 def test_a_queue_that_is_deleted_ends_the_wait(
-    full: Make, threads: ThreadPoolExecutor, talkative: pytest.LogCaptureFixture
+    full: Make, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = full(overflow="block")
+    queue = full(timing=TALKATIVE, overflow="block")
     sent = threads.submit(queue.send, b"x")
-    waits(talkative, sent, "senders wait")
+    waits(caplog, sent, "senders wait")
     queue.root.delete_queue("q", force=True)
     with pytest.raises(NoSuchQueue):
         sent.result(30)
@@ -420,10 +414,9 @@ def test_overflow_by_a_selector_is_refused_while_there_are_none(tmp_path: Path) 
 
 
 @pytest.fixture
-def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """A queue whose write-lock is looked at for each send."""
-    monkeypatch.setattr(send_limits, "MAX_AGE", 0.001)
-    return make_queue(tmp_path / "root")
+def queue(tmp_path: Path) -> Queue:
+    """A queue whose write-lock is looked at for each send, and whose senders say at once why they wait."""
+    return make_queue(tmp_path / "root", timing=QUICK)
 
 
 def lock(queue: Queue, *lines: str) -> Path:
@@ -440,19 +433,17 @@ def lock(queue: Queue, *lines: str) -> Path:
 def test_an_empty_write_lock_holds_all_senders_up_until_it_is_removed(
     tmp_path: Path,
     threads: ThreadPoolExecutor,
-    talkative: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     dropboxmq: bool,
 ) -> None:
-    monkeypatch.setattr(send_limits, "MAX_AGE", 0.001)
-    queue = make_queue(tmp_path / "root", dropboxmq=dropboxmq)
+    queue = make_queue(tmp_path / "root", timing=QUICK, dropboxmq=dropboxmq)
     queue.send(b"before")
     path = lock(queue)
     assert path == base(queue) / "write-lock.properties"
     sends: list[Future[Any]] = [threads.submit(queue.send, b"x"), threads.submit(queue.send_many, [b"y", b"z"])]
     sends += [threads.submit(reopened(queue).send_file, io.BytesIO(b"file"), properties=LONG)]
     for send in sends:
-        waits(talkative, send, f"{path} makes senders wait: remove it")
+        waits(caplog, send, f"{path} makes senders wait: remove it")
     assert where(queue) == {"target": [b"before"]} and written(queue) == []
     path.unlink()
     for send in sends:
@@ -472,7 +463,7 @@ def test_a_sender_that_waits_says_why_after_a_second_and_again_every_five_minute
 ) -> None:
     now = 100.0
     monkeypatch.setattr(send_limits, "time", SimpleNamespace(monotonic=lambda: now))
-    wait = send_limits._Wait(str(tmp_path), "the queue is full")
+    wait = send_limits._Wait(str(tmp_path), "the queue is full", Timing())
     said: list[tuple[float, list[str]]] = []
     for moment in (100.5, 101.0, 101.5, 400.5, 401.0, 401.5):
         now = moment
@@ -486,13 +477,13 @@ def test_a_sender_that_waits_says_why_after_a_second_and_again_every_five_minute
 
 
 def test_senders_wait_while_target_holds_the_limit(
-    queue: Queue, threads: ThreadPoolExecutor, talkative: pytest.LogCaptureFixture
+    queue: Queue, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.send(b"before")
     lock(queue, "# at most three", "target-limit = 3")
     queue.send_many([b"second", b"third"])
     sent = threads.submit(queue.send_many, [b"fourth", b"fifth"])
-    waits(talkative, sent, "senders wait")
+    waits(caplog, sent, "senders wait")
     assert unprocessed(queue) == 3
     with reopened(queue).subscribe(max_backlog=None) as consumer:
         assert consumer.receive() is not None  # what is held is not in target/ any more
@@ -513,7 +504,7 @@ def test_after_the_delay_a_message_is_sent_all_the_same(queue: Queue) -> None:
 
 
 def test_a_write_lock_that_comes_and_goes_while_a_sender_sends(
-    queue: Queue, threads: ThreadPoolExecutor, talkative: pytest.LogCaptureFixture
+    queue: Queue, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = threading.Event()
     sent: list[Sent] = []
@@ -526,9 +517,9 @@ def test_a_write_lock_that_comes_and_goes_while_a_sender_sends(
     try:
         for _ in range(3):
             until(lambda: len(sent) > 10, "messages that are sent")
-            talkative.clear()
+            caplog.clear()
             path = lock(queue)
-            waits(talkative, sending, "makes senders wait")
+            waits(caplog, sending, "makes senders wait")
             assert len(files(base(queue) / "target")) == len(sent)
             sent.clear()
             for file in files(base(queue) / "target"):
@@ -551,19 +542,19 @@ def test_a_write_lock_that_comes_and_goes_while_a_sender_sends(
     ],
 )
 def test_a_value_that_cannot_be_used_is_told_and_counts_as_the_default(
-    queue: Queue, threads: ThreadPoolExecutor, talkative: pytest.LogCaptureFixture, line: str, told: str
+    queue: Queue, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, line: str, told: str
 ) -> None:
     path = lock(queue, line)
     sent = threads.submit(queue.send, b"x")
-    waits(talkative, sent, "makes senders wait")
+    waits(caplog, sent, "makes senders wait")
     path.unlink()
     assert sent.result(30).accepted
-    assert [message for message in talkative.messages if told in message and str(path) in message] != []
+    assert [message for message in caplog.messages if told in message and str(path) in message] != []
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "fifo", "closed"])
 def test_a_write_lock_that_cannot_be_read_counts_as_empty(tmp_path: Path, kind: str) -> None:
-    queue = make_queue(tmp_path / "root")
+    queue = make_queue(tmp_path / "root", timing=TALKATIVE)
     path = Path(queue.layout.write_lock)
     makers: dict[str, Callable[[], object]] = {
         "folder": path.mkdir,
@@ -579,7 +570,6 @@ def test_a_write_lock_that_cannot_be_read_counts_as_empty(tmp_path: Path, kind: 
         handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("dropq").addHandler(handler)
         with ThreadPoolExecutor() as pool:
-            send_limits.FIRST_WORD = 0.0
             sent = pool.submit(queue.send, b"x")
             until(lambda: len(told) > 1, "a sender that waits")
             path.rmdir() if kind == "folder" else path.unlink()
@@ -590,12 +580,12 @@ def test_a_write_lock_that_cannot_be_read_counts_as_empty(tmp_path: Path, kind: 
 
 
 def test_a_full_queue_and_a_write_lock_are_both_obeyed(
-    full: Make, threads: ThreadPoolExecutor, talkative: pytest.LogCaptureFixture
+    full: Make, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = full()
+    queue = full(timing=QUICK)
     path = lock(queue)
     sent = threads.submit(reopened(queue).send, b"x")
-    waits(talkative, sent, "makes senders wait")
+    waits(caplog, sent, "makes senders wait")
     path.unlink()
     with pytest.raises(QueueFull):
         sent.result(30)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Make, base, drop, names_in, reopened, stand_in_for_os, take, until, where
+from helpers import FRESH, Make, base, drop, names_in, reopened, stand_in_for_os, take, until, where
 
 import dropq
 from dropq import Message, StorageError
@@ -257,7 +257,7 @@ def test_fsck_tells_which_part_of_a_name_cannot_be_read(make: Make) -> None:
 @pytest.mark.parametrize("name", ["5.{}.T....tmp", "5.{}.T..part", "5.{}.T.....fileS=a.crc", "5.{}.T....tmp."])
 @pytest.mark.parametrize("message_id", ["1700000000000000-0000000001", "order-1"])
 def test_a_coded_name_is_a_message_whatever_it_ends_in(make: Make, name: str, message_id: str) -> None:
-    queue = make()
+    queue = make(timing=FRESH)
     drop(queue, name.format(message_id), b"x")
     queue.send(b"y")
     assert queue.counts()["target"] == 2

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers import Clock, Make, base, drop, make_queue, next_moment, take, until, where
+from helpers import FRESH, Clock, Make, base, drop, make_queue, next_moment, take, until, where
 
 from dropq import Queue
 
@@ -58,7 +58,7 @@ def test_foreign_files_jump_no_queue_whatever_number_their_name_begins_with(make
 
 
 def test_a_returned_message_keeps_its_place(make: Make, clock: Clock) -> None:
-    queue = make()
+    queue = make(timing=FRESH)
     for body in (b"a", b"b", b"c"):
         queue.send(body)
         clock.advance(1)

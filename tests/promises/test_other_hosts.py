@@ -7,15 +7,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import (
+    FRESH,
     Clock,
     Make,
     RecordingOs,
-    always_fresh,
     base,
     drop,
     health,
@@ -29,7 +30,6 @@ from helpers import (
 from dropq import LeaseLost, Message, Queue, Root, Subscription
 from dropq.format.layout import QueueLayout
 from dropq.policies import barrier
-from dropq.queue import by_policy
 from dropq.staging import stream_journal
 from dropq.staging.jobs import Job
 from dropq.storage import reading, system_calls
@@ -199,7 +199,6 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 
 
 def watching(monkeypatch: pytest.MonkeyPatch, client: Client) -> Client:
-    always_fresh(monkeypatch)
     stand_in_for_os(monkeypatch, client)
     monkeypatch.setattr(reading, "mount_at", lambda folder, device: Mount("nfs4"))
     monkeypatch.setattr(os.path, "isdir", client.isdir)
@@ -226,7 +225,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Queue]
     """Make a queue, as it is made now or was made before."""
 
     def make(**options: Any) -> Queue:
-        queue = make_queue(tmp_path / "root", **options)
+        queue = make_queue(tmp_path / "root", **{"timing": FRESH, **options})
         return queue if request.param == "with all folders" else older(queue)
 
     return make
@@ -248,7 +247,7 @@ def test_a_pause_by_another_host_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everywhere: bool, sees_changes: bool
 ) -> None:
     client = watching(monkeypatch, Client(sees_changes=sees_changes))
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=FRESH)
     queue.send_many([b"a", b"b", b"c"])
     switch = queue.root if everywhere else queue
     with queue.subscribe(max_backlog=None) as one:
@@ -276,7 +275,7 @@ def test_a_switch_is_looked_for_by_name_where_the_folder_changed_long_ago(tmp_pa
 
 
 def test_a_write_lock_by_another_host_is_seen(tmp_path: Path, client: Client) -> None:
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=FRESH)
     queue.send(b"a")
     with client.elsewhere():
         (base(queue) / "write-lock.properties").write_text("delay-milliseconds=300\n")
@@ -314,7 +313,7 @@ def killed(*_: object, **__: object) -> bool:
 
 
 def test_a_job_that_another_host_committed_is_not_dropped(tmp_path: Path, client: Client) -> None:
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=FRESH)
     job = Job(queue.context, "job")
     job.begin()
     attempt = job.attempt("0")
@@ -347,7 +346,7 @@ def test_an_ack_that_came_first_on_another_host_is_met(made: Callable[..., Queue
 def test_a_second_ack_is_met_that_came_within_a_tick_of_a_file_server_whose_clock_is_behind(tmp_path: Path) -> None:
     clock = Clock()
     clock.advance(-60)
-    queue = make_queue(tmp_path, clock=clock)
+    queue = make_queue(tmp_path, clock=clock, timing=FRESH)
     tick = clock.ms * 1_000_000
 
     def ack_early() -> str:
@@ -356,8 +355,7 @@ def test_a_second_ack_is_met_that_came_within_a_tick_of_a_file_server_whose_cloc
         os.utime(queue.layout.acks, ns=(tick, tick))
         return early
 
-    with queue.subscribe() as one, pytest.MonkeyPatch.context() as patch:
-        always_fresh(patch)
+    with queue.subscribe() as one:
         ack_early()
         assert one.receive() is None  # it has listed the acks
         drop(queue, f"4.{ack_early()}.B", b"x")
@@ -389,7 +387,7 @@ def test_a_message_that_another_host_gave_back_goes_before_the_barrier_behind_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = watching(monkeypatch, Client(sees_changes=False))
-    queue = make_queue(tmp_path, barrier_expression="JMSType = 'b'")
+    queue = make_queue(tmp_path, timing=FRESH, barrier_expression="JMSType = 'b'")
     queue.send(b"before")
     with client.elsewhere():
         other = reopened(queue).subscribe()
@@ -409,7 +407,7 @@ def test_a_limit_counts_what_another_host_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sees_changes: bool
 ) -> None:
     client = watching(monkeypatch, Client(sees_changes=sees_changes))
-    queue = make_queue(tmp_path, max_backlog=1)
+    queue = make_queue(tmp_path, timing=FRESH, max_backlog=1)
     queue.send_many([b"a", b"b"])
     with client.elsewhere():
         other = reopened(queue).subscribe()
@@ -435,11 +433,8 @@ def test_a_limit_counts_a_claim_that_is_renewed_between_its_listing_and_a_look_a
         assert other.receive() is None and other.held_up
 
 
-def test_a_turn_is_left_to_who_waits_on_another_host(
-    made: Callable[..., Queue], client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(by_policy, "TURNS_PATIENCE", 0)
-    queue = made(fairness_model="round-robin")
+def test_a_turn_is_left_to_who_waits_on_another_host(made: Callable[..., Queue], client: Client) -> None:
+    queue = made(timing=replace(FRESH, turns_wait=0), fairness_model="round-robin")
     by_the_way = queue.subscribe(detached=True, lease_period="1h")
     assert by_the_way.receive() is None
     with client.elsewhere(), reopened(queue).subscribe() as waits:
@@ -509,7 +504,7 @@ def test_a_body_that_another_host_removed_is_told_as_gone_and_another_is_read(
 def test_a_barrier_is_not_settled_by_one_listing_that_missed_a_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make_queue(tmp_path, barrier_expression="JMSType = 'b'")
+    queue = make_queue(tmp_path, timing=FRESH, barrier_expression="JMSType = 'b'")
     queue.send(b"barrier", type="b")
     message = take(queue)
     (shares,) = barrier.all_shares(queue.context)

@@ -6,8 +6,9 @@ import os
 import threading
 from pathlib import Path
 
-import pytest
 from helpers import Make, make_queue, take, where
+
+from dropq.lifecycle.timing import Timing
 
 
 def test_a_paused_queue_looks_empty_and_takes_sends(make: Make) -> None:
@@ -48,9 +49,8 @@ def test_the_roots_read_lock_holds_every_queue(make: Make) -> None:
     other.close()
 
 
-def test_a_pause_takes_hold_soon_however_much_was_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.lifecycle.view.LISTING_SHARE", 10_000_000)  # as if a million messages had been listed
-    queue = make_queue(tmp_path)
+def test_a_pause_takes_hold_soon_however_much_was_listed(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, timing=Timing(listing_share=10_000_000))  # as if a million messages had been listed
     queue.send_many([b"x"] * 20)
     with queue.subscribe(max_backlog=None) as subscription:
         assert subscription.receive() is not None

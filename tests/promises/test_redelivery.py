@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import Clock, Make, always_fresh, drop, reopened, take, where
+from helpers import FRESH, Clock, Make, drop, reopened, take, timed, where
 
 from dropq import Message, Queue, Root
 
 
 def test_redelivery_waits_longer_each_time(make: Make, clock: Clock) -> None:
-    queue = make(redelivery_delay="1s", redelivery_backoff=3.0, redelivery_attempts=9)
+    queue = make(timing=FRESH, redelivery_delay="1s", redelivery_backoff=3.0, redelivery_attempts=9)
     queue.send(b"a")
     for seconds in (1, 3, 9, 27):
         take(queue).fail("again")
@@ -23,10 +23,10 @@ def test_redelivery_waits_longer_each_time(make: Make, clock: Clock) -> None:
 
 
 def test_without_a_word_on_it_what_comes_back_waits_a_second_then_twice_as_long_up_to_a_minute(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock
 ) -> None:
-    always_fresh(monkeypatch)
-    queue = Root.create(tmp_path, clock=clock).create_queue("q", durability="none", lease_period="5s")
+    root = timed(Root.create(tmp_path, clock=clock), FRESH)
+    queue = root.create_queue("q", durability="none", lease_period="5s")
     queue.send(b"a")
     with queue.subscribe() as subscription:
         for give_back, seconds in ((Message.nack, 1), (Message.nack, 2), (Message.nack, 4)):
@@ -55,7 +55,7 @@ def test_a_failure_with_attempts_left_waits_too_and_an_explicit_0s_means_at_once
 
 
 def test_a_redelivery_delay_beyond_the_limit_stays_as_it_is_and_does_not_grow(make: Make, clock: Clock) -> None:
-    queue = make(redelivery_delay="10m")
+    queue = make(timing=FRESH, redelivery_delay="10m")
     queue.send(b"a")
     for _ in range(2):
         take(queue).nack()
@@ -71,7 +71,7 @@ def due_in(queue: Queue, clock: Clock) -> float:
 
 
 def test_redelivery_delay_applies_to_nacks_and_lost_leases_and_a_nacks_own_delay_wins(make: Make, clock: Clock) -> None:
-    queue = make(redelivery_delay="10s", redelivery_backoff=1, lease_period="5s")
+    queue = make(timing=FRESH, redelivery_delay="10s", redelivery_backoff=1, lease_period="5s")
     queue.send(b"a")
     take(queue).nack(delay=0)
     assert where(queue) == {"target": [b"a"]}
@@ -112,7 +112,7 @@ def test_max_deliveries_ends_it_however_it_comes_back(make: Make, clock: Clock, 
 
 @pytest.mark.parametrize("exhausted", ["error", "expired"])
 def test_max_cancels_counts_only_what_was_given_back_of_free_will(make: Make, clock: Clock, exhausted: str) -> None:
-    queue = make(max_cancels=2, lease_period="5s", exhausted=exhausted, redelivery_attempts=99)
+    queue = make(timing=FRESH, max_cancels=2, lease_period="5s", exhausted=exhausted, redelivery_attempts=99)
     queue.send(b"a")
     take(queue).nack()
     take(queue).fail("f")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, Make, base, drop, names_in, reopened, take, where
+from helpers import FRESH, Clock, Make, base, drop, names_in, reopened, take, where
 
 from dropq import Message, Typed
 from dropq.format import names
@@ -36,7 +36,7 @@ def assert_long(message: Message) -> None:
 
 
 def test_metadata_over_the_budget_spills_and_comes_back_through_every_transition(make: Make, clock: Clock) -> None:
-    queue = make(lease_period="5s", redelivery_attempts=99)
+    queue = make(timing=FRESH, lease_period="5s", redelivery_attempts=99)
     queue.send(b"a", message_id="i" * 60, **LONG)
     (name,) = names_in(queue, "target")
     assert len(name) <= names.NAME_BUDGET

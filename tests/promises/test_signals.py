@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from children import in_child
-from helpers import always_fresh, base, make_queue, names_in, where
+from helpers import FRESH, base, make_queue, names_in, where
 from torture.calls import Call, come_between
 
 from dropq import DropqError, LeaseLost, Message, Queue
@@ -124,13 +124,10 @@ class InTheMiddle:
 
 @pytest.mark.parametrize("verb", ["close", "receive", "send", "ack"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_handler_may_come_in_the_middle_of_every_call_of_every_verb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, verb: str
-) -> None:
+def test_a_handler_may_come_in_the_middle_of_every_call_of_every_verb(tmp_path: Path, kind: str, verb: str) -> None:
     def interrupted() -> int:
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
-        always_fresh(monkeypatch)
-        queue = make_queue(tmp_path, **KINDS[kind])
+        queue = make_queue(tmp_path, timing=FRESH, **KINDS[kind])
         between = InTheMiddle()
         come_between(between)
         count = 0

@@ -9,20 +9,16 @@ import pytest
 from helpers import base, make_queue, reopened, where
 
 from dropq import Queue
-from dropq.policies import fair_share
+from dropq.lifecycle.timing import Timing
 from dropq.storage.files import Storage
 
-
-@pytest.fixture(autouse=True)
-def _turns_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose turn it is has all the time to come for it, and who gives way looks once."""
-    monkeypatch.setattr(fair_share, "PATIENCE", 3600)
-    monkeypatch.setattr("dropq.queue.by_policy.TURNS_PATIENCE", 0)
+#: Whose turn it is has all the time to come for it, and who gives way looks once.
+KEPT = Timing(turn_patience=3600, turns_wait=0)
 
 
 @pytest.mark.parametrize("model", ["round-robin", "proportional"])
 def test_a_command_that_receives_comes_behind_all_that_wait(tmp_path: Path, model: str) -> None:
-    queue = make_queue(tmp_path, fairness_model=model)
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model=model)
     queue.send(b"a")
     with reopened(queue).subscribe() as waiting:
         first = waiting.receive()
@@ -47,7 +43,7 @@ def standings(queue: Queue) -> dict[str, str]:
 
 
 def test_who_was_passed_over_counts_again_when_it_next_asks(tmp_path: Path) -> None:
-    queue = make_queue(tmp_path, fairness_model="round-robin")
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model="round-robin")
     with queue.subscribe() as one:
         assert one.receive() is None
         assert standings(queue) == {one.id: "waits"}
@@ -59,7 +55,7 @@ def test_who_was_passed_over_counts_again_when_it_next_asks(tmp_path: Path) -> N
 
 
 def test_who_waits_already_says_so_no_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = make_queue(tmp_path, fairness_model="round-robin")
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model="round-robin")
     renamed: list[str] = []
     rename = Storage.rename
 
@@ -80,7 +76,7 @@ def test_who_waits_already_says_so_no_second_time(tmp_path: Path, monkeypatch: p
 def test_who_has_a_filter_that_cannot_be_read_is_taken_to_want_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = make_queue(tmp_path, fairness_model="round-robin")
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model="round-robin")
     with reopened(queue).subscribe(filter="JMSPriority > 8") as picky, queue.subscribe() as other:
         assert picky.receive() is None
         (name,) = (name for name in os.listdir(base(queue) / ".dropq" / "turns") if name.startswith(picky.id))
@@ -101,7 +97,7 @@ def test_who_has_a_filter_that_cannot_be_read_is_taken_to_want_all(
 
 
 def test_a_message_is_left_to_who_waits_for_it_by_a_filter(tmp_path: Path) -> None:
-    queue = make_queue(tmp_path, fairness_model="round-robin")
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model="round-robin")
     with reopened(queue).subscribe(filter="JMSPriority > 3") as picky, queue.subscribe() as other:
         assert picky.receive() is None
         queue.send(b"a", priority=1)
@@ -114,7 +110,7 @@ def test_a_message_is_left_to_who_waits_for_it_by_a_filter(tmp_path: Path) -> No
 
 
 def test_who_is_passed_over_while_it_takes_has_one_standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = make_queue(tmp_path, fairness_model="round-robin")
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model="round-robin")
     turns = base(queue) / ".dropq" / "turns"
     rename = Storage.rename
 
@@ -134,7 +130,7 @@ def test_who_is_passed_over_while_it_takes_has_one_standing(tmp_path: Path, monk
 
 def test_who_loses_its_standing_while_it_takes_has_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is passed over, and a sweep takes its standing for a dead one's just after it found that again."""
-    queue = make_queue(tmp_path, fairness_model="round-robin")
+    queue = make_queue(tmp_path, timing=KEPT, fairness_model="round-robin")
     turns = base(queue) / ".dropq" / "turns"
     rename = Storage.rename
     found: list[str] = []

@@ -8,26 +8,27 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import Clock, Make, base, make_queue, take
+from helpers import FRESH, Clock, Make, base, make_queue, reopened, take
 
-from dropq import Queue, Root
+from dropq import Queue
 from dropq.lifecycle.sidecars import PASSES_APART, collect
+from dropq.lifecycle.timing import Timing
 from dropq.staging.jobs import Job
 from dropq.storage import reading
 from dropq.storage.files import Storage
 from dropq.upkeep import retention, sweep
 from dropq.upkeep.sweep import QuickSweep, SweepReport
 
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let consumers begin with the upkeep at once, rather than after a second."""
-    monkeypatch.setattr(sweep, "FIRST_UPKEEP", 0.0)
+#: Consumers begin with the upkeep at once, rather than after a second.
+EARLY = Timing(first_upkeep=0)
+#: They sweep at each look, too.
+SOON = replace(FRESH, first_upkeep=0)
 
 
 def committed_job(queue: Queue, monkeypatch: pytest.MonkeyPatch, body: bytes = b"paid") -> None:
@@ -53,7 +54,7 @@ def names_in(queue: Queue, state: str) -> list[str]:
 def test_a_consumer_sends_what_was_committed_by_one_who_died(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make()
+    queue = make(timing=SOON)
     committed_job(queue, monkeypatch)
     with queue.subscribe() as subscription:
         assert subscription.receive() is None  # its driver may just be at it
@@ -68,7 +69,7 @@ def test_a_consumer_sends_what_was_committed_by_one_who_died(
 def test_a_consumer_leaves_a_job_to_its_driver_while_something_moves_in_it(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make()
+    queue = make(timing=SOON)
     committed_job(queue, monkeypatch)
     for _ in range(5):
         clock.advance(sweep.UPKEEP_INTERVAL + 1)
@@ -79,7 +80,7 @@ def test_a_consumer_leaves_a_job_to_its_driver_while_something_moves_in_it(
 
 
 def test_a_time_of_the_future_keeps_nobody_from_the_upkeep(make: Make, clock: Clock) -> None:
-    queue = make(max_history=1)
+    queue = make(timing=SOON, max_history=1)
     for _ in range(3):
         queue.send(b"a")
         take(queue).ack()
@@ -95,11 +96,10 @@ def test_a_time_of_the_future_keeps_nobody_from_the_upkeep(make: Make, clock: Cl
 def test_of_a_history_from_which_others_take_meanwhile_no_more_is_removed_than_is_over(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make()
+    queue = make(timing=replace(SOON, count_age=-1))  # it is counted again before each
     queue.send_many([b"a"] * 6)
     with queue.subscribe(max_backlog=None) as subscription:
         subscription.ack_many(subscription.receive_many(6))
-    monkeypatch.setattr(retention, "COUNT_AGE", -1.0)  # it is counted again before each
     oldest = retention._oldest
 
     def some_go(*args: Any) -> Any:
@@ -116,7 +116,7 @@ def test_of_a_history_from_which_others_take_meanwhile_no_more_is_removed_than_i
 def test_a_working_folder_that_may_not_be_listed_keeps_nobody_from_the_rest_of_the_upkeep(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make(max_history=1)
+    queue = make(timing=SOON, max_history=1)
     for _ in range(3):
         queue.send(b"a")
         take(queue).ack()
@@ -133,7 +133,7 @@ def test_a_working_folder_that_may_not_be_listed_keeps_nobody_from_the_rest_of_t
 
 
 def test_a_consumer_drops_a_job_that_nobody_went_on_with_for_a_week(make: Make, clock: Clock) -> None:
-    queue = make()
+    queue = make(timing=SOON)
     job = Job(queue.context, "import-1")
     job.begin()
     job.attempt("p0").write_all(["4.1795332177000000-0000000001.B"], [b"paid"])
@@ -151,7 +151,7 @@ def test_a_consumer_drops_a_job_that_nobody_went_on_with_for_a_week(make: Make, 
 def test_a_consumer_keeps_the_history_within_its_limits(
     make: Make, clock: Clock, limit: dict[str, Any], kept: int
 ) -> None:
-    queue = make(**limit)
+    queue = make(timing=SOON, **limit)
     for body in (b"1", b"2", b"3", b"4", b"5"):
         queue.send(body)
     with queue.subscribe() as subscription:
@@ -165,7 +165,7 @@ def test_a_consumer_keeps_the_history_within_its_limits(
 
 
 def test_a_consumer_expires_what_its_filter_leaves_out(make: Make, clock: Clock) -> None:
-    queue = make()
+    queue = make(timing=SOON)
     queue.send(b"a", expires_in="1m")
     clock.advance(120)
     with queue.subscribe(filter="n = 1") as subscription:
@@ -175,7 +175,7 @@ def test_a_consumer_expires_what_its_filter_leaves_out(make: Make, clock: Clock)
 
 
 def test_a_consumer_forgets_acks_that_are_too_old(make: Make, clock: Clock) -> None:
-    queue = make(deferred_ack_expiration="1h")
+    queue = make(timing=SOON, deferred_ack_expiration="1h")
     queue.ack("1795332177000000-0000000001")
     clock.advance(7200)
     with queue.subscribe() as subscription:
@@ -184,7 +184,7 @@ def test_a_consumer_forgets_acks_that_are_too_old(make: Make, clock: Clock) -> N
 
 
 def test_a_consumer_collects_metadata_that_nobody_needs_each_hour(make: Make, clock: Clock) -> None:
-    queue = make(history=False)
+    queue = make(timing=SOON, history=False)
     queue.send(b"a", properties={"long": "x" * 200})
     with queue.subscribe() as subscription:
         message = subscription.receive()
@@ -213,7 +213,7 @@ def looked_at(queue: Queue, clock: Clock) -> list[int]:
 
 
 def test_metadata_is_collected_in_steps_of_one_file(make: Make, clock: Clock) -> None:
-    queue = make(history=False)
+    queue = make(timing=SOON, history=False)
     unneeded(queue, 20)
     for _ in range(30):
         queue.send(b"a")
@@ -225,7 +225,7 @@ def test_metadata_is_collected_in_steps_of_one_file(make: Make, clock: Clock) ->
 
 
 def test_metadata_that_cannot_be_collected_is_tried_again_after_an_hour(make: Make, clock: Clock) -> None:
-    queue = make(history=False)
+    queue = make(timing=SOON, history=False)
     unneeded(queue)
     (queue.root.path / "away").symlink_to("no-such-disk")
     assert looked_at(queue, clock) != []
@@ -236,7 +236,7 @@ def test_metadata_that_cannot_be_collected_is_tried_again_after_an_hour(make: Ma
 
 
 def test_a_pass_that_seems_to_be_of_the_future_keeps_nobody_from_collecting(make: Make, clock: Clock) -> None:
-    queue = make(history=False)
+    queue = make(timing=SOON, history=False)
     unneeded(queue)
     clock.advance(25 * 3600)
     looked_at(queue, clock)
@@ -251,7 +251,7 @@ def test_a_pass_that_seems_to_be_of_the_future_keeps_nobody_from_collecting(make
 
 
 def test_empty_folders_of_the_living_are_cleared_away(make: Make, clock: Clock) -> None:
-    queue = make()
+    queue = make(timing=SOON)
     held = base(queue) / ".dropq" / "held"
     with queue.subscribe() as subscription:
         (held / f"{subscription.id}-1").mkdir(parents=True)
@@ -296,7 +296,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *, steps: int = 1, took: float = 0.
 
 
 def sweeper(queue: Queue) -> QuickSweep:
-    return QuickSweep(Root(queue.root.path, clock=queue.root.clock).queue(queue.name).context)
+    return QuickSweep(reopened(queue).context)
 
 
 def now() -> float:
@@ -316,7 +316,7 @@ def a_minute_later(queue: Queue) -> None:
 def test_one_consumer_does_the_upkeep_once_a_minute(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make_queue(tmp_path / "root", clock=clock)
+    queue = make_queue(tmp_path / "root", timing=EARLY, clock=clock)
     with counted(monkeypatch) as done:
         for consumer in [sweeper(queue) for _ in range(5)]:
             consumer.run()
@@ -330,7 +330,7 @@ def test_one_consumer_does_the_upkeep_once_a_minute(
 def test_the_upkeep_takes_a_small_share_of_a_consumers_time(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make_queue(tmp_path / "root", clock=clock)
+    queue = make_queue(tmp_path / "root", timing=EARLY, clock=clock)
     with counted(monkeypatch, steps=100, took=0.06) as done:
         consumer = sweeper(queue)
         began = now()
@@ -345,7 +345,7 @@ def test_the_upkeep_takes_a_small_share_of_a_consumers_time(
 def test_another_consumer_goes_on_where_one_died_in_the_middle_of_the_upkeep(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make_queue(tmp_path / "root", clock=clock)
+    queue = make_queue(tmp_path / "root", timing=EARLY, clock=clock)
     with counted(monkeypatch, steps=5, took=1.0) as done:
         sweeper(queue).run()
         other = sweeper(queue)
@@ -360,7 +360,7 @@ def test_another_consumer_goes_on_where_one_died_in_the_middle_of_the_upkeep(
 def test_an_upkeep_that_is_refused_begins_anew_and_keeps_nobody_from_receiving(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = make(max_history=0)
+    queue = make(timing=EARLY, max_history=0)
     queue.send(b"a")
 
     def refused(*args: object, **ages: object) -> Iterator[None]:
@@ -382,7 +382,7 @@ def test_an_upkeep_that_is_refused_begins_anew_and_keeps_nobody_from_receiving(
 def test_a_history_within_its_limit_is_counted_and_not_looked_at(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make(max_history=10)
+    queue = make(timing=EARLY, max_history=10)
     for _ in range(10):
         queue.send(b"a")
     with queue.subscribe() as subscription:
@@ -396,7 +396,7 @@ def test_a_history_within_its_limit_is_counted_and_not_looked_at(
 def test_what_came_back_into_the_history_while_it_is_pruned_stays(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make(history_age="1h")
+    queue = make(timing=EARLY, history_age="1h")
     queue.send(b"a")
     message = queue.receive()
     assert message is not None

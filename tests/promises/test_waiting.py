@@ -16,6 +16,7 @@ from children import in_child
 from helpers import drop, make_queue, open_files, overflow, reopened, take, until, where
 
 from dropq import Message, Queue, Subscription
+from dropq.lifecycle.timing import Timing
 from dropq.storage import watch
 
 #: Seconds that a wait which is to be ended by something else may last.
@@ -255,13 +256,13 @@ def test_a_look_that_takes_long_and_finds_nothing_is_not_repeated_at_once(
         return look(self)
 
     monkeypatch.setattr(Subscription, "_next", counted)
+    queue.send(b"for others")
     with queue.subscribe(filter="JMSPriority = 9") as subscription:
-        queue.send(b"for others")
         assert subscription.receive("300ms") is None
-        often = len(looks)
-        looks.clear()
-        monkeypatch.setattr("dropq.queue.waiting.LONG_LOOK", 0.0)
-        monkeypatch.setattr("dropq.queue.waiting.LISTING_SHARE", 10_000)
+    often = len(looks)
+    looks.clear()
+    all_are_long = reopened(queue, Timing(long_look=0, listing_share=10_000))
+    with all_are_long.subscribe(filter="JMSPriority = 9") as subscription:
         assert subscription.receive("300ms") is None
     assert len(looks) <= 2 < often
 

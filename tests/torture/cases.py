@@ -27,8 +27,6 @@ from helpers import Clock
 
 from dropq import DropqError, Root
 from dropq.diagnosis.fsck import fsck_root, queues
-from dropq.lifecycle import view
-from dropq.upkeep.sweep import QuickSweep
 from torture.account import Account, Found, body, judge, look
 from torture.calls import Between, Call, come_between
 from torture.table import Options, Row
@@ -124,8 +122,6 @@ class Cases:
     ) -> int:
         try:
             logging.disable()
-            view.MAX_AGE, view.LISTING_SHARE = 0.0, 0
-            QuickSweep.due = True  # type: ignore[assignment,method-assign]
             scene = build(self._root, self._setting, self._clock)
             first()
             come_between(between, noreplace=self._setting.noreplace)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers import Clock, always_fresh, base, drop, files, make_queue, where
+from helpers import FRESH, Clock, base, drop, files, make_queue, reopened, where
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dropq import LeaseLost, Message, Queue, Root, Subscription
+from dropq import LeaseLost, Message, Queue, Subscription
 
 ATTEMPTS, DELIVERIES, CANCELS, DELAY = 1, 4, 2, 2_000
 KEPT = ("processed", "error", "expired")
@@ -44,13 +44,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        always_fresh(self.patch)
         self.folder = tempfile.TemporaryDirectory()
         self.clock = Clock()
         self.queue: Queue = make_queue(
             Path(self.folder.name),
             clock=self.clock,
+            timing=FRESH,
             redelivery_attempts=ATTEMPTS,
             redelivery_delay="2s",
             redelivery_backoff=1,
@@ -64,7 +63,6 @@ class QueueMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for subscription in self.subscriptions:
             subscription.close()
-        self.patch.undo()
         self.folder.cleanup()
 
     @initialize()
@@ -180,7 +178,7 @@ class QueueMachine(RuleBasedStateMachine):
         for model in self.in_state("processing"):
             if model.holder is not None:
                 self.give_back(model)
-        self.queue = Root(self.folder.name, clock=self.clock).queue("q")
+        self.queue = reopened(self.queue)
         self.subscribe()
 
     # -- what time and sweeps do ------------------------------------------------------------------------------------
@@ -191,7 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        Root(self.folder.name, clock=self.clock).queue("q").sweep()
+        reopened(self.queue).sweep()
         self.sweep_on_the_way()
         for model in self.models.values():
             ours = model.state == "processing" and model.holder is not None

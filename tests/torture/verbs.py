@@ -19,7 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 from unittest import mock
 
-from helpers import Clock
+from helpers import FRESH, Clock, timed
 
 import dropq
 from dropq import Message, Queue, Root, Subscription
@@ -117,7 +117,7 @@ CSV = "report.csv"
 
 def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
     """Make a scene in an empty folder; a body tells what it is, and what is called `job#...` is sent as one."""
-    root = Root.create(folder, clock=clock)
+    root = timed(Root.create(folder, clock=clock), FRESH)
     queue = root.create_queue("q", **{"lease_period": "1h", **setting.options})
     other, spare = root.create_queue("other"), root.create_queue("spare")
     far = Root.create(folder / "far", clock=clock).create_queue("away")

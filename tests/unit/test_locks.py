@@ -18,7 +18,7 @@ from children import in_child
 from helpers import Clock, make_queue, open_files, reopened, take, until, where
 
 from dropq import LeaseLost, NoSuchQueue, Queue, Root, StorageError, Subscription
-from dropq.policies import lock
+from dropq.lifecycle.timing import Timing
 from dropq.policies.lock import PolicyLock
 from dropq.policies.receive_policies import Gate
 from dropq.storage import liveness, locks
@@ -96,7 +96,7 @@ def died(subscription: Subscription) -> None:
 
 
 def policy_lock(queue: Queue) -> PolicyLock:
-    return PolicyLock(queue.layout, queue.context.storage)
+    return PolicyLock(queue.context)
 
 
 # -- NFS: the server's own host, and its clients ---------------------------------------------------------------------
@@ -128,8 +128,7 @@ def test_an_nfs_client_does_not_take_a_consumer_on_the_servers_own_host_for_dead
 def test_the_policy_lock_excludes_an_nfs_client_from_the_servers_own_host_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "PATIENCE", 0.02)
-    queue = make_queue(tmp_path, max_backlog=1)
+    queue = make_queue(tmp_path, timing=Timing(lock_patience=0.02), max_backlog=1)
     queue.send(b"a")
     path = queue.layout.lock
     with policy_lock(queue).held(lambda: None) as taken:
@@ -152,8 +151,7 @@ def test_a_lock_that_got_only_one_of_the_two_is_let_go(tmp_path: Path) -> None:
 def test_a_program_that_knows_of_flock_alone_is_excluded_and_excludes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "PATIENCE", 0.02)
-    queue = make_queue(tmp_path)
+    queue = make_queue(tmp_path, timing=Timing(lock_patience=0.02))
     with queue.subscribe() as holder, open(sign_of(holder), "r+b") as sign:
         with pytest.raises(BlockingIOError):
             fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -435,8 +433,7 @@ def test_a_child_that_was_forked_inside_the_policy_lock_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread consumes while another one starts a process by fork, as multiprocessing does on Linux up to 3.13."""
-    monkeypatch.setattr(lock, "PATIENCE", 0.05)
-    queue = make_queue(tmp_path, max_backlog=5)
+    queue = make_queue(tmp_path, timing=Timing(lock_patience=0.05), max_backlog=5)
     queue.send_many([b"a", b"b"])
     inside, forked, end = threading.Event(), threading.Event(), multiprocessing.get_context("fork").Event()
     look = Gate._look

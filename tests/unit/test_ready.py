@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers import drop, make_queue, until
+from helpers import FRESH, drop, make_queue, reopened, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +21,9 @@ from dropq.format.layout import ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import view
 from dropq.lifecycle.sidecars import Sidecars
+from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.transitions import Transitions
 from dropq.lifecycle.view import Ready
-from dropq.queue import offers
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -44,7 +44,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 def view_of(queue: Queue, depth: int | None = None) -> Ready:
     context = queue.context
-    return Ready(context.layout.target, context.sidecars, ignoring(context.config.ignore), depth=depth)
+    return Ready(context.layout.target, context.sidecars, ignoring(context.config.ignore), context.timing, depth=depth)
 
 
 def offered(view: Ready) -> list[str]:
@@ -159,8 +159,8 @@ def test_a_name_that_begins_like_ours_has_its_place_among_more_than_a_view_holds
     assert offered(bounded)[0] == name
 
 
-def test_what_lies_behind_all_that_a_view_holds_is_received(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offers, "DEPTH", 10)
+def test_what_lies_behind_all_that_a_view_holds_is_received(queue: Queue) -> None:
+    queue = reopened(queue, Timing(view_depth=10))
     queue.send_many([{"body": b"late", "expires_in": 0.001}] * 25)
     queue.send_many([b"others"] * 25)
     last = queue.send(b"mine", type="mine")
@@ -295,11 +295,8 @@ def test_a_dead_consumer_has_no_share_for_long(queue: Queue) -> None:
     assert len(os.listdir(queue.layout.consumers)) == 2
 
 
-def test_an_urgent_message_goes_first_also_when_it_is_in_the_share_of_another(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view, "MAX_AGE", 0.0)
-    monkeypatch.setattr(view, "LISTING_SHARE", 0)
+def test_an_urgent_message_goes_first_also_when_it_is_in_the_share_of_another(queue: Queue) -> None:
+    queue = reopened(queue, FRESH)
     queue.send_many([b"a"] * 100)
     with queue.subscribe() as idle, queue.subscribe() as busy:
         busy._offers._shares_until = idle._offers._shares_until = float("inf")
@@ -332,7 +329,7 @@ def test_a_bounded_view_keeps_what_it_knows_of_the_first_files_and_no_more(
         return came[path]
 
     monkeypatch.setattr(reading, "changed_ms", changed)
-    view = Ready(str(tmp_path), Sidecars("/nowhere", Storage("none")), lambda name: False, depth=10)
+    view = Ready(str(tmp_path), Sidecars("/nowhere", Storage("none")), lambda name: False, Timing(), depth=10)
     view.refresh()
     assert [file.filename for file in view.view] == [f"report-{number:02d}.csv" for number in range(10)]
     assert len(asked) == 40
@@ -343,11 +340,9 @@ def test_a_bounded_view_keeps_what_it_knows_of_the_first_files_and_no_more(
     assert [file.filename for file in view.view] == [f"report-{number:02d}.csv" for number in range(10, 20)]
 
 
-def test_a_view_that_policies_look_into_stays_as_it_is_however_many_are_taken_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view, "MAX_AGE", 60.0)  # all are taken from one view
-    with make_queue(tmp_path, max_backlog=3, priority="/p") as queue:
+def test_a_view_that_policies_look_into_stays_as_it_is_however_many_are_taken_from_it(tmp_path: Path) -> None:
+    one_view = Timing(max_age=60)  # all are taken from it
+    with make_queue(tmp_path, timing=one_view, max_backlog=3, priority="/p") as queue:
         sent = [one.id for one in queue.send_many([b'{"p": 1}'] * 50)]
         consumer = queue.subscribe(max_backlog=None)
         got = [message.id for _ in range(2) for message in consumer.receive_many(3)]  # the second finds no room
