@@ -23,8 +23,10 @@ from dropq import DropqError, LeaseLost, Message, Queue, QueueFull, Root
 #: The name of a claim; its groups are the message's id, and the mark of its copy if it is one.
 MESSAGE = re.compile(r"[^~]*~[^.]*\.([^.]*)\.(?:.*(copyS=[^&]*))?.*")
 
+Actor = subprocess.Popen[bytes]
 
-def start(role: str, root: Path, notes: Path, *arguments: object) -> subprocess.Popen[bytes]:
+
+def start(role: str, root: Path, notes: Path, *arguments: object) -> Actor:
     """Start an actor on the queue `q` of a root; what it prints is in its notes."""
     for folder in ("holding", "violations", "acked", "out"):
         (notes / folder).mkdir(parents=True, exist_ok=True)
@@ -33,13 +35,13 @@ def start(role: str, root: Path, notes: Path, *arguments: object) -> subprocess.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out)
 
 
-def said(actor: subprocess.Popen[bytes]) -> str:
+def said(actor: Actor) -> str:
     """The next line that an actor prints."""
     assert actor.stdout is not None
     return actor.stdout.readline().decode().strip()
 
 
-def finish(*actors: subprocess.Popen[bytes]) -> None:
+def finish(*actors: Actor) -> None:
     """End actors that are still there."""
     for actor in actors:
         actor.kill()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from actors import finish
+from actors import Actor, finish
 from helpers import Clock, Make, make_queue
 
 import dropq
@@ -82,9 +81,9 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def stage(tmp_path: Path) -> Iterator[list[Actor]]:
     """The actors of a test, which end with it."""
-    actors: list[subprocess.Popen[bytes]] = []
+    actors: list[Actor] = []
     yield actors
     (tmp_path / "notes").mkdir(exist_ok=True)
     (tmp_path / "notes" / "stop").touch()

@@ -121,6 +121,17 @@ def names_in(queue: Queue, state: str) -> list[str]:
     return sorted(files(base(queue) / FOLDERS[state]))
 
 
+def processed(queue: Queue) -> int:
+    """How many messages were acknowledged, without a look at any."""
+    return len(os.listdir(base(queue) / "processed"))
+
+
+def private(queue: Queue, name: str) -> list[str]:
+    """The names in a private folder of a queue."""
+    folder = base(queue) / ".dropq" / name
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
 def drop(queue: Queue, name: str, body: bytes) -> None:
     """Send a file as a script does: write it in working/, move it to target/."""
     working = base(queue) / "working" / name

@@ -1,31 +1,43 @@
-"""Barriers, call by call: what the crashes of others leave of them, who else may settle one, and what a sweep takes."""
+"""Barriers, call by call and among consumers: when they are handed out, who settles them, what a crash leaves."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import signal
+from collections.abc import Callable
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
+from actors import Actor, start
 from children import in_child
-from helpers import FRESH, Clock, base, make_queue, names_in, reopened, where
+from helpers import FRESH, Clock, base, make_queue, names_in, private, processed, reopened, take, until, where
 
-from dropq import Message, Queue, Subscription
+from dropq import ConfigError, LeaseLost, Message, Queue, StorageError, Subscription
 from dropq.format.claims import Claim
 from dropq.lifecycle.claims import claimed_files, find_claim
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
 from dropq.policies.barrier import Barrier, Shares
+from dropq.staging.stream_journal import check_semantics
 from dropq.storage import reading
+from dropq.storage.files import Storage
 
 #: Seconds for which what a crash left of a barrier that was not handed out may lie there.
 STAGING = 60
 
 
 def barriers(path: Path, **options: Any) -> Queue:
-    queue = make_queue(path, timing=FRESH, barrier_expression="JMSType = 'sync'", **options)
+    return make_queue(path, barrier_expression="JMSType = 'sync'", **options)
+
+
+def with_barrier(path: Path, **options: Any) -> Queue:
+    """A queue whose first message is a barrier, with a message behind it."""
+    queue = barriers(path, timing=FRESH, **options)
     queue.send(b"sync", type="sync")
     queue.send(b"a")
     return queue
@@ -49,7 +61,7 @@ def given(subscription: Subscription) -> Message:
 
 
 def test_a_barrier_whose_last_holder_died_as_it_settled_keeps_nobody_back_for_one_look(tmp_path: Path) -> None:
-    queue = barriers(tmp_path)
+    queue = with_barrier(tmp_path)
     with queue.subscribe(max_backlog=None) as one:
         assert given(one).body == b"sync"
         (share,) = shares(queue)
@@ -59,7 +71,7 @@ def test_a_barrier_whose_last_holder_died_as_it_settled_keeps_nobody_back_for_on
 
 
 def test_a_barrier_whose_last_share_was_settled_is_settled_by_a_look_and_is_not_out(tmp_path: Path) -> None:
-    queue = barriers(tmp_path)
+    queue = with_barrier(tmp_path)
     with queue.subscribe() as one:
         assert given(one).body == b"sync"
         (share,) = shares(queue)
@@ -74,7 +86,7 @@ def test_a_barrier_whose_last_share_was_settled_is_settled_by_a_look_and_is_not_
 def test_two_who_see_the_last_share_settled_may_both_settle_the_barrier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    queue = barriers(tmp_path)
+    queue = with_barrier(tmp_path)
     find = find_claim
 
     def find_and_come_second(context: QueueContext, owner: str) -> Claim | None:
@@ -111,7 +123,7 @@ def test_what_a_crash_left_of_a_barrier_that_was_not_handed_out_is_swept_after_a
 
 def test_a_sweep_counts_the_shares_that_it_gave_up_and_those_that_outlived_their_leases(tmp_path: Path) -> None:
     clock = Clock()
-    queue = barriers(tmp_path, clock=clock)
+    queue = with_barrier(tmp_path, clock=clock)
     with queue.subscribe(lease_period="10s") as one, reopened(queue).subscribe(lease_period="10s") as other:
         assert given(one).body == given(other).body == b"sync"
         clock.advance(11)
@@ -125,7 +137,7 @@ def test_a_sweep_counts_the_shares_that_it_gave_up_and_those_that_outlived_their
 
 
 def test_a_barrier_of_which_nobody_had_taken_a_share_returns_uncounted(tmp_path: Path) -> None:
-    queue = barriers(tmp_path)
+    queue = with_barrier(tmp_path)
     with queue.subscribe() as one:
         assert given(one).body == b"sync"
         (share,) = shares(queue)
@@ -143,7 +155,7 @@ def test_a_message_that_was_sent_with_a_delay_keeps_no_barrier_waiting(tmp_path:
 
 
 def test_another_process_settles_a_share_by_its_receipt(tmp_path: Path) -> None:
-    queue = barriers(tmp_path)
+    queue = with_barrier(tmp_path)
     with queue.subscribe(detached=True, lease_period="1h") as one, queue.subscribe() as other:
         receipt = given(one).receipt
         assert receipt is not None
@@ -176,14 +188,14 @@ def test_what_has_expired_keeps_no_barrier_waiting(tmp_path: Path) -> None:
 
 
 def test_a_barrier_that_all_have_left_counts_as_delivered_if_one_of_them_had_it(tmp_path: Path) -> None:
-    queue = barriers(tmp_path)
+    queue = with_barrier(tmp_path)
     with queue.subscribe(), queue.subscribe() as one, queue.subscribe():
         assert given(one).body == b"sync"
     assert [(message.body, message.delivery_count) for message in queue.browse()] == [(b"sync", 1), (b"a", 0)]
 
 
 def test_a_barrier_whose_only_holder_died_returns_and_counts_as_delivered(tmp_path: Path) -> None:
-    queue = barriers(tmp_path)
+    queue = with_barrier(tmp_path)
     dead = queue.subscribe()
     assert given(dead).body == b"sync"
     assert dead._presence is not None
@@ -194,7 +206,7 @@ def test_a_barrier_whose_only_holder_died_returns_and_counts_as_delivered(tmp_pa
 
 def test_a_sweep_passes_over_a_share_that_was_settled_since_it_was_listed(tmp_path: Path) -> None:
     clock = Clock()
-    queue = barriers(tmp_path, clock=clock)
+    queue = with_barrier(tmp_path, clock=clock)
 
     def give_back_what_is_settled(self: Shares, held: Claim) -> object:
         os.rename(held.path, folder(queue) / "acked" / held.filename)
@@ -207,3 +219,394 @@ def test_a_sweep_passes_over_a_share_that_was_settled_since_it_was_listed(tmp_pa
             patch.setattr(Shares, "give_back", give_back_what_is_settled)
             assert queue.sweep().barriers == 0
         assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}  # and it has seen to the rest
+
+
+# -- among consumers -----------------------------------------------------------------------------------------
+
+
+def send(queue: Queue, *bodies: bytes) -> None:
+    """Send messages; a body that begins with `sync` is a barrier."""
+    for body in bodies:
+        queue.send(body, type="sync" if body.startswith(b"sync") else None)
+
+
+def test_a_barrier_waits_for_all_before_it_goes_to_everybody_and_holds_what_is_behind_it(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"a", b"b", b"sync", b"c")
+    with queue.subscribe(max_backlog=None) as one, reopened(queue).subscribe(max_backlog=None) as other:
+        before = one.receive_many(2)
+        assert [message.body for message in before] == [b"a", b"b"]
+        assert [one.receive(), other.receive()] == [None, None]
+        before[0].ack()
+        before[1].nack()
+        assert other.receive() is not None  # b again: it comes before the barrier
+        assert one.receive() is None
+        other.held[0].ack()
+        shares = [one.receive(), other.receive()]
+        assert [share.body for share in shares if share] == [b"sync", b"sync"]
+        assert [one.receive(), other.receive()] == [None, None]
+        assert shares[0] and shares[1]
+        shares[0].ack()
+        assert [one.receive(), other.receive()] == [None, None]
+        assert where(queue)["processing"] == [b"sync"]
+        shares[1].ack()
+        assert where(queue)["processed"] == [b"a", b"b", b"sync"]
+        assert private(queue, "barriers") == []
+        last = one.receive()
+        assert last is not None
+        assert last.body == b"c"
+
+
+def test_priorities_do_not_carry_a_message_over_a_barrier(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"a", b"sync")
+    queue.send(b"urgent", priority=9)
+    with queue.subscribe(max_backlog=None) as one:
+        first = one.receive()
+        assert first is not None
+        assert (first.body, one.receive()) == (b"a", None)
+        first.ack()
+        share = one.receive()
+        assert share is not None
+        assert (share.body, one.receive()) == (b"sync", None)
+
+
+def test_a_message_given_back_with_a_delay_keeps_a_barrier_waiting(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = barriers(tmp_path, clock=clock)
+    send(queue, b"a", b"sync")
+    with queue.subscribe(max_backlog=None) as one:
+        first = one.receive()
+        assert first is not None
+        first.nack(delay=60)
+        assert one.receive() is None
+        clock.advance(61)
+        queue.sweep()
+        again = one.receive()
+        assert again is not None
+        assert again.body == b"a"
+
+
+def test_a_barrier_waits_while_nobody_is_subscribed(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync", b"a")
+    queue.sweep()
+    assert where(queue) == {"target": [b"a", b"sync"]}
+    assert take(queue).body == b"sync"
+
+
+@pytest.mark.parametrize("how", ["ack", "reject", "expire"])
+def test_a_share_is_settled_as_a_message_is_and_the_barrier_with_the_last(tmp_path: Path, how: str) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync", b"a")
+    with queue.subscribe() as one, reopened(queue).subscribe() as other:
+        mine, theirs = one.receive(), other.receive()
+        assert mine and theirs
+        getattr(mine, how)(*(["not mine"] if how == "reject" else []))
+        assert where(queue)["processing"] == [b"sync"]
+        theirs.ack()
+    state = {"ack": "processed", "reject": "error", "expire": "expired"}[how]
+    assert where(queue) == {"target": [b"a"], state: [b"sync"]}
+    if how == "reject":
+        (message,) = queue.browse("error")
+        assert message.reason is not None
+        assert (message.reason["reason"], message.reason["detail"]) == ("rejected", "not mine")
+
+
+def test_a_share_that_is_given_back_comes_again_to_the_same_subscription(tmp_path: Path) -> None:
+    queue = barriers(tmp_path, max_deliveries=2)
+    send(queue, b"sync")
+    with queue.subscribe() as one, reopened(queue).subscribe() as other:
+        mine, theirs = one.receive(), other.receive()
+        assert mine and theirs
+        theirs.ack()
+        mine.nack()
+        assert other.receive() is None
+        again = one.receive()
+        assert again is not None
+        assert (again.delivery_count, again.redelivered) == (2, True)
+        again.nack()
+    assert where(queue) == {"error": [b"sync"]}
+
+
+def test_a_share_whose_lease_runs_out_comes_again_and_its_old_holder_cannot_settle_it(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = barriers(tmp_path, clock=clock)
+    send(queue, b"sync")
+    with queue.subscribe(lease_period="10s", max_backlog=None) as one:
+        mine = one.receive()
+        assert mine is not None
+        mine.extend("60s")
+        clock.advance(30)
+        queue.sweep()
+        assert one.receive() is None
+        clock.advance(31)
+        queue.sweep()
+        again = one.receive()
+        assert again is not None
+        with pytest.raises(LeaseLost):
+            mine.ack()
+        again.ack()
+    assert where(queue) == {"processed": [b"sync"]}
+
+
+def test_a_share_may_be_settled_by_its_receipt_from_elsewhere_but_not_by_the_id(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    with queue.subscribe(detached=True, lease_period="1h") as one:
+        mine = one.receive()
+        assert mine is not None
+    elsewhere = reopened(queue)
+    with pytest.raises(LeaseLost, match="several hold it"):
+        elsewhere.claimed(mine.id)
+    assert mine.receipt is not None
+    elsewhere.claimed(mine.receipt).ack()
+    assert where(queue) == {"processed": [b"sync"]}
+
+
+def test_who_ends_without_settling_its_share_keeps_nobody_waiting(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync", b"a")
+    one, other = queue.subscribe(), reopened(queue).subscribe()
+    assert one.receive() is not None
+    one.close()
+    share = other.receive()
+    assert share is not None
+    share.ack()
+    message = other.receive()
+    assert message is not None
+    assert message.body == b"a"
+    other.close()
+    assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+
+
+def test_a_barrier_that_nobody_settled_returns_and_counts_if_anybody_had_it(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    with queue.subscribe() as one:
+        assert one.receive() is not None
+    assert where(queue) == {"target": [b"sync"]}
+    assert next(queue.browse()).delivery_count == 1
+
+
+def test_a_barrier_that_is_requeued_by_hand_leaves_nothing_behind(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    with queue.subscribe(max_backlog=None) as one:
+        share = one.receive()
+        assert share is not None
+        assert [outcome.ok for outcome in queue.requeue(state="processing")] == [True]
+        with pytest.raises(LeaseLost):
+            share.ack()
+        again = one.receive()
+        assert again is not None
+        again.ack()
+    assert where(queue) == {"processed": [b"sync"]}
+    assert private(queue, "barriers") == []
+
+
+def test_a_queue_with_barriers_is_refused_to_readers_that_claim_by_batches(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has barriers"):
+        check_semantics(barriers(tmp_path).context)
+
+
+def test_a_barrier_is_refused_where_messages_are_settled_before_they_are_delivered(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="barrier_expression and semantics do not fit"):
+        barriers(tmp_path, semantics="at-most-once")
+
+
+#: What changes files.
+CHANGES = ("rename", "link", "make_folder", "unlink", "rename_folder", "remove_tree", "move", "write_small")
+
+
+def dies(queue: Queue, at: int, *, after: bool) -> bool:
+    """Take and ack a message in a process that dies before or after its `at`th change; False when it made fewer."""
+    child = os.fork()
+    if child == 0:
+        try:
+            subscription = reopened(queue).subscribe()
+            calls = iter(range(10**6))
+
+            def wrapped(self: Storage, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+                last = next(calls) == at
+                if last and not after:
+                    os._exit(9)
+                result = method(self, *args, **options)
+                if last:
+                    os._exit(9)
+                return result
+
+            for name in CHANGES:
+                setattr(Storage, name, partialmethod(wrapped, getattr(Storage, name)))
+            if (message := subscription.receive()) is not None:
+                message.ack()
+            os._exit(8)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (8, 9), f"the child ended with {code}"
+    return code == 9
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
+def test_a_barrier_is_handed_out_and_settled_whichever_call_its_holder_dies_at(tmp_path: Path, after: bool) -> None:
+    for at in range(100):
+        queue = barriers(tmp_path / f"root-{at}", timing=FRESH)
+        send(queue, b"sync", b"a")
+        with reopened(queue).subscribe() as other:
+            died = dies(queue, at, after=after)
+            share = other.receive(10)
+            assert share is not None, f"call {at}: {where(queue)} {private(queue, 'barriers')}"
+            assert share.body == b"sync"
+            assert where(queue) == {"processing": [b"sync"], "target": [b"a"]}, f"call {at}"
+            share.ack()
+            message = other.receive(10)
+            assert message is not None
+            message.ack()
+        assert where(queue) == {"processed": [b"a", b"sync"]}, f"call {at}"
+        assert [name for name in private(queue, "barriers") if name[0] != "."] == [], f"call {at}"
+        if not died:
+            break
+    else:
+        pytest.fail("the child never came to its end")
+    assert at > 8
+
+
+def test_a_claim_of_a_barrier_whose_shares_are_gone_is_returned_by_a_sweep(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    (name,) = names_in(queue, "target")
+    os.rename(base(queue) / "target" / name, base(queue) / "processing" / f"barrier%-0123456789-0,0,1~{name}")
+    assert queue.sweep().barriers == 1
+    assert where(queue) == {"target": [b"sync"]}
+    assert next(queue.browse()).delivery_count == 0
+
+
+def test_many_consumers_of_whom_some_are_killed_pass_barrier_after_barrier(tmp_path: Path, stage: list[Actor]) -> None:
+    queue = barriers(tmp_path / "root")
+    for number in range(10):
+        send(queue, *(f"{number}-{n}".encode() for n in range(5)), f"sync-{number}".encode())
+    notes = tmp_path / "notes"
+    consumers = [start("lane", tmp_path / "root", notes) for _ in range(3)]
+    stage += consumers
+    for done in (10, 25, 40):
+        until(partial(lambda n: processed(queue) >= n, done), f"{done} messages to be processed", timeout=30)
+        victim = consumers.pop(0)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait(10)
+        consumers.append(start("lane", tmp_path / "root", notes))
+        stage.append(consumers[-1])
+    until(lambda: processed(queue) == 60, "all to be processed", timeout=60)
+    assert os.listdir(notes / "violations") == []
+    assert where(queue).keys() == {"processed"}
+    assert len(set(where(queue)["processed"])) == 60
+
+
+def refusing(patch: pytest.MonkeyPatch, method: str, part: str) -> None:
+    """Let a call of the storage fail where a path has this part: the disk is full."""
+    real = getattr(Storage, method)
+
+    def refuse(self: Storage, *args: Any, **options: Any) -> Any:
+        if any(part in str(arg) for arg in args):
+            raise OSError(errno.ENOSPC, "No space left on device", args[0])
+        return real(self, *args, **options)
+
+    patch.setattr(Storage, method, refuse)
+
+
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        ("make_folder", "/barriers/"),
+        ("link_or_copy", "/barriers/"),
+        ("rename_folder", "/barriers/"),
+        ("rename", "/processing/"),
+    ],
+)
+def test_a_barrier_that_cannot_be_handed_out_is_not_passed_by(tmp_path: Path, method: str, part: str) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync", b"a")
+    with queue.subscribe(max_backlog=None) as one:
+        with pytest.MonkeyPatch.context() as patch:
+            refusing(patch, method, part)
+            for _ in range(3):
+                with pytest.raises(StorageError):
+                    one.receive()
+        assert where(queue) == {"target": [b"a", b"sync"]}
+        assert len(private(queue, "barriers")) <= 1  # what was staged last, where it was not to be claimed
+        share = one.receive()
+        assert share is not None
+        assert share.body == b"sync"
+        with pytest.MonkeyPatch.context() as patch:
+            refusing(patch, "rename", "/acked/")
+            with pytest.raises(StorageError):
+                share.ack()
+        share.ack()
+    assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+    assert private(queue, "barriers") == []
+
+
+def test_a_barrier_that_comes_back_is_not_delayed(tmp_path: Path) -> None:
+    queue = barriers(tmp_path, redelivery_delay="1h")
+    send(queue, b"sync", b"a")
+    with queue.subscribe() as one:
+        assert one.receive() is not None
+    assert where(queue) == {"target": [b"a", b"sync"]}
+    assert take(queue).body == b"sync"
+
+
+def test_an_administrator_s_sweep_leaves_a_barrier_to_those_who_live_and_gives_up_what_nobody_has(
+    tmp_path: Path,
+) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    with queue.subscribe() as one:
+        share = one.receive()
+        assert share is not None
+        assert queue.sweep(unleased_older_than=0).total == 0
+        assert [finding.kind for finding in queue.fsck()] == []
+        os.unlink(base(queue) / ".dropq" / "consumers" / one.id)  # as where a file system has no locks
+        assert queue.sweep(unleased_older_than=0).barriers == 1
+        assert where(queue) == {"target": [b"sync"]}
+        with pytest.raises(LeaseLost):
+            share.ack()
+
+
+def test_a_damaged_word_about_a_share_does_not_keep_a_barrier(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    with queue.subscribe() as one, reopened(queue).subscribe() as other:
+        mine, theirs = one.receive(), other.receive()
+        assert mine and theirs
+        mine.reject("no")
+        (token,) = private(queue, "barriers")
+        (base(queue) / ".dropq" / "barriers" / token / ".why.json").write_bytes(b"")
+        theirs.ack()
+    assert where(queue) == {"error": [b"sync"]}
+
+
+def test_what_somebody_leaves_among_the_barriers_stops_no_sweep(tmp_path: Path) -> None:
+    clock = Clock()
+    queue = make_queue(tmp_path, clock=clock)
+    folder = base(queue) / ".dropq" / "barriers"
+    (folder / "stray").write_text("x")
+    queue.send(b"a")
+    with queue.subscribe(lease_period="10s") as one:
+        assert one.receive() is not None
+        clock.advance(11)
+        assert queue.sweep().lapsed == 1
+    assert where(queue) == {"target": [b"a"]}
+
+
+def test_what_is_before_a_barrier_and_not_for_us_keeps_it_waiting(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    queue.send(b"other's", properties={"kind": "b"})
+    send(queue, b"sync", b"a")
+    with queue.subscribe(filter="kind = 'a'", max_backlog=None) as one, reopened(queue).subscribe() as other:
+        assert one.receive() is None
+        message = other.receive()
+        assert message is not None
+        message.ack()
+        shares = one.receive(5), other.receive(5)
+        assert [share and share.body for share in shares] == [b"sync", b"sync"]

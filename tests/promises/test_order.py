@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from helpers import FRESH, Clock, Make, base, drop, make_queue, next_moment, take, until, where
 
 from dropq import Queue
+from dropq.storage import reading
 
 
 def drained(queue: Queue) -> list[bytes]:
@@ -97,3 +99,53 @@ def test_an_urgent_newcomer_is_seen_though_a_listing_is_at_hand(tmp_path: Path) 
 def _after_a_moment(look: Callable[[], bool]) -> bool:
     threading.Event().wait(0.03)
     return look()
+
+
+# -- by an expression ----------------------------------------------------------------------------------------
+
+
+def test_the_value_of_an_expression_is_the_priority(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, priority="/price * /quantity")
+    bodies = ['{"price": 2, "quantity": 3}', "no json", '{"price": 5, "quantity": 4}', '{"price": -1, "quantity": 9}']
+    for body in bodies:
+        queue.send(body)
+    wanted = [bodies[2], bodies[0], bodies[1], bodies[3]]
+    assert [message.text for message in queue.browse()] == wanted
+    assert [take(queue).text for _ in bodies] == wanted
+
+
+def test_an_expression_replaces_the_priority_in_the_name(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, priority="rank")
+    queue.send(b"low", priority=9, properties={"rank": 1})
+    queue.send(b"high", priority=0, properties={"rank": 2})
+    assert [take(queue).body, take(queue).body] == [b"high", b"low"]
+
+
+def test_each_body_is_read_once_for_its_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make_queue(tmp_path, priority="/n")
+    for number in range(5):
+        queue.send(f'{{"n": {number}}}')
+    read: list[str] = []
+    read_body = reading.read_body
+
+    def noted(path: str, limit: int | None = None) -> bytes:
+        read.append(path)
+        return read_body(path, limit)
+
+    monkeypatch.setattr(reading, "read_body", noted)
+    with queue.subscribe(max_backlog=None) as subscription:
+        for _ in range(5):
+            subscription._attend_at = subscription._offers._target.fresh_until = 0.0
+            assert subscription.receive() is not None
+    assert len(read) == 5
+
+
+def test_the_filter_of_a_queue_leaves_what_does_not_match_untouched(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, filter="/total > 10")
+    queue.send('{"total": 5}')
+    queue.send('{"total": 50}')
+    assert take(queue).text == '{"total": 50}'
+    assert queue.receive() is None
+    assert where(queue)["target"] == [b'{"total": 5}']
+    with queue.subscribe(filter="JMSPriority > 4") as subscription:
+        assert subscription.receive() is None

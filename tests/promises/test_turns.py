@@ -1,14 +1,19 @@
-"""Whose turn a message is, call by call: what each subscription is given while others wait, and what they note."""
+"""Whose turn a message is, call by call and among processes, some of which are slow, hang or die."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-from helpers import base, make_queue, reopened, where
+from actors import Actor, said, start
+from helpers import base, make_queue, names_in, private, reopened, take, until, where
 
-from dropq import Queue
+from dropq import Message, Queue
 from dropq.lifecycle.timing import Timing
 from dropq.storage.files import Storage
 
@@ -151,3 +156,186 @@ def test_who_loses_its_standing_while_it_takes_has_one_again(tmp_path: Path, mon
         assert one.receive() is not None
         assert len(found) == 1
         assert os.listdir(turns) == [f"{one.id},1,1,busy"]
+
+
+# -- among consumers -----------------------------------------------------------------------------------------
+
+
+#: A message is left to whose turn it is, who has all the time to come for it.
+LEFT = Timing(turn_patience=3600, turns_wait=3600)
+
+
+#: Nanoseconds that a busy machine may take between an ask and its being seen.
+NEAR = 10_000_000
+
+
+class Grant(NamedTuple):
+    """A message that was given: to whom, when it was asked for and given, what its taker held, and might hold."""
+
+    consumer: int
+    asked: int
+    given: int
+    held: int
+    allowed: int
+
+
+def granted(notes: Path) -> list[Grant]:
+    found = []
+    for number, path in enumerate(sorted((notes / "out").glob("turns.*"))):
+        found += [Grant(number, *map(int, line.split())) for line in path.read_text().splitlines()]
+    return sorted(found, key=lambda grant: grant.given)
+
+
+def due(grants: list[Grant], standing: Callable[[Grant], float]) -> Counter[int]:
+    """How many each consumer was due: of all that waited, who stands best, and then who was longest without a turn.
+
+    Who asked within the milliseconds before a message was given came, as far as can be told from outside, after it.
+    """
+    found: Counter[int] = Counter()
+    turn: Counter[int] = Counter()
+    for number, grant in enumerate(grants, 1):
+        waited = [other for other in grants if other.asked + NEAR <= grant.given <= other.given] or [grant]
+        found[min(waited, key=lambda one: (standing(one), turn[one.consumer])).consumer] += 1
+        turn[grant.consumer] = number
+    return found
+
+
+def played(tmp_path: Path, stage: list[Actor], count: int, *players: tuple[int, int]) -> list[Grant]:
+    """Let consumers, each with what it may hold and ms of handling, take so many messages."""
+    actors = [start("turns", tmp_path / "root", tmp_path / "notes", *player) for player in players]
+    stage += actors
+    for actor in actors:
+        assert said(actor) == "ready"
+    for actor in actors:
+        assert actor.stdin is not None
+        actor.stdin.write(b"\n")
+        actor.stdin.flush()
+    for actor in actors:
+        actor.wait(120)
+    grants = granted(tmp_path / "notes")
+    assert len(grants) == count
+    return grants
+
+
+@pytest.mark.parametrize("handling", [(10, 10, 10), (10, 10, 40)], ids=["equal", "one is slow"])
+def test_round_robin_gives_equal_turns_to_those_that_wait(
+    tmp_path: Path, stage: list[Actor], handling: tuple[int, ...]
+) -> None:
+    queue = make_queue(tmp_path / "root", fairness_model="round-robin")
+    queue.send_many([str(number) for number in range(1000)])
+    grants = played(tmp_path, stage, 1000, *((1, ms) for ms in handling))
+    was_due, got = due(grants, lambda grant: 0), Counter(grant.consumer for grant in grants)
+    assert {one: got[one] for one in got} == {one: pytest.approx(was_due[one], rel=0.1) for one in got}
+
+
+def test_proportional_gives_to_whoever_holds_the_least_part_of_what_it_may(tmp_path: Path, stage: list[Actor]) -> None:
+    queue = make_queue(tmp_path / "root", fairness_model="proportional")
+    queue.send_many([str(number) for number in range(1000)])
+    grants = played(tmp_path, stage, 1000, (2, 10), (4, 10), (4, 40))
+    was_due, got = due(grants, lambda grant: grant.held / grant.allowed), Counter(grant.consumer for grant in grants)
+    assert dict(got) == {one: pytest.approx(was_due[one], rel=0.1) for one in got}
+
+
+def test_of_messages_that_come_one_by_one_each_keeps_its_proportion(tmp_path: Path, stage: list[Actor]) -> None:
+    queue = make_queue(tmp_path / "root", fairness_model="proportional")
+    players = [start("turns", tmp_path / "root", tmp_path / "notes", allowed, 0) for allowed in (100, 300)]
+    stage += players
+    for player in players:
+        assert said(player) == "ready"
+        assert player.stdin is not None
+        player.stdin.write(b"\n")
+        player.stdin.flush()
+    for _ in range(200):
+        until(lambda: sum("waits" in name for name in private(queue, "turns")) == 2, "both to wait")
+        queue.send(b"next")
+        until(lambda: not names_in(queue, "target"), "the message to be taken")
+    for player in players:
+        player.wait(60)
+    got = Counter(grant.allowed for grant in granted(tmp_path / "notes"))
+    assert dict(got) == {100: pytest.approx(50, rel=0.1), 300: pytest.approx(150, rel=0.1)}
+
+
+def test_who_asks_again_and_again_leaves_a_message_to_whoever_waits_longer(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with queue.subscribe(max_backlog=None) as first, reopened(queue).subscribe(max_backlog=None) as second:
+        assert first.receive() is None
+        assert second.receive() is None
+        queue.send_many([b"a", b"b", b"c", b"d"])
+        taken: list[tuple[str, bytes]] = []
+        other = threading.Thread(target=lambda: taken.extend(("second", m.body) for m in _each(second, 2)))
+        other.start()
+        taken.extend(("first", message.body) for message in _each(first, 2))
+        other.join()
+    assert Counter(who for who, _ in taken) == {"first": 2, "second": 2}
+
+
+def _each(subscription: Any, count: int) -> Iterator[Message]:
+    for _ in range(count):
+        message = subscription.receive(10)
+        assert message is not None
+        yield message
+
+
+def test_who_waits_and_does_not_come_is_passed_over(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with reopened(queue).subscribe() as absent, queue.subscribe(max_backlog=None) as present:
+        assert absent.receive() is None
+        queue.send_many([b"a", b"b"])
+        assert present.receive() is not None
+        assert present.receive() is not None
+        assert "busy" in "".join(name for name in private(queue, "turns") if name.startswith(absent.id))
+
+
+def test_who_waits_and_dies_is_not_waited_for(tmp_path: Path, stage: list[Actor]) -> None:
+    queue = make_queue(tmp_path / "root", timing=LEFT, fairness_model="round-robin")
+    waiter = start("limited", tmp_path / "root", tmp_path / "notes", 1)
+    stage.append(waiter)
+    until(lambda: any("waits" in name for name in private(queue, "turns")), "the other to wait")
+    waiter.kill()
+    waiter.wait(10)
+    queue.send_many([b"a", b"b"])
+    assert [take(queue).body, take(queue).body] == [b"a", b"b"]  # by the second at the latest it is the dead one's turn
+    assert len([name for name in private(queue, "turns") if name[0] != "."]) == 1
+    queue.sweep()
+    assert len(private(queue, "turns")) == 1
+
+
+def test_a_message_that_the_next_in_turn_does_not_want_is_not_left_to_it(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, timing=LEFT, fairness_model="round-robin")
+    with reopened(queue).subscribe(filter="JMSPriority > 4") as picky, queue.subscribe(max_backlog=None) as other:
+        assert picky.receive() is None
+        queue.send(b"plain")
+        assert other.receive() is not None
+        queue.send(b"urgent", priority=9)
+        with reopened(queue, Timing(turn_patience=0)).subscribe() as hasty:
+            assert hasty.receive() is not None
+
+
+def test_standings_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with queue.subscribe() as living:
+        assert living.receive() is None
+        (base(queue) / ".dropq" / "turns" / "gone-0123456789,1,7,waits").touch()
+        queue.sweep()
+        assert [name.partition(",")[0] for name in private(queue, "turns")] == [living.id]
+    assert private(queue, "turns") == []
+
+
+def test_a_standing_that_cannot_be_read_keeps_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with reopened(queue).subscribe() as living:
+        assert living.receive() is None
+        (name,) = private(queue, "turns")
+        os.unlink(base(queue) / ".dropq" / "turns" / name)
+        (base(queue) / ".dropq" / "turns" / name).mkdir()
+        queue.send_many([b"a", b"b"])
+        assert [take(queue).body, take(queue).body] == [b"a", b"b"]
+    assert "whose turn it is cannot be told" in caplog.text
+
+
+def test_turns_are_kept_of_a_filter_that_utf_8_cannot_carry(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, fairness_model="round-robin")
+    with queue.subscribe(filter="JMSType <> '\ud800' OR JMSType IS NULL") as odd, reopened(queue).subscribe() as other:
+        assert [odd.receive(), other.receive()] == [None, None]
+        queue.send_many([b"a", b"b"])
+        assert [message and message.body for message in (odd.receive(5), other.receive(5))] == [b"a", b"b"]
