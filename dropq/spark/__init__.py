@@ -1,4 +1,4 @@
-"""Spark in front of dropq: importing this package neither imports pyspark nor starts a Java."""
+"""The Spark front of dropq: importing this package neither imports pyspark nor starts a Java."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dropq.spark.session import Java, find_java, require_pyspark, session
 
 __all__ = ["Java", "claim", "find_java", "register", "session"]
 
-#: Names that need pyspark already to be defined, and the modules that define them.
+#: Names that are imported on first use, as their modules import pyspark.
 _LAZY = {"register": "dropq.spark.datasource", "claim": "dropq.spark.claim_batch"}
 
 

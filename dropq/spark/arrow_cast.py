@@ -1,7 +1,7 @@
-"""The columns of a body, as Arrow has them, in the schema that is wanted.
+"""Casts the Arrow columns of a body to the wanted schema.
 
-Invariant: a type takes only what it has room for, and only what Spark has as well: no null where there must not be
-any, no key of a map twice. Anything else refuses the body. Formats are the business of parsing.py.
+Invariant: a cast loses nothing, and its result is valid in Spark: no null in a column that is not nullable, no repeated
+key in a map. Otherwise the body is refused. decoders.py knows the formats.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import pyarrow.compute as compute  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import types
 
-#: Rows that a batch has at most.
+#: The most rows of a batch.
 ROWS = 4096
 
 
 class BadBody(ValueError):
-    """Raised when a body cannot be read as the rows that are wanted: it says what is wrong, and where."""
+    """Raised when a body cannot be read with the wanted schema; the text says what is wrong, and where."""
 
 
 def shortened(text: str) -> str:
-    """Return a text for an error, cut off where it gets long."""
+    """Return a text for an error, cut off after 60 characters."""
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
@@ -44,31 +44,31 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
     """Return the wanted columns that a body has.
 
     Raises:
-        BadBody: one of them is there twice, or there are columns and none of them is wanted.
+        BadBody: the body has a wanted column twice, or it has columns, but no wanted one.
     """
-    found = [name for name in schema.names if name in names]
-    for name in found:
+    columns = [name for name in schema.names if name in names]
+    for name in columns:
         if names.count(name) > 1:
             raise BadBody(f"column {name} is there twice")
-    if names and schema.names and not found:
+    if names and schema.names and not columns:
         raise BadBody(f"none of the wanted columns is there: the body has {shortened(json.dumps(names)[1:-1])}")
-    return found
+    return columns
 
 
 def fitting(body: pa.Schema, schema: pa.Schema) -> list[str]:
-    """Return the wanted columns that a body has, whose types are the wanted ones or fit into them.
+    """Return the wanted columns that a body has, after checking that their types fit into the wanted types.
 
     Raises:
-        BadBody: one does not fit, or as for `present`.
+        BadBody: a type does not fit, or as for `present`.
     """
-    found = present(body.names, schema)
-    for name in found:
+    columns = present(body.names, schema)
+    for name in columns:
         _check(body.field(name).type, schema.field(name).type, f"column {name}")
-    return found
+    return columns
 
 
 class _Int96(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
-    """A timestamp of Parquet that is an instant or a local time, as whoever reads it says: Spark writes instants."""
+    """A timestamp of Parquet that may be an instant or a local time; the file does not say which."""
 
     def __init__(self) -> None:
         super().__init__(pa.timestamp("us"), "dropq.int96")
@@ -83,15 +83,15 @@ class _Int96(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
 _INT96 = _Int96()
 
 
-def told_int96(body: pq.ParquetFile) -> pa.Schema:
-    """Return the schema of a Parquet file for `fitting`: with INT96 told from other timestamps."""
+def with_int96(body: pq.ParquetFile) -> pa.Schema:
+    """Return the schema of a Parquet file for `fitting`, in which INT96 has a type of its own."""
     physical = [body.schema.column(index).physical_type for index in range(len(body.schema))]
     if "INT96" not in physical:
         return body.schema_arrow
     leaves = iter(physical)
 
-    def tell(kind: pa.DataType) -> pa.DataType:
-        inner = [field.with_type(tell(field.type)) for field in map(kind.field, range(kind.num_fields))]
+    def marked(kind: pa.DataType) -> pa.DataType:
+        inner = [field.with_type(marked(field.type)) for field in map(kind.field, range(kind.num_fields))]
         if types.is_struct(kind):
             return pa.struct(inner)
         if types.is_map(kind):
@@ -100,18 +100,18 @@ def told_int96(body: pq.ParquetFile) -> pa.Schema:
             return pa.list_(*inner)
         return _INT96 if next(leaves, "") == "INT96" else kind
 
-    return pa.schema([field.with_type(tell(field.type)) for field in body.schema_arrow])
+    return pa.schema([field.with_type(marked(field.type)) for field in body.schema_arrow])
 
 
 def _check(have: pa.DataType, want: pa.DataType, where: str) -> None:
     have = have.value_type if types.is_dictionary(have) else have
     if types.is_struct(have) and types.is_struct(want):
         for field in want:
-            found, inside = have.get_all_field_indices(field.name), f"{where}.{field.name}"
-            if len(found) > 1:
+            indices, inside = have.get_all_field_indices(field.name), f"{where}.{field.name}"
+            if len(indices) > 1:
                 raise BadBody(f"{inside} is there twice")
-            if found:
-                _check(have.field(found[0]).type, field.type, inside)
+            if indices:
+                _check(have.field(indices[0]).type, field.type, inside)
     elif types.is_map(have) and types.is_map(want):
         _check(have.key_type, want.key_type, f"the key of {where}")
         _check(have.item_type, want.item_type, f"{where}{{}}")
@@ -122,7 +122,7 @@ def _check(have: pa.DataType, want: pa.DataType, where: str) -> None:
 
 
 def _holds(want: pa.DataType, have: pa.DataType) -> bool:
-    """Tell whether a type has room for every value of another; for times of nanoseconds, the cast tells."""
+    """Return whether one type can hold every value of another; for nanoseconds, the cast checks each value."""
     if types.is_integer(have) and types.is_integer(want):
         return bool(have.bit_width < want.bit_width + types.is_signed_integer(have))
     if types.is_integer(have) and types.is_floating(want):
@@ -147,9 +147,9 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch
 
     Raises:
         BadBody: a value does not fit.
-        pa.ArrowException: the batch is garbled.
+        pa.ArrowException: the batch is damaged.
     """
-    batch.validate(full=True)  # garbled offsets would be followed to wherever they point
+    batch.validate(full=True)  # damaged offsets could point anywhere in memory
     for start in range(0, batch.num_rows, ROWS):
         part = batch.slice(start, ROWS)
         yield pa.RecordBatch.from_arrays([_column(part, field) for field in schema], schema=schema)
@@ -159,7 +159,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     where = f"column {field.name}"
     column = batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows)
     try:
-        # Arrow's cast of a type to itself fails where a struct is null whose fields must not be.
+        # Arrow's cast of a type to itself fails for a null struct with fields that are not nullable.
         column = column if column.type.equals(field.type) else column.cast(field.type)
     except pa.ArrowException as error:
         raise BadBody(f"{where} is not {field.type}: {error}") from error
@@ -168,7 +168,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 
 def _refuse(array: pa.Array, field: pa.Field, where: str) -> None:
-    """Refuse nulls where there must not be any, which Spark would take for zeros, and maps that Spark never makes."""
+    """Refuse nulls in columns that are not nullable, which Spark would read as zeros, and maps with repeated keys."""
     if array.null_count and not field.nullable:
         raise BadBody(f"{where} is null, and must not be")
     parts: list[tuple[pa.Array, pa.Field, str]] = []
@@ -187,14 +187,14 @@ def _refuse(array: pa.Array, field: pa.Field, where: str) -> None:
 
 
 def _members(structs: pa.StructArray) -> list[pa.Array]:
-    """Return the fields of those structs that are not null."""
+    """Return the field arrays of the structs that are not null."""
     members: list[pa.Array] = structs.drop_null().flatten()
     return members
 
 
 def _repeats(keys: pa.Array, maps: pa.Array) -> bool:
-    """Tell whether any of the maps that keys belong to has one of them twice."""
-    if types.is_nested(keys.type):  # which Arrow does not group by
+    """Return whether any map has a key twice; `maps` has the number of the map for each key."""
+    if types.is_nested(keys.type):  # Arrow cannot group by nested types
         return len(set(zip(maps.to_pylist(), keys, strict=True))) < len(keys)
     distinct = pa.table([maps, keys], ["map", "key"]).group_by(["map", "key"], use_threads=False).aggregate([])
     return bool(distinct.num_rows < len(keys))

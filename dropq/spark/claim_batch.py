@@ -1,4 +1,4 @@
-"""A claiming batch: a data frame of messages that are nobody else's until they are acknowledged together."""
+"""A claiming batch: a data frame of claimed messages, which are acknowledged together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dropq.errors import DropqError, LeaseLost
 from dropq.format.layout import WITH_REASON
 from dropq.queue.lease_renewer import LeaseRenewer, renew_held
 from dropq.queue.message import Duration, Message, ack_all
-from dropq.spark.options import CLAIM_OPTIONS, ReadOptions, known
+from dropq.spark.options import CLAIM_OPTIONS, ReadOptions, by_name
 from dropq.staging.stream_journal import check_semantics
 
 if TYPE_CHECKING:
@@ -32,78 +32,78 @@ def claim(
     schema: StructType | str | None = None,
     **options: Any,
 ) -> Iterator[DataFrame]:
-    """Claim up to n messages as a data frame: acknowledged when the block ends, returned when it raises.
+    """Claim up to n messages as a data frame; acknowledge them when the block ends, return them if it raises.
 
-    What was claimed is fixed: a stage that is computed again reads the same messages, and none that is lost meanwhile
-    goes unnoticed. They are held by this process; when it dies, they return to the queue. A queue's leases are renewed
-    while the block runs.
+    The set of messages is fixed: a stage that Spark computes again reads the same messages, and fails if one is lost.
+    This process holds them; when it dies, they return to the queue. If the queue has leases, they are renewed while the
+    block runs.
 
     Args:
         spark: the session.
-        queue: the queue; its root lies under the same path on every executor.
+        queue: the queue; its root must have the same path on every executor.
         n: the most messages.
-        timeout: how long to wait for the first one: 0 looks once, None waits for ever.
-        filter: which messages.
+        timeout: how long to wait for the first message: 0 looks once, None waits for ever.
+        filter: claim only messages that match.
         schema: the columns of the data frame, as for a read; None takes all columns of a message.
-        options: further options of a read, such as bodyFormat or numPartitions.
+        options: further options of a read: bodyFormat, numPartitions.
 
     Raises:
-        LeaseLost: some of what was claimed is not held any more; the rest was acknowledged.
+        LeaseLost: some messages were not held any more at the end of the block; the rest was acknowledged.
     """
     from dropq.spark.datasource import register
 
     check_semantics(queue.context)
-    known(options, CLAIM_OPTIONS, "claim()")
-    _options(queue, "claim:0", options)  # a mistake in them costs no delivery
+    by_name(options, CLAIM_OPTIONS, "claim()")
+    _options(queue, "claim:0", options)  # check them before anything is claimed
     register(spark)
     with queue.subscribe(client_id="spark", max_backlog=None, filter=filter) as subscription:
         most = n if subscription.max_backlog is None else min(n, subscription.max_backlog)
         messages = subscription.receive_many(most, timeout)
         with _renewed(messages, subscription.lease):
-            given = _options(queue, f"{subscription.id}:{len(messages)}", options)
-            reader = spark.read.format("dropq").options(**given)
+            read_options = _options(queue, f"{subscription.id}:{len(messages)}", options)
+            reader = spark.read.format("dropq").options(**read_options)
             try:
                 yield (reader if schema is None else reader.schema(schema)).load()
             except BaseException:
                 _release(messages)
                 raise
         ack_all(message for message in messages if message.held)
-        missed = [message for message in messages if message.state == "processing"]
-        settled = _set_aside(queue, missed)
-        lost = [message for message in missed if message.owner not in settled]
+        unsettled = [message for message in messages if message.state == "processing"]
+        settled = _settled_owners(queue, unsettled)
+        lost = [message for message in unsettled if message.owner not in settled]
     if lost:
         raise LeaseLost(
             f"{len(lost)} of {len(messages)} messages of queue {queue.name}, the first {lost[0].id}, were not held any "
-            "more when they were to be acknowledged: they may be worked on twice. The others are acknowledged"
+            "more at the end of the block: they may be handled twice. The others are acknowledged"
         )
 
 
 def _release(messages: list[Message]) -> None:
-    """Give back messages that were worked on in vain: their deliveries count, or a bad one would come for ever."""
+    """Give messages back after an error; the delivery counts, or a bad message would come back for ever."""
     for message in messages:
-        with suppress(DropqError):  # what stays held is returned as the subscription closes
+        with suppress(DropqError):  # a message that stays held is returned when the subscription closes
             if message.held:
                 message.release()
 
 
-def _set_aside(queue: Queue, messages: list[Message]) -> set[str | None]:
-    """Return the owners of those messages that were rejected or expired by their receipts, in another process."""
+def _settled_owners(queue: Queue, messages: list[Message]) -> set[str | None]:
+    """Return the owners of those messages that another process rejected or expired by their receipts."""
     ids = {message.id for message in messages}
-    found = (one.reason for state in WITH_REASON if ids for one in queue.browse(state) if one.id in ids)
-    return {str(reason.get("owner")) for reason in found if reason is not None}
+    views = (view for state in WITH_REASON if ids for view in queue.browse(state) if view.id in ids)
+    return {str(reason.get("owner")) for view in views if (reason := view.reason) is not None}
 
 
 def _options(queue: Queue, claimed: str, options: dict[str, Any]) -> dict[str, str]:
-    """Return the options of the read of what is claimed, which are good."""
+    """Return the options of the read of claimed messages, after checking them."""
     place = {"root": os.fspath(queue.root.path), "queue": queue.name, "claimed": claimed}
-    given = {key: str(value) for key, value in options.items()} | place
-    ReadOptions.parse(given)
-    return given
+    read_options = {key: str(value) for key, value in options.items()} | place
+    ReadOptions.parse(read_options)
+    return read_options
 
 
 @contextmanager
 def _renewed(messages: list[Message], lease: float | None) -> Iterator[None]:
-    """Renew the leases of messages, where they have any, until the block ends."""
+    """Renew the leases of messages, if they have leases, until the block ends."""
     if not lease:
         yield
         return

@@ -1,6 +1,6 @@
-"""The columns of a message that is read: their types, and how the names and bodies of files become Arrow batches.
+"""The columns of a message: their types, and how the names and bodies of files become Arrow batches.
 
-Nothing but the name is looked at for any column but `length` and `value`; only `value` opens a file.
+Only `length` and `value` need more than the file's name, and only `value` opens the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from dropq.errors import ConfigError
 from dropq.format import names
 from dropq.format.escapes import LARGEST
-from dropq.format.names import Name
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.queue.message import LAST_MS
 
@@ -38,18 +37,15 @@ COLUMNS: dict[str, t.DataType] = {
     "length": t.LongType(),
     "value": t.BinaryType(),
 }
-#: The columns that need the file itself; where it moved on since the listing they are null.
-OF_THE_FILE = frozenset({"length", "value"})
-
 
 SCHEMA = t.StructType([t.StructField(name, kind) for name, kind in COLUMNS.items()])
 
 
 def check_columns(schema: t.StructType) -> None:
-    """Refuse a schema that messages do not have, all of what is wrong in one error.
+    """Refuse a schema that messages do not have.
 
     Raises:
-        ConfigError: with the name of each such column and what is wrong with it.
+        ConfigError: the schema has wrong columns; the error names each and says what is wrong.
     """
     named = schema.fieldNames()
     problems = [] if named else [f"it names no column of {', '.join(COLUMNS)}"]
@@ -59,7 +55,7 @@ def check_columns(schema: t.StructType) -> None:
         if not field.nullable:
             problems.append(f"column {field.name} is declared NOT NULL, and may have nulls")
         if kind is None:
-            problems.append(f"column {field.name} is none of {', '.join(COLUMNS)}")
+            problems.append(f"column {field.name} is not one of {', '.join(COLUMNS)}")
         elif field.dataType.simpleString() != kind.simpleString():
             problems.append(f"column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}")
     if problems:
@@ -67,16 +63,16 @@ def check_columns(schema: t.StructType) -> None:
 
 
 def arrow_schema(schema: t.StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark wants batches of a schema in."""
+    """Return the Arrow schema in which Spark wants the batches of a schema."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 class Columns:
-    """Makes batches of the wanted columns.
+    """Makes batches with the wanted columns.
 
     Args:
         schema: the wanted columns, in Arrow's types.
-        sidecars: what reads names.
+        sidecars: parses names, and reads their sidecars.
     """
 
     def __init__(self, schema: pa.Schema, sidecars: Sidecars) -> None:
@@ -92,14 +88,15 @@ class Columns:
         lengths: Sequence[int | None] | None,
         values: Sequence[bytes | None] | None,
     ) -> pa.RecordBatch:
-        """Return the messages that files of a folder are.
+        """Return the rows of some files of a folder.
 
         Args:
-            state: their state.
-            folder: where they lie.
-            files: their names.
-            arrivals: when they came, in ms, by name, for those that do not tell.
-            lengths, values: those of their bodies, None for one that moved on; None where they are not asked for.
+            state: the state of the messages.
+            folder: the folder.
+            files: the names of the files.
+            arrivals: when files came, in ms, by name, for names without a time.
+            lengths: the lengths of the bodies, None for a file that has moved; None if no column needs them.
+            values: the bodies, None for a file that has moved; None if no column needs them.
         """
         columns = _plain_columns(files) if all(map(names.is_plain, files)) else self._parsed(files, arrivals)
         columns |= {
@@ -116,9 +113,9 @@ class Columns:
         return {name: lambda name=name: [row[name] for row in rows] for name in rows[0]}  # type: ignore[misc]
 
     def row(self, file: str, arrival: int) -> dict[str, Any]:
-        """Return what a file's name tells, by column; times in microseconds."""
-        named = self._sidecars.file(file)
-        name = self._sidecars.read(named)
+        """Return what a file's name says, by column; times in microseconds."""
+        message_file = self._sidecars.file(file)
+        name = self._sidecars.read(message_file)
         return {
             "id": _readable(name.id),
             "priority": name.priority,
@@ -128,19 +125,19 @@ class Columns:
             "correlation_id": name.correlation_id,
             "reply_to": name.reply_to,
             "type": name.type,
-            "properties": _properties(name),
-            "delivery_count": min(named.delivery_count, LARGEST),
+            "properties": [(key, typed.text) for key, typed in name.properties.items()],
+            "delivery_count": min(message_file.delivery_count, LARGEST),
         }
 
 
 class _Repeated(NamedTuple):
-    """A column that has one value in all rows."""
+    """A column with the same value in all rows."""
 
     value: object
 
 
 def _plain_columns(files: Sequence[str]) -> dict[str, Callable[[], Any]]:
-    """Take apart names that have nothing but a priority, a generated id and a class, in Arrow's own loops."""
+    """Split plain names in Arrow's own loops."""
     parts = compute.extract_regex(pa.array(files, pa.string()), names.PLAIN_PARTS)
     priority, ids, classes = (parts.field(number) for number in range(3))
     sent = compute.utf8_slice_codeunits(ids, 0, 13)
@@ -165,10 +162,6 @@ def _microseconds(ms: int) -> int | None:
     return min(ms, LAST_MS) * 1000 if ms else None
 
 
-def _properties(name: Name) -> list[tuple[str, str]]:
-    return [(key, typed.text) for key, typed in name.properties.items()]
-
-
 def _readable(text: str) -> str:
-    """Return text that Spark can hold: bytes of a name that are no UTF-8 become U+FFFD."""
+    """Return text that Spark can hold: bytes of a name that are not UTF-8 become U+FFFD."""
     return text if text.isascii() else os.fsencode(text).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The data source `dropq` of PySpark: queues as a format to read and to write, in batches and in streams."""
+"""The data source `dropq` of PySpark: queues as a format for reads and writes, in batches and streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session use the format `dropq`, also where it cannot be found by itself; safe to repeat."""
+    """Let a session use the format `dropq`, even if Spark does not find it by itself; repeating this is harmless."""
     spark.dataSource.register(DropqDataSource)
 
 
@@ -34,11 +34,11 @@ class DropqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what the format is called."""
+        """Return the name of the format."""
         return "dropq"
 
     def schema(self) -> StructType:
-        """Return the columns of a read without a schema: those of a message, or a line of text."""
+        """Return the columns of a read without a schema: those of a message, or one for a line of text."""
         body_format = next((value for key, value in self.options.items() if key.lower() == "bodyformat"), None)
         if body_format is None:
             return SCHEMA
@@ -46,10 +46,10 @@ class DropqDataSource(DataSource):
             return StructType().add("value", StringType())
         if body_format not in BODY_FORMATS:
             raise ConfigError(f"option bodyFormat = {body_format!r}: one of {', '.join(BODY_FORMATS)} is allowed")
-        raise ConfigError(f"bodyFormat={body_format} needs the columns of the rows: give them by .schema(...)")
+        raise ConfigError(f"bodyFormat={body_format} needs the columns of the rows: name them by .schema(...)")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Read messages as they lie there, and take none; Spark asks for it in the driver.
+        """Return the reader of a batch, which takes no message; Spark calls this in the driver.
 
         Raises:
             ConfigError: an option or a column cannot be used.
@@ -59,7 +59,7 @@ class DropqDataSource(DataSource):
         return QueueReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Take messages in micro-batches, and acknowledge them with the checkpoint.
+        """Return the reader of a stream, which claims messages in micro-batches and acknowledges committed ones.
 
         Raises:
             ConfigError: an option, a column or the queue's configuration cannot be used.
@@ -69,30 +69,30 @@ class DropqDataSource(DataSource):
         return QueueStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Begin a job that sends a data frame; Spark asks for it in the driver, before any task runs.
+        """Begin a job that sends a data frame; Spark calls this in the driver, before any task runs.
 
         Raises:
             ConfigError: an option or a column cannot be used, or the mode is overwrite.
             NoSuchQueue: there is no such queue.
         """
         if overwrite:
-            raise ConfigError("mode overwrite is refused: what waits in a queue is not the writer's; use mode append")
+            raise ConfigError("mode overwrite is refused: it would replace the messages of others; use mode append")
         options = WriteOptions.parse(self.options)
         options.check_columns(schema)
         return QueueWriter.begin(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """Send each epoch of a stream once.
+        """Return the writer of a stream, which sends each epoch once.
 
         Raises:
             ConfigError: an option or a column cannot be used, or the output mode is complete.
             NoSuchQueue: there is no such queue.
         """
         if overwrite:
-            raise ConfigError("outputMode complete is refused: what waits in a queue is not the writer's; use append")
+            raise ConfigError("outputMode complete is refused: it would replace the messages of others; use append")
         options = WriteOptions.parse(self.options, stream=True)
         options.check_columns(schema)
-        options.open().context  # noqa: B018 - opens the queue, or says why it cannot be
+        options.open().context  # noqa: B018 - opens the queue, or raises
         return QueueStreamWriter(options)
 
 

@@ -1,8 +1,8 @@
-"""One body as rows: jsonl, csv, parquet, arrow or text, read as Arrow batches of the schema that is wanted.
+"""Reads a body as rows, in Arrow batches of the wanted schema: jsonl, csv, parquet, arrow or text.
 
-Invariant: what bodies.py wrote comes back as the same values, in batches of exactly the wanted schema. Columns are
-matched by name: what the body lacks is null, what nobody wants is passed over. A value that would have to be bent to
-fit is none: the body is refused. Here are the formats; what fits into which type, fitting.py says.
+Invariant: reading returns the values that encoders.py wrote, in batches of exactly the wanted schema. Columns are
+matched by name: a column that the body lacks is null, and a column that is not wanted is ignored. If a value does not
+fit its type without loss, the body is refused. arrow_cast.py knows which types fit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import types
 
+from dropq.format.escapes import LARGEST
 from dropq.spark.arrow_cast import (
     ROWS,
     BadBody,
@@ -38,27 +39,25 @@ from dropq.spark.arrow_cast import (
     is_text,
     present,
     shortened,
-    told_int96,
+    with_int96,
 )
 
-__all__ = ["PARSERS", "BadBody", "Parser"]
-
-#: Reads the batches of one body, in the wanted schema.
+#: A function that reads the batches of a body, in the wanted schema.
 Parser = Callable[[IO[bytes], pa.Schema], Iterator[pa.RecordBatch]]
 #: Bytes of text that are read at a time; a line may be longer.
 CHUNK = 256 << 10
-#: Bytes that a line, or a row of csv, has at most: neither Spark nor Arrow has longer values.
-LONGEST = (1 << 31) - 1
+#: Bytes of the longest value that Spark or Arrow can hold, and so of a line, or a row of csv.
+LONGEST = LARGEST
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,19}")
-# Python would cut a time off after its microseconds, and Arrow an offset after its seconds.
+# A time finer than microseconds, of which Python would drop digits, or an offset finer than seconds, as Arrow would.
 _FINER = re.compile(r"[.,]\d{6}0*[1-9]|[+-]\d\d:?\d\d:?\d\d[.,]")
-_ARROW_SAYS = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )?(?:Row #(\d+): )?(.*)")
+_ARROW_ERROR = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )?(?:Row #(\d+): )?(.*)")
 
 
 def read_jsonl(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read an object a line; a key that is missing or null is a null, and an empty line is no row."""
+    """Read an object from each line; a missing key is null, and an empty line is skipped."""
     with _refusing("jsonl"):
         decode = _object(list(schema), "the row", "column ")
         for first, lines in _lines(file):
@@ -68,9 +67,9 @@ def read_jsonl(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def read_csv(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read a row a line after the header; nothing is a null, and a quoted nothing is an empty text.
+    """Read a row from each line after the header; an empty field is null, a quoted empty field is an empty text.
 
-    An empty line is the null of a table that has one column, and else is passed over.
+    An empty line is null in a table with one column; otherwise it is skipped.
     """
     for field in schema:
         if not any(known(field.type) for known in _IN_CSV):
@@ -91,10 +90,10 @@ def read_csv(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def read_parquet(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read the wanted columns of a Parquet file, and nothing else of it."""
+    """Read only the wanted columns of a Parquet file."""
     with _refusing("parquet"):
         body = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
-        wanted = fitting(told_int96(body), schema)
+        wanted = fitting(with_int96(body), schema)
         for batch in body.iter_batches(ROWS, columns=wanted, use_threads=False):
             yield from conform(batch, schema)
 
@@ -109,7 +108,7 @@ def read_arrow(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def read_text(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read a row a line into the one column, whatever its name; an empty line is an empty text."""
+    """Read each line into the only column, whatever its name; an empty line is an empty text."""
     if [is_text(kind) for kind in schema.types] != [True]:
         wanted = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise BadBody(f"text is one column of strings, and {wanted} is wanted")
@@ -130,32 +129,32 @@ PARSERS: dict[str, Parser] = {
 
 @contextmanager
 def _refusing(body_format: str, names: Sequence[str] = ()) -> Iterator[None]:
-    """Say what Arrow says against a body as a BadBody; csv's columns have numbers there, and here names."""
+    """Turn Arrow's errors about a body into BadBody, with names in place of csv's column numbers."""
     try:
         yield
     except BadBody:
         raise
-    except (pa.ArrowException, ValueError, OSError, MemoryError) as error:  # garbled lengths ask for any memory
+    except (pa.ArrowException, ValueError, OSError, MemoryError) as error:  # a damaged length may ask for any memory
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's fault, not the body's
-        said = str(error) or type(error).__name__
-        column, row, said = _ARROW_SAYS.match(said).groups()  # type: ignore[union-attr]  # anything matches
+            raise  # the file cannot be read, whatever is in it
+        text = str(error) or type(error).__name__
+        column, row, text = _ARROW_ERROR.match(text).groups()  # type: ignore[union-attr]  # anything matches
         place = [f"row {row} (the header is row 1)"] if row else []
         place += [f"column {names[int(column)]}"] if column else []
-        raise BadBody(f"{', '.join(place) or f'the {body_format} body cannot be read'}: {said:.200}") from error
+        raise BadBody(f"{', '.join(place) or f'the {body_format} body cannot be read'}: {text:.200}") from error
 
 
 # -- lines ---------------------------------------------------------------------------------------------------------
 
 
 def _text_start(file: IO[bytes]) -> int:
-    """Go to where the text of a body begins: after the mark that some put before UTF-8."""
-    marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-    return file.seek(len(codecs.BOM_UTF8) if marked else 0)
+    """Go to the start of the text, after a byte order mark if there is one; return its position."""
+    has_bom = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    return file.seek(len(codecs.BOM_UTF8) if has_bom else 0)
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the lines of a body, without their ends, in parts, each with the number of its first line."""
+    """Yield the lines of a body without their ends, in parts, each with the number of its first line."""
     _text_start(file)
     number = 1
     while data := file.read(CHUNK):
@@ -188,13 +187,13 @@ def _row(line: bytes, number: int, decode: Decoder) -> Any:
         raise BadBody(f"line {number}: {error}") from error
     except json.JSONDecodeError as error:
         raise BadBody(f"line {number} is not JSON: {error.msg} at character {error.pos}") from error
-    except RecursionError as error:  # lists in lists in lists
-        raise BadBody(f"line {number} is JSON beyond all bounds: {error}") from error
+    except RecursionError as error:  # deeply nested lists
+        raise BadBody(f"line {number} is JSON that is nested too deeply: {error}") from error
 
 
-# -- JSON: what it has in Python as the values of each type, the mirror of bodies.py ------------------------------
+# -- JSON: from Python's values to those of each type, the reverse of encoders.py ----------------------------------
 
-#: Reads a value of JSON.
+#: A function that converts a value of JSON.
 Decoder = Callable[[Any], Any]
 
 
@@ -205,7 +204,7 @@ class _Number(str):
 
 
 def _any_integer(digits: str) -> int | _Number:
-    """Read an integer; one of more digits than Python reads may stand where nobody wants it."""
+    """Read an integer; keep its text if it has too many digits for Python, as the column may not be wanted."""
     try:
         return int(digits)
     except ValueError:
@@ -213,20 +212,20 @@ def _any_integer(digits: str) -> int | _Number:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise BadBody(f"{shortened(json.dumps(name))} is there twice in an object")
-    return found
+    return members
 
 
-# json.loads would make a decoder for each line. To be called for each integer costs time: most lines do without.
+# json.loads would make a decoder for each line. A call for each integer takes time, and most lines do not need it.
 _decoder_of_most = json.JSONDecoder(parse_float=_Number, object_pairs_hook=_unique)
 _decoder_of_any = json.JSONDecoder(parse_float=_Number, object_pairs_hook=_unique, parse_int=_any_integer)
 
 
 def _loads(text: str) -> Any:
-    """Read JSON that has no blanks around it."""
+    """Parse JSON without blanks around it."""
     try:
         value, end = _decoder_of_most.raw_decode(text)
     except (BadBody, json.JSONDecodeError):
@@ -242,8 +241,8 @@ def _object(fields: list[pa.Field], where: str, prefix: str) -> Decoder:
     known = [(field.name, _or_null(field, f"{prefix}{field.name}")) for field in fields]
 
     def decode(value: Any) -> Any:
-        found = _only(dict, value, where)
-        return {name: read(found.get(name)) for name, read in known}
+        members = _only(dict, value, where)
+        return {name: read(members.get(name)) for name, read in known}
 
     return decode
 
@@ -258,7 +257,7 @@ def _map(kind: pa.DataType, where: str) -> Decoder:
 
     def decode(value: Any) -> Any:
         pairs = [(key(name), item(part)) for name, part in _only(dict, value, where).items()]
-        if len(dict(pairs)) < len(pairs):  # two texts may be the same time
+        if len(dict(pairs)) < len(pairs):  # as two different texts may be the same time
             raise BadBody(f"{where} has a key twice")
         return pairs
 
@@ -286,7 +285,7 @@ def _or_null(field: pa.Field, where: str) -> Decoder:
 
 
 def _decoder(kind: pa.DataType, where: str) -> Decoder:
-    """Return what reads a value of a type, other than null."""
+    """Return the function that converts a value of a type, other than null."""
     if types.is_struct(kind):
         return _object(list(kind), where, f"{where}.")
     if types.is_map(kind):
@@ -302,7 +301,7 @@ def _decoder(kind: pa.DataType, where: str) -> Decoder:
 def _leaf(kind: pa.DataType, where: str, accepted: tuple[type, ...], convert: Decoder) -> Decoder:
     def decode(value: Any) -> Any:
         try:
-            if type(value) in accepted:  # not isinstance: True is no integer here, and a number no text
+            if type(value) in accepted:  # not isinstance: True must not pass as an int, nor a _Number as a str
                 return convert(value)
         except (ValueError, LookupError, ArithmeticError):
             pass
@@ -334,7 +333,7 @@ def _integer(kind: pa.DataType) -> Decoder:
 
 
 def _floating(kind: pa.DataType) -> Decoder:
-    # A float of 32 bits ends half a step above its largest number: of what lies beyond, Arrow makes an infinity.
+    # Arrow rounds a number to infinity if it is at least half a step above the largest 32-bit float.
     limit = 2.0**128 - 2.0**103 if types.is_float32(kind) else math.inf
 
     def convert(value: Any) -> float:
@@ -365,11 +364,11 @@ def _moment(kind: pa.DataType) -> Decoder:
 
 def _text(value: str) -> str:
     if not value.isascii():
-        value.encode()  # half a pair of surrogates is no text
+        value.encode()  # raises for half of a surrogate pair
     return value
 
 
-#: A type, what JSON's values of it are in Python, and what makes their converter.
+#: A test of a type, the Python types that JSON's values of it have, and a function that returns their converter.
 _LEAVES: tuple[tuple[Callable[[Any], bool], tuple[type, ...], Callable[[Any], Decoder]], ...] = (
     (types.is_boolean, (bool,), lambda kind: bool),
     (types.is_integer, (int,), _integer),
@@ -388,17 +387,17 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind))
 
 
-# -- csv: rows as Arrow tells them apart, and numbers as JSON has them ----------------------------------------------
+# -- csv: rows are split as Arrow splits them, and numbers are read as in JSON -------------------------------------
 
-# A quote opens at the start of a field alone, where another one ends it, if not two: any other is text.
+# Only at the start of a field does a quote open a quoted text; a single quote ends it, a double quote is part of it.
 _ROW = rb'(?>"[^"]*+"|[^",\r\n][^,\r\n]*+|,)*+'
 _FIRST_ROW, _ROWS = re.compile(_ROW), re.compile(rb"(?>%b[\r\n])*+" % _ROW)
-# All up to a quote that is open, which goes from quote to quote, and is faster than to go from field to field.
+# Everything before a quote that is not closed; going from quote to quote is faster than from field to field.
 _CLOSED = re.compile(rb'[^"]*+(?>(?:(?<![^,\r\n])"[^"]*+(?>""[^"]*+)*+"|(?<=[^,\r\n])")[^"]*+)*+')
 
 
 def _header_start(file: IO[bytes]) -> int:
-    """Return where the first line begins that is not empty."""
+    """Return the position of the first line that is not empty."""
     start = _text_start(file)
     while line := file.readline(CHUNK):
         if header := line.lstrip(b"\r\n"):
@@ -408,10 +407,10 @@ def _header_start(file: IO[bytes]) -> int:
 
 
 def _whole_rows(file: IO[bytes], start: int) -> Iterator[bytes]:
-    """Yield csv in blocks that end where a row does."""
+    """Yield csv in blocks that end at the end of a row."""
     file.seek(start)
     data = b""
-    while more := file.read(min(max(CHUNK, len(data)), LONGEST - len(data))):  # twice as much for a long row
+    while more := file.read(min(max(CHUNK, len(data)), LONGEST - len(data))):  # doubles the data for a long row
         data += more
         if end := _rows_end(data):
             yield data[:end]
@@ -425,18 +424,18 @@ def _whole_rows(file: IO[bytes], start: int) -> Iterator[bytes]:
 
 
 def _rows_end(data: bytes) -> int:
-    """Return where the last row ends that is whole."""
+    """Return the end of the last complete row."""
     data = data.removesuffix(b"\r")  # its LF may follow
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     return end if _end(_CLOSED, data[:end]) == end else _end(_ROWS, data)
 
 
 def _end(pattern: re.Pattern[bytes], data: bytes) -> int:
-    return pattern.match(data).end()  # type: ignore[union-attr]  # nothing matches, too
+    return pattern.match(data).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
 
 
 class _Blocks(io.RawIOBase):
-    """A file of which each read gives a block: cut elsewhere, Arrow loses the line feed of a CR LF in quotes."""
+    """A file from which each read returns a block: cut elsewhere, Arrow would lose the LF of a quoted CR LF."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = iter(blocks)
@@ -465,7 +464,7 @@ def _open_csv(blocks: Iterable[bytes], *, skip_empty: bool = False, **columns: A
 
 
 def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordBatch:
-    """Return rows of csv with the numbers for their texts; the first one is row `first` of the body."""
+    """Return rows of csv with texts converted to numbers; the first is row `first` of the body."""
     for index, field in enumerate(schema):
         if _is_number(field.type):
             texts = compute.ascii_trim(batch.column(index), " \t")
@@ -474,12 +473,12 @@ def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.Re
             except pa.ArrowInvalid as error:
                 row, text = _first_misfit(texts, field.type)
                 place = f"row {first + row} (the header is row 1), column {field.name}"
-                raise BadBody(f"{place}: {shortened(json.dumps(text))} is no {field.type}") from error
+                raise BadBody(f"{place}: {shortened(json.dumps(text))} is not {field.type}") from error
     return batch
 
 
 def _numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Read numbers as JSON has them: Arrow alone takes 0xFF for -1, and 1e400 for an infinity."""
+    """Parse numbers as in JSON: Arrow alone would read 0xFF as -1, and 1e400 as infinity."""
     numbers = texts.cast(kind)
     if types.is_integer(kind):
         suspect, plain = compute.starts_with(texts, "0"), "^[0-9]+$"

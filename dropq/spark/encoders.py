@@ -1,6 +1,6 @@
-"""The rows of a partition as one body: jsonl, csv, parquet, arrow or text, written from Arrow batches.
+"""Writes the rows of a partition as one body, from Arrow batches: jsonl, csv, parquet, arrow or text.
 
-Times are instants in every format: timestamps with a time zone are written in UTC, whatever the session's is.
+Timestamps with a time zone are written in UTC, whatever the time zone of the session is.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import pyarrow.compute as compute  # type: ignore[import-untyped]
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-#: Writes the batches of one body, which have the schema, into a file.
+#: A function that writes the batches of a body, which have the schema, into a file.
 Body = Callable[[IO[bytes], pa.Schema, Iterable[pa.RecordBatch]], None]
-#: Bytes of Arrow data that make a row group of Parquet.
+#: Bytes of Arrow data in a row group of Parquet.
 ROW_GROUP = 64 << 20
 
 _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def in_utc(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with its time zones, which are the session's, changed to UTC; the instants are the same."""
+    """Return a schema with UTC in place of the session's time zone; the instants stay the same."""
     return pa.schema([field.with_type(_in_utc(field.type)) for field in schema], metadata=schema.metadata)
 
 
@@ -45,11 +45,11 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def write_csv(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a header and a line for each row; text is quoted, so that an empty one is told from a null."""
-    moments = [field.name for field in schema if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type)]
+    """Write a header and a line for each row; text is quoted, so that an empty text differs from null."""
+    times = [field.name for field in schema if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type)]
     with pa_csv.CSVWriter(file, schema) as body:
         for batch in batches:
-            for name in moments:  # what has no year of four digits, Arrow writes in a way that nobody reads
+            for name in times:  # Arrow would write a year without four digits in a form that nothing reads
                 _as_python(name, compute.min_max(batch.column(name)).as_py)
             body.write_batch(batch)
 
@@ -62,7 +62,7 @@ def write_arrow(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordB
 
 
 def write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write a Parquet file, in row groups of some size rather than one for each of Spark's batches."""
+    """Write a Parquet file, in row groups of ROW_GROUP bytes rather than one for each of Spark's batches."""
     with pq.ParquetWriter(file, schema) as body:
         group: list[pa.RecordBatch] = []
         for batch in batches:
@@ -75,11 +75,11 @@ def write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.Recor
 
 
 def write_text(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write the one column, a line for each row and an empty one for a null, as Spark's text format does."""
+    """Write the only column, a line for each row and an empty line for null, as Spark's text format does."""
     for batch in batches:
         column = batch.column(0).fill_null("").cast(pa.large_string())
         lines = compute.binary_join_element_wise(column, *(pa.scalar(text, pa.large_string()) for text in ("", "\n")))
-        _, offsets, data = lines.buffers()  # a new array: it begins where its memory does
+        _, offsets, data = lines.buffers()  # a new array, so its data begins at the start of the buffer
         end = memoryview(offsets).cast("q")[len(lines)]
         file.write(memoryview(data)[:end])
 
@@ -94,15 +94,15 @@ def write_jsonl(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordB
 
 
 def _as_python(name: str, values: Callable[[], Any]) -> Any:
-    """Return what is in a column, as Python has it.
+    """Return the values of a column as Python values.
 
     Raises:
-        ValueError: a date or a timestamp has a year that Python does not know, and ISO 8601 only by agreement.
+        ValueError: a date or a timestamp has a year outside 1 to 9999, which neither Python nor plain ISO 8601 has.
     """
     try:
         return values()
     except OverflowError as error:
-        raise ValueError(f"column {name}: text formats hold the years 1 to 9999, and a value lies outside") from error
+        raise ValueError(f"column {name}: text formats hold the years 1 to 9999, and a value is outside") from error
 
 
 BODIES: dict[str, Body] = {
@@ -114,11 +114,11 @@ BODIES: dict[str, Body] = {
 }
 
 
-# -- JSON: each type's values as text, so that a decimal keeps every digit ----------------------------------------
+# -- JSON: values of each type as text, so that a decimal keeps every digit ----------------------------------------
 
 
 def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
-    """Return what writes a value of a type, other than null, as JSON."""
+    """Return the function that writes a value of a type, other than null, as JSON."""
     types = pa.types
     if types.is_struct(kind):
         return _object(list(kind))
@@ -140,7 +140,7 @@ def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
     ):
         if known(kind):
             return encode
-    return _text  # a column of nulls has no values; any other type was refused in the driver
+    return _text  # a column of nulls, which has no values; the driver refused any other type
 
 
 def _object(fields: list[pa.Field]) -> Callable[[Any], str]:
@@ -169,7 +169,7 @@ def _float(value: float) -> str:
 
 
 def _shortest(value: float) -> float:
-    """Return the double that is written with the fewest digits of those that are the same as a float of 32 bits."""
+    """Return the double with the fewest digits that rounds to the same 32-bit float."""
     for digits in range(6, 9) if math.isfinite(value) else ():
         short = float(f"{value:.{digits}g}")
         if struct.unpack("f", struct.pack("f", short))[0] == value:

@@ -1,7 +1,6 @@
-"""What may be written and read and how: options and columns, checked in the driver before any task runs.
+"""The options and columns of reads and writes, checked in the driver before any task runs.
 
-Invariant: whatever passes here is written, or read, as it was asked for; an option or a column that would be ignored,
-or that cannot be written, is refused by name.
+Invariant: no option and no column is ignored. What cannot be read or written as the caller asks is refused by name.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ STREAM_READ_OPTIONS = (
     "root", "queue", "filter", "bodyFormat", "numPartitions", "maxMessagesPerTrigger", "leasePeriod", "clientId",
 )  # fmt: skip
 CLAIM_OPTIONS = ("bodyFormat", "numPartitions")
-#: Spark's own options of a stream, which it hands over too.
+#: Spark's own options of a stream, which it passes to the format, too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
-#: Tasks that read messages, where there are enough of them, and how many messages of which only names and short
-#: bodies are read are enough for one.
+#: The most tasks that read messages.
 PARTITIONS = 8
+#: The fewest messages that are worth a task of their own, if their bodies are short.
 TASK_MESSAGES = 1000
-#: Messages that a micro-batch takes at most.
+#: The most messages of a micro-batch.
 MESSAGES_PER_TRIGGER = 10_000
-#: What a message is made of.
+#: What becomes a message; the first is the default.
 MESSAGE_PER = ("row", "partition")
-#: How the rows of a partition are written; the first is the default.
+#: The formats in which the rows of a partition become a body; the first is the default.
 BODY_FORMATS = ("jsonl", "csv", "parquet", "arrow", "text")
 
 _INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
@@ -46,7 +45,7 @@ _TEXT = (t.StringType, t.CharType, t.VarcharType)
 _PERIOD = (*_TEXT, *_INTEGERS, t.FloatType, t.DoubleType)
 _FLAT = (*_PERIOD, t.BooleanType, t.DecimalType, t.DateType, t.TimestampType, t.TimestampNTZType)
 _RICH = (*_FLAT, t.BinaryType, t.NullType)
-#: Column types of a body format besides arrays, maps and structs, which csv and text have not.
+#: The column types of a body format, besides arrays, maps and structs, which csv and text do not have.
 _LEAVES: dict[str, tuple[type[t.DataType], ...]] = {
     "jsonl": _RICH,
     "csv": _FLAT,
@@ -54,7 +53,7 @@ _LEAVES: dict[str, tuple[type[t.DataType], ...]] = {
     "arrow": (*_RICH, t.TimeType, t.DayTimeIntervalType),
     "text": _TEXT,
 }
-#: Columns of a row that is a message: their types, and how an error says them.
+#: The columns of a row that becomes a message: their types, and what errors say is allowed.
 _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str]] = {
     "value": ((*_TEXT, t.BinaryType), "string or binary"),
     "priority": (_INTEGERS, "an integer"),
@@ -69,7 +68,7 @@ _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What every use of the format needs: the root, under a path that all processes see, and the queue."""
+    """The options of every use of the format: the root, by a path that is valid on all executors, and the queue."""
 
     root: str
     queue: str
@@ -85,7 +84,7 @@ class Options:
 
 @dataclass(frozen=True)
 class WriteOptions(Options):
-    """The options of one write, as they were given or by default."""
+    """The options of a write."""
 
     message_per: str
     body_format: str
@@ -94,29 +93,29 @@ class WriteOptions(Options):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> WriteOptions:
-        """Read the options of a write, or of a stream that is written.
+        """Parse the options of a write, or of a stream that is written.
 
         Raises:
-            ConfigError: one is unknown, missing or wrong; it is named, with what is allowed.
+            ConfigError: an option is unknown, missing or wrong; the error names it and says what is allowed.
         """
-        given = known(options, STREAM_WRITE_OPTIONS if stream else WRITE_OPTIONS, "save()", stream=stream)
-        message_per = _choice(given, "messagePer", MESSAGE_PER)
+        values = by_name(options, STREAM_WRITE_OPTIONS if stream else WRITE_OPTIONS, "save()", stream=stream)
+        message_per = _choice(values, "messagePer", MESSAGE_PER)
         for option in ("bodyFormat", "maxRecordsPerMessage"):
-            if message_per == "row" and option.lower() in given:
-                raise ConfigError(f"option {option} says how partitions are written: it needs messagePer=partition")
+            if message_per == "row" and option.lower() in values:
+                raise ConfigError(f"option {option} needs messagePer=partition, as it says how partitions are written")
         return cls(
-            *_place(given),
+            *_place(values),
             message_per=message_per,
-            body_format=_choice(given, "bodyFormat", BODY_FORMATS),
-            max_records=_count(given, "maxRecordsPerMessage"),
-            job_id=_named(given, "jobId"),
+            body_format=_choice(values, "bodyFormat", BODY_FORMATS),
+            max_records=_count(values, "maxRecordsPerMessage"),
+            job_id=_named(values, "jobId"),
         )
 
     def check_columns(self, schema: t.StructType) -> None:
-        """Refuse columns that these options cannot write, all of them in one error.
+        """Refuse columns that these options cannot write.
 
         Raises:
-            ConfigError: with the name of each such column and what is wrong with it.
+            ConfigError: there are wrong columns; the error names each and says what is wrong.
         """
         names = schema.fieldNames()
         problems = [f"column {name} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
@@ -127,10 +126,10 @@ class WriteOptions(Options):
 
 @dataclass(frozen=True)
 class ReadOptions(Options):
-    """The options of one read, or of a stream that is read, as they were given or by default.
+    """The options of a read, or of a stream that is read.
 
-    `claimed` is what a claiming batch holds: its subscription and the number of its messages. `task_messages` is how
-    many messages are worth a task.
+    `claimed` names a claiming batch: its subscription and the number of its messages. `task_messages` is the fewest
+    messages that are worth a task.
     """
 
     states: tuple[str, ...]
@@ -145,76 +144,76 @@ class ReadOptions(Options):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
-        """Read the options of a read, or of a stream that is read.
+        """Parse the options of a read, or of a stream that is read.
 
         Raises:
-            ConfigError: one is unknown, missing or wrong; it is named, with what is allowed.
-            InvalidFilter: the filter cannot be read, or is empty where messages are taken.
+            ConfigError: an option is unknown, missing or wrong; the error names it and says what is allowed.
+            InvalidFilter: the filter cannot be read, or is empty although the stream takes messages.
         """
-        given = known(options, STREAM_READ_OPTIONS if stream else READ_OPTIONS, "load()", stream=stream)
-        if "filter" in given:
-            compile_filter(given["filter"])
+        values = by_name(options, STREAM_READ_OPTIONS if stream else READ_OPTIONS, "load()", stream=stream)
+        if "filter" in values:
+            compile_filter(values["filter"])
             if stream:
-                check_chooses(given["filter"])
-        one_each = "numpartitions" in given or "bodyformat" in given  # who says so knows; and a body may be large
+                check_chooses(values["filter"])
+        any_number = "numpartitions" in values or "bodyformat" in values  # the caller decides; or bodies may be large
         return cls(
-            *_place(given),
-            states=_states(given),
-            filter=given.get("filter"),
-            body_format=_choice(given, "bodyFormat", BODY_FORMATS) if "bodyformat" in given else None,
-            partitions=_count(given, "numPartitions") or PARTITIONS,
-            task_messages=1 if one_each else TASK_MESSAGES,
-            claimed=_claimed(given),
-            limit=_count(given, "maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER,
-            lease=_period(given, "leasePeriod"),
-            client_id=given.get("clientid", "spark"),
+            *_place(values),
+            states=_states(values),
+            filter=values.get("filter"),
+            body_format=_choice(values, "bodyFormat", BODY_FORMATS) if "bodyformat" in values else None,
+            partitions=_count(values, "numPartitions") or PARTITIONS,
+            task_messages=1 if any_number else TASK_MESSAGES,
+            claimed=_claimed(values),
+            limit=_count(values, "maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER,
+            lease=_period(values, "leasePeriod"),
+            client_id=values.get("clientid", "spark"),
         )
 
 
-def known(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, stream: bool = False) -> dict[str, str]:
+def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, stream: bool = False) -> dict[str, str]:
     """Return options by their names in lower case.
 
     Raises:
-        ConfigError: one is unknown; it is named, with what is allowed.
+        ConfigError: an option is unknown; the error names it and says what is allowed.
     """
-    given = {key.lower(): value for key, value in options.items() if not (stream and key.lower() in _SPARKS_OWN)}
+    values = {key.lower(): value for key, value in options.items() if not (stream and key.lower() in _SPARKS_OWN)}
     spelling = {option.lower(): option for option in allowed}
-    for key in given:
+    for key in values:
         if key == "path":
-            raise ConfigError(f"{call} takes no path here: the options root and queue say where the messages are")
+            raise ConfigError(f"{call} takes no path here: give the options root and queue")
         if key not in spelling:
             near = difflib.get_close_matches(key, spelling, n=1)
             hint = f"did you mean {spelling[near[0]]}? " if near else ""
             raise ConfigError(f"option {key} is unknown: {hint}{call} takes {', '.join(allowed)}")
-    return given
+    return values
 
 
-def _place(given: Mapping[str, str]) -> tuple[str, str]:
-    return os.path.abspath(_required(given, "root")), _required(given, "queue")  # executors run in folders of their own
+def _place(values: Mapping[str, str]) -> tuple[str, str]:
+    return os.path.abspath(_required(values, "root")), _required(values, "queue")  # executors work in other folders
 
 
-def _claimed(given: Mapping[str, str]) -> str | None:
-    claimed = given.get("claimed")
+def _claimed(values: Mapping[str, str]) -> str | None:
+    claimed = values.get("claimed")
     if claimed is None:
         return None
     if not re.fullmatch(r"[^:]+:[0-9]+", claimed):
-        raise ConfigError(f"option claimed = {claimed!r}: it is set by dropq.spark.claim, for the batch that it holds")
+        raise ConfigError(f"option claimed = {claimed!r}: only dropq.spark.claim sets this option, for its own batch")
     for option in ("state", "filter"):
-        if option in given:
-            raise ConfigError(f"option {option} has no effect on what dropq.spark.claim holds: leave it out")
+        if option in values:
+            raise ConfigError(f"option {option} has no effect on the batch of dropq.spark.claim: leave it out")
     return claimed
 
 
-def _states(given: Mapping[str, str]) -> tuple[str, ...]:
-    states = tuple(state.strip() for state in given.get("state", "target").split(","))
+def _states(values: Mapping[str, str]) -> tuple[str, ...]:
+    states = tuple(state.strip() for state in values.get("state", "target").split(","))
     for state in states:
         if state not in STATES:
-            raise ConfigError(f"option state = {given['state']!r}: one or more of {', '.join(STATES)}, with commas")
+            raise ConfigError(f"option state = {values['state']!r}: one or more of {', '.join(STATES)}, with commas")
     return tuple(dict.fromkeys(states))
 
 
-def _period(given: Mapping[str, str], option: str) -> float | None:
-    text = given.get(option.lower())
+def _period(values: Mapping[str, str], option: str) -> float | None:
+    text = values.get(option.lower())
     if text is None:
         return None
     try:
@@ -226,28 +225,28 @@ def _period(given: Mapping[str, str], option: str) -> float | None:
     return seconds
 
 
-def _named(given: Mapping[str, str], option: str) -> str | None:
-    value = given.get(option.lower())
+def _named(values: Mapping[str, str], option: str) -> str | None:
+    value = values.get(option.lower())
     if value is not None and not value.strip():
         raise ConfigError(f"option {option} is empty: name the job, or leave the option out")
     return value
 
 
-def _required(given: Mapping[str, str], option: str) -> str:
-    if not (value := given.get(option.lower())):
-        raise ConfigError(f"option {option} is missing: the options root and queue say where the messages are")
+def _required(values: Mapping[str, str], option: str) -> str:
+    if not (value := values.get(option.lower())):
+        raise ConfigError(f"option {option} is missing: give the options root and queue")
     return value
 
 
-def _choice(given: Mapping[str, str], option: str, allowed: tuple[str, ...]) -> str:
-    value = given.get(option.lower(), allowed[0])
+def _choice(values: Mapping[str, str], option: str, allowed: tuple[str, ...]) -> str:
+    value = values.get(option.lower(), allowed[0])
     if value not in allowed:
         raise ConfigError(f"option {option} = {value!r}: {', '.join(allowed[:-1])} or {allowed[-1]} is allowed")
     return value
 
 
-def _count(given: Mapping[str, str], option: str) -> int | None:
-    text = given.get(option.lower())
+def _count(values: Mapping[str, str], option: str) -> int | None:
+    text = values.get(option.lower())
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
@@ -272,7 +271,7 @@ def _row_problems(schema: t.StructType) -> Iterator[str]:
 
 
 def body_problems(schema: t.StructType, body_format: str) -> Iterator[str]:
-    """Yield what is wrong with columns that are to be written to, or read from, bodies of a format."""
+    """Yield a problem for each column that bodies of a format cannot hold."""
     if body_format == "text" and len(schema.fields) != 1:
         yield f"bodyFormat=text has one string column, and there are {len(schema.fields)}"
     for field in schema.fields:
@@ -281,7 +280,7 @@ def body_problems(schema: t.StructType, body_format: str) -> Iterator[str]:
 
 
 def _refused(path: str, kind: t.DataType, body_format: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a column that a format cannot write, with the names of their types."""
+    """Yield the parts of a column that a format cannot hold, with the names of their types."""
     nested = body_format not in ("csv", "text")
     if nested and isinstance(kind, t.StructType) and (kind.fields or body_format != "parquet"):
         for field in kind.fields:

