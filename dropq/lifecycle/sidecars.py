@@ -46,7 +46,7 @@ log = logging.getLogger("dropq")
 COLLECTED_AGE = 86_400_000
 PASSES_APART = 3_600_000
 #: How many warnings about names are remembered, so that each is given once.
-TOLD = 1000
+WARNINGS = 1000
 
 #: What is said of a folder, a link or a fifo: no file of ours comes there by waiting.
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
@@ -83,7 +83,7 @@ class Sidecars:
         self._mark = ""
         self._storage = storage
         self.typed_replies = typed_replies
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def file(self, filename: str, folder: str = "") -> MessageFile:
         """Return a message file whose name is read as this root writes names."""
@@ -98,17 +98,17 @@ class Sidecars:
         problems = file.problems
         name = self.full(file.name, problems)
         if problems:
-            self.tell(file.own_name, problems)
+            self.warn(file.own_name, problems)
         return name
 
-    def tell(self, file: str, problems: list[str]) -> None:
+    def warn(self, file: str, problems: list[str]) -> None:
         """Warn of what is wrong with a name, once a name."""
         for problem in problems:
-            if (file, problem) in self._told:
+            if (file, problem) in self._warned:
                 continue
-            if len(self._told) >= TOLD:
-                self._told.clear()
-            self._told.add((file, problem))
+            if len(self._warned) >= WARNINGS:
+                self._warned.clear()
+            self._warned.add((file, problem))
             log.warning("%r: %s", file, problem)
 
     def fit(self, name: Name) -> str:
@@ -121,7 +121,7 @@ class Sidecars:
         short, content = names.shorten(self.whole(name), token)
         short, left_out = names.squeeze(short)
         if left_out:
-            self.tell(text, [f"left out of the name, which would be too long to be claimed: {', '.join(left_out)}"])
+            self.warn(text, [f"left out of the name, which would be too long to be claimed: {', '.join(left_out)}"])
         with error_context("what does not fit the name was not written, and nothing was moved"):
             self._storage.make_folder(self.folder)
             self.make_known()
@@ -152,7 +152,7 @@ class Sidecars:
         """
         problems: list[str] = []
         restored = self._restored(name, problems)
-        self.tell(name.id, problems)
+        self.warn(name.id, problems)
         return restored
 
     def _restored(self, name: Name, problems: list[str]) -> Name:

@@ -1,7 +1,7 @@
-"""The arrows of a message's life: one method each, one rename each, its metadata in the new name.
+"""The transitions of a message: one method and one rename each, with the metadata in the new name.
 
-No other module decides what a message is called when its state changes. Every method either made its one rename or
-changed nothing that a reader of the state folders could see.
+No other module chooses a message's name when its state changes. A method either makes its one rename, or changes
+nothing in the state folders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("dropq")
 
 #: The largest count that a name can hold.
 LARGEST = 2**31 - 1
-#: What became of a message whose last sync was refused.
+#: What became of a message that was moved, but not synced.
 SETTLED = "the message is settled, but a power cut may undo it and deliver it again"
 
 T = TypeVar("T")
@@ -55,29 +55,22 @@ class Transitions:
     # -- sending: working -> target | delayed --------------------------------------------------------------
 
     def stage(self, file: str, data: bytes | memoryview, *, synced: bool = True) -> None:
-        """Write a body into working/ under the name that it will be sent by; `synced` as for `write_new`."""
+        """Write a body into working/, under the name that the message will have; `synced` as for `write_new`."""
         try:
             self._storage.write_new(f"{self._layout.working}/{file}", data, synced=synced)
         except OSError as error:
             raise self.not_sent(error) from error
 
     def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> None:
-        """Write a body, and send it, as durable as the queue's durability asks.
+        """Write a body and send it; make it as durable as the queue's configuration asks.
 
         Args:
             file: the message's file name.
             data: the body.
             not_before: when it may be delivered, in ms; 0 for at once.
         """
-        staged = f"{self._layout.working}/{file}"
-        try:
-            self._storage.write_new(staged, data)
-        except OSError as error:
-            raise self.not_sent(error) from error
-        try:
-            self._storage.rename(staged, f"{self.sent_to(not_before) if not_before else self._layout.target}/{file}")
-        except OSError as error:
-            raise self._take_back(staged, error) from error
+        self.stage(file, data)
+        self.send(file, not_before=not_before)
         if self._storage.syncs_folders:
             self.sent(not_before=not_before)
 
@@ -87,7 +80,7 @@ class Transitions:
         Args:
             file: its name in working/.
             not_before: when it may be delivered, in ms; 0 for at once.
-            back_to: where it goes when it cannot be sent; None removes it.
+            back_to: where to move it if it cannot be sent; None removes it.
         """
         staged = f"{self._layout.working}/{file}"
         try:
@@ -97,7 +90,7 @@ class Transitions:
 
     def _take_back(self, staged: str, error: OSError, back_to: str | None = None) -> DropqError:
         """Remove a staged file that could not be sent, or move it back; return the error to raise."""
-        with suppress(OSError):  # what cannot be taken away now, fsck finds
+        with suppress(OSError):  # fsck finds the file if it stays
             if back_to is None:
                 self._storage.unlink(staged)
             else:
@@ -105,11 +98,11 @@ class Transitions:
         return self.not_sent(error)
 
     def not_sent(self, error: OSError) -> DropqError:
-        """Return the error for a send that was refused before its rename."""
+        """Return the error for a send that failed before its rename, or at it."""
         return self.context.refused(error, "the message was not sent")
 
     def sent(self, *, not_before: int = 0) -> None:
-        """Make what was sent durable, as far as the queue's durability asks."""
+        """Sync a send, if the queue's durability asks for it."""
         try:
             self._storage.sync(self._sent_folder(not_before), self._layout.working)
         except OSError as error:
@@ -117,7 +110,7 @@ class Transitions:
             raise storage_error(error, fate) from error
 
     def sent_to(self, not_before: int) -> str:
-        """Return the folder that a message is sent to: target/, or delayed/ where it has to wait first."""
+        """Return the folder that a message is sent to: target/, or delayed/ until its delay is over."""
         folder = self._sent_folder(not_before)
         if not_before:
             self._storage.make_folder(folder)
@@ -127,33 +120,33 @@ class Transitions:
         return self._layout.delayed if not_before else self._layout.target
 
     def deliver_delayed(self, file: str) -> bool:
-        """Move a message whose delay is over into target/; False when somebody else did.
+        """Move a message whose delay is over into target/; return False if another process moved it first.
 
-        A mark that makes its name unique stays: a worker that gave it back knows it again by that.
+        A copy mark stays in its name, as a worker that gave the message back recognizes it by the mark.
         """
         name = replace(self._sidecars.parse(file), not_before=0)
-        return self.into_target(f"{self._layout.delayed}/{file}", name, marked=bool(name.copy)) is not None
+        return self.into_target(f"{self._layout.delayed}/{file}", name, unique=bool(name.copy)) is not None
 
     # -- claiming: target -> processing ----------------------------------------------------------------------
 
     def claim(
         self, file: MessageFile, owner: str, deadline: int, *, again: bool = False, state: str = "target"
     ) -> Claim | None:
-        """Take a message that waits; None when somebody else has it.
+        """Claim a waiting message; return None if another consumer was first.
 
         Args:
             file: the message.
             owner: what identifies the claim.
             deadline: when its lease runs out, in ms since 1970; 0 for never.
-            again: its name goes on telling whose lease ran out, since it is the same stream that takes it.
-            state: where it lies: target, or delayed for who settles it before its time.
+            again: keep in its name whose lease ran out: the same stream claims it again.
+            state: where it waits: target, or delayed to settle it before its delay is over.
         """
         number, own_name = (1, file.filename) if file.plain else self.next_delivery(file, again=again)
         layout = self._layout
         folder = layout.target if state == "target" else layout.folder(state)
         claim = Claim(owner, deadline, number, own_name, layout.processing, file.arrival)
         try:
-            # RACE: every consumer of the queue, and any script; whose rename succeeds has the message.
+            # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
             self._storage.rename(f"{folder}/{file.filename}", claim.path)
         except FileNotFoundError as error:
             if not reading.exists(self._layout.processing):
@@ -164,32 +157,32 @@ class Transitions:
         return claim
 
     def next_delivery(self, file: MessageFile, *, again: bool = False) -> tuple[int, str]:
-        """Return the number of the next delivery of a file, and its name without a prefix left by hand."""
+        """Return the number of a file's next delivery, and its name without a claim prefix that was left by hand."""
         name, own_name = file.name, file.own_name
         if problems := file.problems:
-            self._sidecars.tell(own_name, problems)
+            self._sidecars.warn(own_name, problems)
         count = file.delivery_count
-        marked = name.lapsed and not again  # whoever else takes it leaves no word of that in the name
-        if marked or len(own_name) > names.NAME_BUDGET or not own_name.isascii():
-            name = name.unmarked if marked else name
+        unmark = name.lapsed and not again  # only the stream whose lease ran out needs the mark
+        if unmark or len(own_name) > names.NAME_BUDGET or not own_name.isascii():
+            name = name.unmarked if unmark else name
             own_name = self._sidecars.fit(replace(name, delivery_count=count, not_before=0))
         return count + 1, own_name
 
     # -- settling: out of processing -------------------------------------------------------------------------
 
     def archive(self, claim: Claim, *, synced: bool = True) -> Location:
-        """Move a held message to processed/, the ack; remove it where no history is kept.
+        """Acknowledge a claimed message: move it to processed/, or remove it if the queue keeps no history.
 
         Args:
             claim: the claim.
-            synced: make it durable at once; else `archived` does, for many.
+            synced: sync it at once; else the caller syncs many by `archived`.
 
         Raises:
             LeaseLost: the claim is gone; nothing was changed.
-            StorageError: the move was refused, or could not be made durable.
+            StorageError: the move failed, or the sync after it.
         """
         if not self._config.history:
-            self._leave(claim, self._storage.discard, self._private())
+            self._move_out(claim, self._storage.discard, self._make_folder(self._layout.private))
             location = Location("removed", "")
             if synced:
                 self.archived(location)
@@ -207,34 +200,33 @@ class Transitions:
                 others = others or self._kept_names(self._counted(claim))
                 file = next(others)
             except OSError as error:
-                self._follow(claim, error)
+                self._find_renewed(claim, error)
         location = Location("processed", file)
         if synced and self._storage.syncs_folders:
             self.archived(location)
         return location
 
     def archived(self, location: Location | None = None, fate: str = SETTLED) -> None:
-        """Make what was archived durable, as far as the queue's durability asks; else `fate` is told."""
+        """Sync acks, if the queue's durability asks for it; if that fails, the error says `fate`."""
         folders = (self._layout.processed,) if self._config.history else ()
-        self._settled(*folders, self._layout.processing, location=location, fate=fate)
+        self._sync_settled(*folders, self._layout.processing, location=location, fate=fate)
 
     def hold_privately(self, claim: Claim) -> str:
-        """Move a held message to a private place, for at-most-once without a history; return the path."""
-        folder = f"{self._layout.held}/{claim.owner}"
-        self._made(folder)
+        """Move a claimed message to a private folder, for at-most-once without a history; return its path there."""
+        folder = self._make_folder(f"{self._layout.held}/{claim.owner}")
         path = f"{folder}/{claim.own_name}"
-        self._leave(claim, self._storage.rename, path)
+        self._move_out(claim, self._storage.rename, path)
         return path
 
     def drop_private(self, path: str) -> None:
-        """Remove a body that was withheld, with its folder; a crash leaves what a sweep clears when its holder ends."""
+        """Remove a message that was held privately, and its folder; after a crash, a sweep does it."""
         self._storage.unlink(path)
         try:
             self._storage.remove_folder(os.path.dirname(path))
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise
-            # An NFS client keeps the file, under another name, while somebody has it open: a sweep clears that, too.
+            # An NFS client keeps the file under another name while a process has it open: a sweep removes that, too.
 
     def give_back(
         self,
@@ -245,29 +237,30 @@ class Transitions:
         delay: float | None = None,
         lapsed: str = "",
     ) -> Location:
-        """Return a held message to target/, or to delayed/.
+        """Return a claimed message to target/, or to delayed/.
 
         A message that has been delivered `max_deliveries` times, or cancelled `max_cancels` times, goes where
         `exhausted` says instead.
 
         Args:
-            cancel: its holder gave it back of its own will, which counts as a cancel.
-            counted: the delivery counts.
-            delay: seconds before it may be delivered again; None asks the queue's redelivery_delay.
-            lapsed: which claim's lease ran out, for the name to say to a holder that may come again.
+            claim: the claim.
+            cancel: count a cancel: its holder asked for this.
+            counted: count the delivery.
+            delay: seconds before the next delivery; None for the queue's redelivery_delay.
+            lapsed: the claim whose lease ran out, which the name is to show to a stream that claims it again.
         """
         name = replace(self._counted(claim, cancel=cancel, counted=counted), lapsed=lapsed)
         if reason := self._exhausted(name, cancel=cancel, counted=counted):
             return self.set_aside(claim, self._config.exhausted, reason, cancel=cancel)
         wait = self._redelivery_delay(name) if delay is None else delay
         name = replace(name, not_before=self._clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
-        return self._put_back(claim, name)
+        return self._move_back(claim, name)
 
-    def _put_back(self, claim: Claim, name: Name) -> Location:
-        """Move a held message to where it waits for its next delivery, under its new name."""
-        file = self._leave(claim, self._placed, name, claim.arrival)
+    def _move_back(self, claim: Claim, name: Name) -> Location:
+        """Move a claimed message to where it waits for its next delivery, under its new name."""
+        file = self._move_out(claim, self._move_to_wait, name, claim.arrival)
         location = Location("delayed" if name.not_before else "target", file)
-        self._settled(self._sent_folder(name.not_before), self._layout.processing, location=location)
+        self._sync_settled(self._sent_folder(name.not_before), self._layout.processing, location=location)
         return location
 
     def set_aside(
@@ -279,35 +272,26 @@ class Transitions:
         *,
         cancel: bool = False,
     ) -> Location:
-        """Move a held message to error/ or expired/ with a reason; `cancel` as for give_back."""
+        """Move a claimed message to error/ or expired/ with a reason; `cancel` as for give_back."""
+        name = self._counted(claim, cancel=cancel)
         fields = {"owner": claim.owner, "delivery": claim.number, **(details or {})}
-        for file in self._kept_names(self._counted(claim, cancel=cancel)):
-            try:
-                self._leave(claim, self._explained, state, file, reason, fields)
-            except FileExistsError:
-                continue  # a foreign file of the same name lies there: both stay
-            location = Location(state, file)
-            self._settled(self._layout.folder(state), self._layout.processing, location=location)
-            return location
-        raise AssertionError("unreachable: the last name tried is unique")
+        location = Location(state, self._move_out(claim, self._move_with_reason, state, name, reason, fields))
+        self._sync_settled(self._layout.folder(state), self._layout.processing, location=location)
+        return location
 
     def expire_waiting(self, file: MessageFile, reason: str = "time_limit") -> bool:
-        """Move a message from target/ to expired/ with a reason; False when somebody else took it."""
+        """Move a message from target/ to expired/ with a reason; return False if it is gone."""
         source = f"{self._layout.target}/{file.filename}"
-        for kept in self._kept_names(file.name.unmarked):
-            try:
-                self._explained(source, "expired", kept, reason, {})
-            except FileExistsError:
-                continue
-            except FileNotFoundError as error:
-                if reading.exists(source):
-                    raise storage_error(error, "expired/ is missing; the message stays in target/") from error
-                return False  # RACE: a consumer claimed it, and delivers what has just run out
-            except OSError as error:
-                raise storage_error(error, "the message stays in target/") from error
-            self._settled(self._layout.expired, self._layout.target)
-            return True
-        raise AssertionError("unreachable: the last name tried is unique")
+        try:
+            self._move_with_reason(source, "expired", file.name.unmarked, reason, {})
+        except FileNotFoundError as error:
+            if reading.exists(source):
+                raise storage_error(error, "expired/ is missing; the message stays in target/") from error
+            return False  # RACE: a consumer claimed it, and delivers it although its time is over
+        except OSError as error:
+            raise storage_error(error, "the message stays in target/") from error
+        self._sync_settled(self._layout.expired, self._layout.target)
+        return True
 
     def extend(self, claim: Claim, deadline: int) -> Claim:
         """Give a claim a new deadline, in ms since 1970; return it.
@@ -316,7 +300,7 @@ class Transitions:
             LeaseLost: the claim is gone; nothing was changed.
         """
         renewed = Claim(claim.owner, deadline, claim.number, claim.own_name, self._layout.processing, ours=claim.ours)
-        self._leave(claim, self._storage.rename, renewed.path)
+        self._move_out(claim, self._storage.rename, renewed.path)
         claim.follow(renewed)
         return claim
 
@@ -326,86 +310,86 @@ class Transitions:
         """Move a file into a queue's target/ as if it were new: counters and the queue's clock start again.
 
         Args:
-            source: the folder that it lies in.
+            source: the folder that it is in.
             filename: its name there.
             to: the queue that it goes to, which may be this one.
-            keep_expiration: its own expiration stays; else it is dropped.
+            keep_expiration: keep its own expiration; else drop it.
 
         Returns:
-            Its name in target/; None when somebody else took it.
+            Its name in target/; None if another process moved it first.
         """
         file = self._sidecars.file(filename)
-        name = self._anew(file, to)
+        name = self._restarted(file, to)
         if keep_expiration:
             name = replace(name, expiration=file.name.expiration)
-        return self._carried(source, filename, to, name)
+        return self._move_to_queue(source, filename, to, name)
 
     def carry(self, source: str, filename: str, to: QueueContext) -> str | None:
-        """Move a file into a queue's target/ with its counters and its expiration as they are; as for requeue."""
+        """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
         file = self._sidecars.file(filename)
         name = replace(file.name, delivery_count=file.delivery_count, not_before=0, lapsed="")
-        return self._carried(source, filename, to, name)
+        return self._move_to_queue(source, filename, to, name)
 
-    def _carried(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+    def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         if to.sidecars.folder != self._sidecars.folder:
             name = self._sidecars.whole(name)  # another root has sidecars of its own
         elif name.meta:
             to.sidecars.make_known()
-        placed = Transitions(to).into_target(f"{source}/{filename}", name)
-        if placed is not None:
-            self._settled(source)
-        return placed
+        file = Transitions(to).into_target(f"{source}/{filename}", name)
+        if file is not None:
+            self._sync_settled(source)
+        return file
 
     # -- replaying: a copy of what is in processed -> target ---------------------------------------------------
 
     def replay(self, filename: str, to: QueueContext) -> str | None:
-        """Send a copy of an archived message, as one that was delivered once before; the archive keeps its own.
+        """Send a copy of an archived message, as a message that was delivered once; the original stays.
 
-        Whoever dies meanwhile leaves at most the copy in working/, as a send does.
+        A crash leaves at most the copy in working/, as a send does.
 
         Args:
             filename: its name in processed/.
             to: the queue that the copy goes to, which may be this one.
 
         Returns:
-            The copy's name in target/; None when the message is not in the archive any more.
+            The copy's name in target/; None if the message is not in the archive any more.
         """
-        name = replace(self._anew(self._sidecars.file(filename), to), delivery_count=1)
+        name = replace(self._restarted(self._sidecars.file(filename), to), delivery_count=1)
         if to.sidecars.folder != self._sidecars.folder:
             name = self._sidecars.whole(name)  # another root has sidecars of its own
-        copy = to.sidecars.fit(Transitions(to).unique(name, chosen=True))  # the archive has its id already
+        copy = to.sidecars.fit(Transitions(to).unique(name, chosen=True))  # the original has the same id
         source = f"{self._layout.processed}/{filename}"
         try:
             to.storage.copy(source, f"{to.layout.working}/{copy}")
         except OSError as error:
             if reading.is_gone(error) and not reading.exists(source):
-                return None  # RACE: somebody pruned or requeued it
+                return None  # RACE: another process pruned or requeued it
             raise Transitions(to).not_sent(error) from error
         Transitions(to).send(copy)
         Transitions(to).sent()
         return copy
 
-    def _anew(self, file: MessageFile, to: QueueContext) -> Name:
-        """Return the name of a message that begins anew in a queue: its counters, its expiration, the queue's clock."""
+    def _restarted(self, file: MessageFile, to: QueueContext) -> Name:
+        """Return the name of a message that starts again in a queue: without counters, expiration and early ack."""
         name = file.name
         if name.generated:
             with to.error_context("the message stays where it was"):
-                to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an ack that is remembered was of its life before
-        begun = replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, expiration=0, lapsed="")
-        return replace(begun, since=to.clock.now_ms())
+                to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an early ack was for the delivery before
+        name = replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, expiration=0, lapsed="")
+        return replace(name, since=to.clock.now_ms())
 
     def remove(self, state: str, file: str) -> bool:
-        """Remove a message for good, with its reason; False when somebody else took it."""
+        """Remove a message for good, with its reason; return False if it is gone."""
         path = f"{self._layout.folder(state)}/{file}"
         try:
             inode = reading.inode(path)
-            self._storage.discard(path, self._private())
+            self._storage.discard(path, self._make_folder(self._layout.private))
         except FileNotFoundError:
             return False
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
         self._reasons.drop(state, file, inode)
-        self._settled(self._layout.folder(state))
+        self._sync_settled(self._layout.folder(state))
         return True
 
     # -- names ---------------------------------------------------------------------------------------------------
@@ -425,7 +409,7 @@ class Transitions:
         return None
 
     def _redelivery_delay(self, name: Name) -> float:
-        """Return the seconds that a message waits after a delivery; the limit is not for the first wait."""
+        """Return the seconds that a message waits after a delivery; the limit does not apply to the first wait."""
         config, tries = self._config, max(name.delivery_count - 1, 0)
         if not config.redelivery_delay:
             return 0
@@ -436,18 +420,18 @@ class Transitions:
             return longest
 
     def unique(self, name: Name, *, chosen: bool = False) -> Name:
-        """Code a name so that no other file has it: a generated id sees to that, any other takes a random mark.
+        """Return a name that no other file has: a generated id is unique, any other name gets a random mark.
 
         Args:
             name: the name.
-            chosen: its id was given by a sender, who may give it twice, of whatever form it is.
+            chosen: a sender chose its id, perhaps twice: it gets a mark even if the id looks generated.
         """
         if name.generated and not chosen:
             return name
         return replace(name, foreign=False, copy="" if name.lapsed else os.urandom(5).hex())  # either is unique
 
     def _kept_names(self, name: Name) -> Iterator[str]:
-        """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, last a unique one."""
+        """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, a unique name last."""
         own = self._sidecars.full(name).born_foreign if name.meta else name.born_foreign
         if own is not None and not self._sidecars.ignored(own):
             yield own
@@ -460,26 +444,26 @@ class Transitions:
 
     # -- moves ---------------------------------------------------------------------------------------------------
 
-    def _leave(self, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
-        """Take a held file out of processing/ by `move(path, ...)`, whatever its deadline is by now."""
+    def _move_out(self, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
+        """Move a claimed file by `move(path, ...)`; if its lease was renewed, move it under its new name."""
         while True:
             try:
                 return move(claim.path, *args)
             except FileExistsError:
                 raise
             except OSError as error:
-                self._follow(claim, error)
+                self._find_renewed(claim, error)
 
-    def _follow(self, claim: Claim, error: OSError) -> None:
+    def _find_renewed(self, claim: Claim, error: OSError) -> None:
         """Find the new name of a claim that could not be moved because its lease was renewed.
 
         Args:
             claim: the claim; it takes over the new name.
-            error: of the move.
+            error: the error of the move.
 
         Raises:
             LeaseLost: the claim is gone.
-            StorageError: the move was refused for another reason.
+            StorageError: the move failed for another reason.
         """
         try:
             if not isinstance(error, FileNotFoundError):
@@ -489,15 +473,13 @@ class Transitions:
                 raise error
             claim.follow(now)
         except FileNotFoundError as missing:
-            # RACE: a sweep, an expiry or an administrator was first. The claim's name is its own for ever, so this
-            # cannot touch the claim of whoever has the message now.
+            # RACE: a sweep, an expiry or an administrator was first. No two claims ever share a name, so this move
+            # cannot have touched a later claim on the message.
             if not reading.exists(self._layout.processing):
                 fate = "the queue is not where it was: the message went with it, and is still held"
                 raise storage_error(missing, fate) from missing
             if reading.exists(claim.path):
-                fate = (
-                    f"the folder that it should go to is missing; the message stays in processing/ as {claim.filename}"
-                )
+                fate = f"the folder it should go to is missing; the message stays in processing/ as {claim.filename}"
                 raise storage_error(missing, fate) from missing
             raise LeaseLost(self._lost(claim)) from missing
         except OSError as refused:
@@ -509,44 +491,49 @@ class Transitions:
             "gone (its lease ran out, it expired, or somebody else settled or requeued it); nothing was changed"
         )
 
-    def _explained(self, source: str, state: str, file: str, reason: str, details: Mapping[str, object]) -> None:
-        """Write the reason, then move the file: the reason counts only once the file is there."""
+    def _move_with_reason(self, source: str, state: str, name: Name, reason: str, details: Mapping[str, object]) -> str:
+        """Write the reason, then move the file; return its name. The reason counts only once the file is there."""
         inode = reading.inode(source)
         time = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
-        self._reasons.record(state, file, inode, {"reason": reason, "time": time, **details})
-        try:
-            self._storage.move(source, f"{self._layout.folder(state)}/{file}")
-        except OSError:
-            self._reasons.drop(state, file, inode)
-            raise
+        for file in self._kept_names(name):
+            self._reasons.record(state, file, inode, {"reason": reason, "time": time, **details})
+            try:
+                self._storage.move(source, f"{self._layout.folder(state)}/{file}")
+                return file
+            except FileExistsError:  # a foreign file of the same name is there: both stay
+                self._reasons.drop(state, file, inode)
+            except OSError:
+                self._reasons.drop(state, file, inode)
+                raise
+        raise AssertionError("unreachable: the last name tried is unique")
 
-    def _placed(self, source: str, name: Name, arrival: int = 0, marked: bool = False) -> str:
-        """Rename a file into target/, or delayed/, under a name of its own, unless `marked` so; return the name."""
+    def _move_to_wait(self, source: str, name: Name, arrival: int = 0, unique: bool = False) -> str:
+        """Move a file into target/, or delayed/, under a unique name; return that. `unique`: the name is already."""
         folder = self.sent_to(name.not_before)
         if not name.generated and not name.since:
             name = replace(name, since=arrival or reading.changed_ms(source))  # keeps its place in the order
-        file = self._sidecars.fit(name if marked else self.unique(name))
+        file = self._sidecars.fit(name if unique else self.unique(name))
         try:
             self._storage.place(source, f"{folder}/{file}")
-        except FileExistsError:  # somebody copied a message, id and all: both stay
+        except FileExistsError:  # somebody copied a message with its id: both stay
             file = self._copy_name(name)
             self._storage.place(source, f"{folder}/{file}")
         return file
 
-    def into_target(self, source: str, name: Name, *, marked: bool = False) -> str | None:
-        """Rename a file into target/ under a name of its own; return the name, None when it is gone.
+    def into_target(self, source: str, name: Name, *, unique: bool = False) -> str | None:
+        """Move a file into target/ under a unique name; return the name, or None if the file is gone.
 
         Args:
-            source: where it lies.
+            source: its path.
             name: what its new name says.
-            marked: that is unique already.
+            unique: `name` is unique already.
         """
         try:
-            file = self._placed(source, name, marked=marked)
+            file = self._move_to_wait(source, name, unique=unique)
         except FileNotFoundError:
             if not reading.exists(self._layout.target):
                 raise NoSuchQueue(f"queue {self._layout.home} is not there any more; {source} was not moved") from None
-            return None  # RACE: somebody else moved it first
+            return None  # RACE: another process moved it first
         except OSError as error:
             raise storage_error(error, f"the message stays where it was, {source}") from error
         try:
@@ -555,20 +542,17 @@ class Transitions:
             raise storage_error(error, "the message is in target/; do not move it again") from error
         return file
 
-    def _settled(self, *folders: str, location: Location | None = None, fate: str = SETTLED) -> None:
+    def _sync_settled(self, *folders: str, location: Location | None = None, fate: str = SETTLED) -> None:
         if not self._storage.syncs_folders:
             return
         try:
             self._storage.sync(*folders)
         except OSError as error:
-            refused = storage_error(error, fate)
-            refused.location = location
-            raise refused from error
+            failed = storage_error(error, fate)
+            failed.location = location
+            raise failed from error
 
-    def _private(self) -> str:
-        return self._made(self._layout.private)
-
-    def _made(self, folder: str) -> str:
+    def _make_folder(self, folder: str) -> str:
         try:
             self._storage.make_folder(folder)
         except OSError as error:

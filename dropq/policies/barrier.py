@@ -196,10 +196,10 @@ class Shares(Transitions):
     def archived(self, location: Location | None = None, fate: str = "") -> None:
         """Do nothing: a share is no message, and the barrier is made durable when it is settled."""
 
-    def _put_back(self, claim: Claim, name: Name) -> Location:
+    def _move_back(self, claim: Claim, name: Name) -> Location:
         """Return a share to its subscription, which is to take it again."""
         again = self._share(claim.subscription, self.context.sidecars.fit(self.unique(name)))
-        self._leave(claim, self.context.storage.rename, again.path)
+        self._move_out(claim, self.context.storage.rename, again.path)
         return Location("delayed" if name.not_before else "target", again.own_name)
 
     def set_aside(
@@ -221,14 +221,14 @@ class Shares(Transitions):
         return Location(state, claim.own_name)
 
     def _settle(self, claim: Claim, how: str) -> None:
-        self._leave(claim, lambda path: self.context.storage.rename(path, f"{self._folder}/{how}/{claim.filename}"))
+        self._move_out(claim, lambda path: self.context.storage.rename(path, f"{self._folder}/{how}/{claim.filename}"))
         self.complete()
 
-    def _leave(self, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
+    def _move_out(self, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
         if find_claim(self._queue, self.token) is None:
             raise LeaseLost(self._lost(claim))  # somebody settled, or requeued, the barrier itself
         try:
-            return super()._leave(claim, move, *args)
+            return super()._move_out(claim, move, *args)
         except StorageError as error:
             if reading.is_there(self._folder, self.context.clock):
                 raise

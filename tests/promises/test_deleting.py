@@ -66,8 +66,8 @@ def test_a_send_that_was_half_way_as_the_queue_was_deleted_fails(make: Make, mon
     queue = make()
     write_new = Storage.write_new
 
-    def before_a_delete(storage: Storage, *args: Any) -> None:
-        write_new(storage, *args)
+    def before_a_delete(storage: Storage, *args: Any, **options: Any) -> None:
+        write_new(storage, *args, **options)
         Root(queue.root.path).delete_queue("q", force=True)
 
     monkeypatch.setattr(Storage, "write_new", before_a_delete)
