@@ -26,8 +26,8 @@ from dropq.format import names
 from dropq.format.layout import FOLDERS, PRIVATE, QueueLayout
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.sidecars import absences
-from dropq.lifecycle.sidecars import look as look_below
+from dropq.lifecycle.known_queues import absences
+from dropq.lifecycle.known_queues import look as look_below
 from dropq.queue.open_queue import open_queue
 from dropq.storage import reading
 from dropq.storage.failures import error_context
@@ -158,7 +158,7 @@ def _sidecars(root: RootContext, now: int) -> Iterator[Finding]:
     except OSError:
         pass
     else:
-        away = [Finding("absent-queue", path, says) for path, says in absences(root.layout.queues, below)]
+        away = [Finding("absent-queue", path, says) for path, says in absences(root.layout, below)]
         yield from away
         used = every if away else below.references
     for entry in there:

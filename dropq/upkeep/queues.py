@@ -19,7 +19,8 @@ from dropq.errors import QueueExists, StorageError
 from dropq.format import names
 from dropq.format.layout import FOLDERS, KEEPER, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.sidecars import collect, forget, make_known
+from dropq.lifecycle.known_queues import forget, make_known
+from dropq.lifecycle.sidecars import collect
 from dropq.queue import browsing
 from dropq.queue.open_queue import group_number, open_queue
 from dropq.staging import jobs
@@ -84,7 +85,7 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
     with error_context(f"queue {name!r} is made, but a power cut may take it back"):
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
-        make_known(root.layout.queues, _moved(layout, home).private, store)
+        make_known(root.layout, _moved(layout, home).private, store)
 
 
 def delete(root: RootContext, name: str, *, force: bool) -> None:
@@ -111,7 +112,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             _restore_if_unsettled(context, _moved(layout, undecided))
             store.rename_folder(undecided, away)
         gone = _moved(layout, away)
-        forget(root.layout.queues, layout.base, gone.private, store)
+        forget(root.layout, layout.base, gone.private, store)
         for folder in (gone.target, gone.delayed):
             store.drain(folder)
         store.remove_tree(os.path.realpath(away))  # where the queue is a link, what it leads to goes first

@@ -1,0 +1,207 @@
+"""Which queues a root knows, and whether they are there: a queue that is missing may be on a disk that is away.
+
+Each queue has a mark, `.dropq/queue-TOKEN`, and the root keeps a note of the mark, `.dropq/queues/queue-TOKEN`. A
+queue in which no mark can be made, as it is mounted read-only or another user's, has a note of its path,
+`.dropq/queues/path-DIGEST`. A queue is missing while its note is there, and neither its mark nor a queue at its path is
+found below the root. Meanwhile no sidecar is removed, as names in the missing queue may refer to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from dropq.format import names
+from dropq.format.layout import QueueLayout, RootLayout
+from dropq.storage.files import Storage
+from dropq.storage.reading import entries, exists, names_in, read_small
+
+_MARK = re.compile(r"queue-[0-9a-f]{16}")
+_NOTE = re.compile(r"(?:queue|path)-[0-9a-f]{16}")
+#: The errors of a queue in which this user, or this mount, may change nothing.
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+# -- marks and notes -----------------------------------------------------------------------------------------------
+
+
+def make_known(root: RootLayout, private: str, storage: Storage) -> str:
+    """Give a queue a mark, unless it has one, and write a note of it; return the mark.
+
+    RACE: two processes at once may give it two marks: both are noted, and both are found. A crash between mark and note
+    leaves a mark that the next pass notes. A queue that is deleted at this moment may leave a note, which `fsck` names.
+
+    Args:
+        root: the root.
+        private: the queue's private folder.
+        storage: writes the mark and the note.
+    """
+    marks = marks_in(private)
+    if not marks:
+        mark = f"queue-{os.urandom(8).hex()}"
+        storage.make_folder(private)
+        storage.touch(f"{private}/{mark}")
+        marks = {mark}
+    base = os.path.dirname(private)
+    for mark in marks:
+        if not exists(f"{root.queues}/{mark}"):
+            _write_note(root, mark, base, storage)
+            storage.unlink(f"{root.queues}/{_path_note(root, base)}")
+    return min(marks)
+
+
+def note(root: RootLayout, layout: QueueLayout) -> None:
+    """Make a queue known by its mark, or by its path if this user cannot give it a mark."""
+    storage = Storage(base=layout.base)
+    try:
+        _refuse_link(layout.private)
+        make_known(root, layout.private, storage)
+    except FileNotFoundError:
+        if _is_there(layout):
+            raise
+        # RACE: it was deleted after it was listed
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
+        name = _path_note(root, layout.base)
+        if not exists(f"{root.queues}/{name}"):
+            _write_note(root, name, layout.base, storage)
+
+
+def forget(root: RootLayout, base: str, private: str, storage: Storage) -> None:
+    """Remove the notes of a queue that is being deleted.
+
+    Args:
+        root: the root.
+        base: where the queue's folders were.
+        private: where its private folder is now.
+        storage: removes the notes.
+    """
+    for name in _notes(root, base, private):
+        storage.unlink(f"{root.queues}/{name}")
+
+
+def marks_in(private: str) -> set[str]:
+    """Return the marks in a queue's private folder."""
+    return set(filter(_MARK.fullmatch, names_in(private)))
+
+
+def absences(root: RootLayout, seen: Seen) -> Iterator[tuple[str, str]]:
+    """Yield the notes of missing queues, each with a sentence about it."""
+    for name in sorted(set(filter(_NOTE.fullmatch, names_in(root.queues))) - seen.notes):
+        path = f"{root.queues}/{name}"
+        home = "a queue"
+        with suppress(PermissionError):
+            home = os.fsdecode(read_small(path) or b"a queue")
+        yield path, f"{home} is not there: bring it back; if it is gone for good, remove {path}"
+
+
+def _write_note(root: RootLayout, name: str, base: str, storage: Storage) -> None:
+    storage.make_folder_like(root.queues, root.private)
+    storage.write_small(f"{root.queues}/{name}", os.fsencode(base))
+
+
+def _notes(root: RootLayout, base: str, private: str) -> set[str]:
+    """Return the names of all notes that may be about a queue."""
+    return {_path_note(root, base), *marks_in(private)}
+
+
+def _path_note(root: RootLayout, base: str) -> str:
+    """Return the name of the note of a queue without a mark; it is the same after the root was moved."""
+    return f"path-{hashlib.sha256(os.fsencode(os.path.relpath(base, root.path))).hexdigest()[:16]}"
+
+
+# -- looking at all names ------------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What the file names below a root say.
+
+    Attributes:
+        references: the sidecars that names refer to.
+        notes: the notes whose queues are there.
+    """
+
+    references: frozenset[str]
+    notes: frozenset[str]
+
+
+def look(root: str) -> Seen:
+    """Look at all file names below a root, also behind its queues' symbolic links.
+
+    Raises:
+        OSError: a folder cannot be listed, or a link leads nowhere.
+    """
+    steps = looking(RootLayout(root))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+def looking(root: RootLayout) -> Generator[int, None, Seen]:
+    """Do what `look` does, and yield 0 for each name."""
+    layouts = list(queue_layouts(root))
+    for layout in layouts:
+        _refuse_link(layout.private)
+        _refuse_link(layout.delayed)
+    own = [_notes(root, layout.base, layout.private) for layout in layouts]
+    references, notes = set[str](), set[str]().union(*own)
+    for file in _names_below(root, layouts):
+        yield 0
+        if token := names.sidecar_of(file):
+            references.add(token)
+        elif _MARK.fullmatch(file):
+            notes.add(file)
+    for layout, its_notes in zip(layouts, own, strict=True):
+        if not _is_there(layout):  # it went during the look
+            notes -= its_notes
+    return Seen(frozenset(references), frozenset(notes))
+
+
+def queue_layouts(root: RootLayout) -> Iterator[QueueLayout]:
+    """Yield the layouts of a root's queues.
+
+    Raises:
+        OSError: this user may not look, or a link leads nowhere: there may be a queue.
+    """
+    for entry in entries(root.path):
+        if names.can_name_queue(entry.name):
+            for layout in QueueLayout.candidates(entry.path):
+                if os.path.islink(layout.base):
+                    os.stat(layout.base)
+                if _is_there(layout):
+                    yield layout
+
+
+def _names_below(root: RootLayout, layouts: list[QueueLayout]) -> Iterator[str]:
+    paths = [path for layout in layouts for path in (layout.home, layout.base, *layout.folders.values())]
+    links = [path for path in dict.fromkeys(paths) if os.path.islink(path)]
+    folders = [root.path, *links]
+    for link in links:
+        os.stat(link)  # raises if it leads nowhere: names behind it may refer to any sidecar
+    while folders:
+        for entry in entries(folders.pop()):
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry.name
+            elif entry.path != root.queues:
+                folders.append(entry.path)
+    for link in links:
+        os.stat(link)  # again: what went away meanwhile was not looked at
+
+
+def _is_there(layout: QueueLayout) -> bool:
+    leads_nowhere = os.path.islink(layout.target) and not os.path.exists(layout.target)
+    return leads_nowhere or exists(f"{layout.target}/.")
+
+
+def _refuse_link(private: str) -> None:
+    """Raise OSError for a private folder that is a link: dropq follows none, and names behind it may be references."""
+    if os.path.islink(private):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), private)
