@@ -1,13 +1,14 @@
-"""The view of target/ that consumers take from: ordered, bounded, shared out, refreshed when it is used up or old.
+"""The view of target/ that consumers take from: an ordered and bounded list of waiting messages.
 
-A listing serves many claims, because a listing for each claim would cost the square of what waits. The view is as
-old as `Timing.max_age` at the most, so that an urgent newcomer is seen; with many messages waiting the age grows with
-what a listing costs, so that listing never takes more than about a tenth of the time. It holds `depth` messages at the
-most, so that its memory does not grow with what waits: the first of all, and when they are used up those behind them.
+One listing serves many claims, because a listing for each claim would cost the square of the number of messages. A view
+is refreshed when it is used up, or older than `Timing.max_age`, so that an urgent new message is seen. With many
+messages, it may get older: listing takes at most about a tenth of the time. A view holds at most `depth` messages, so
+its memory does not grow with the queue: first the first messages of all, and when these are used up, the messages
+behind them.
 
-Consumers that reach for the same files share them: a hash of a message's name tells whose it is. Each begins, within a
-priority, with its own share, and goes on with what the others have left of theirs; and now and then it takes the oldest
-of theirs, so that the share of a consumer that is busy, or dead, is passed over for a moment and not for ever.
+Consumers that compete for the same files share them: a hash of a message's name says whose share it is in. Within a
+priority, a consumer begins with its own share, and continues with what the others have left of theirs. Now and then it
+takes the oldest message of their shares, so that the share of a busy or dead consumer does not wait for ever.
 """
 
 from __future__ import annotations
@@ -39,24 +40,26 @@ log = logging.getLogger("dropq")
 
 T = TypeVar("T")
 
-#: Of so many messages that a consumer takes from its share, it takes one more from the others': the oldest there.
+#: After this many messages, a consumer takes one more: the oldest of the others' shares.
 OLDEST_EACH = 32
-#: In so many parts a consumer goes through the others' shares: two are seldom at one part at a time.
+#: The number of parts in which a consumer takes from the others' shares: two consumers seldom take from the same part.
 PARTS = 64
-#: Order keys that a view without a limit keeps for names that do not tell their time; beyond it none is kept.
+#: A view without a limit keeps the arrival times of at most this many files; if there are more, it keeps none.
 ARRIVALS_LIMIT = 100_000
-#: Files whose answers to a question about their bodies are kept at the least; twice as many at the most.
+#: The results of a filter or an expression are kept for at least this many files, and at most twice as many.
 REMEMBERED = 100_000
 
-#: Names of one priority; of those that do not tell their time, what they are offered as.
-_Group = Sequence[str | MessageFile]
-_Key = tuple[int, str, str]
-_Keyed = tuple[_Key, str | MessageFile]
+#: Messages of one priority: a name, or a message file where the name does not contain its time.
+Group = Sequence[str | MessageFile]
+Key = tuple[int, str, str]
+Keyed = tuple[Key, str | MessageFile]
+#: When files arrived, in ms since 1970, by name and inode: another file may come under the same name later.
+Arrivals = dict[tuple[str, int], int]
 
 _key = itemgetter(0)
 
 
-def _priority(keyed: _Keyed) -> int:
+def _priority(keyed: Keyed) -> int:
     return keyed[0][0]
 
 
@@ -65,10 +68,10 @@ class Ready:
 
     Args:
         folder: the folder, a queue's target/.
-        sidecars: what reads names.
-        ignored: tells which names are never messages.
-        timing: how long it is fresh.
-        depth: how many messages it holds at the most; None for all.
+        sidecars: parses the names.
+        ignored: returns whether a name is never a message's.
+        timing: how long a view is fresh.
+        depth: the most messages that the view holds; None for all.
     """
 
     def __init__(
@@ -85,16 +88,16 @@ class Ready:
         self._ignored = ignored
         self._timing = timing
         self.depth = depth
-        self._arrivals: dict[tuple[str, int], int] = {}
-        self._place = 0, 1
+        self._arrivals: Arrivals = {}
+        self._share = 0, 1
         #: The key of the last message that the view had room for; None where it had room for all.
-        self._end: _Key | None = None
+        self._end: Key | None = None
         self._taken = count(1)
         self._pieces: Iterator[Iterator[MessageFile]] = iter(())
         self._worn_at = 0.0
-        #: What is left of the present piece of the view; each message is offered once.
+        #: The rest of the current piece of the view; each message is offered once.
         self.view: Iterator[MessageFile] = iter(())
-        #: When the view is too old to take from, on the monotonic clock.
+        #: When the view becomes too old to take from, on the monotonic clock.
         self.fresh_until = 0.0
 
     @property
@@ -104,7 +107,7 @@ class Ready:
 
     @property
     def worn(self) -> bool:
-        """Whether the view was used for as long as a listing takes: then one is better than others' leavings in it."""
+        """Whether the view was used for longer than a listing takes: a new listing is better then than its rest."""
         return time.monotonic() >= self._worn_at
 
     def clear(self) -> None:
@@ -113,18 +116,22 @@ class Ready:
         self.fresh_until = self._worn_at = 0.0
 
     def refresh(self, rank: int = 0, consumers: int = 1) -> None:
-        """Make the view anew from a listing, for one of several consumers who know their order.
+        """List the folder again.
+
+        Args:
+            rank: the number of this consumer among those that share the messages, from 0.
+            consumers: how many share them.
 
         Raises:
             OSError: the folder cannot be listed.
         """
-        self._place = rank, consumers
+        self._share = rank, consumers
         self._show(behind=None)
 
     def go_on(self) -> bool:
-        """Offer the next piece of the view, or else what lies behind it; False where nothing does.
+        """Offer the next piece of the view, or else list what is behind its end; return False if nothing is.
 
-        A piece is what others left of a priority, or the next priority.
+        A piece is a part of the others' shares of a priority, or the next priority.
 
         Raises:
             OSError: the folder cannot be listed.
@@ -138,98 +145,106 @@ class Ready:
         self._show(behind=self._end)
         return True
 
-    def _show(self, *, behind: _Key | None) -> None:
+    def _show(self, *, behind: Key | None) -> None:
         started = time.monotonic()
         groups = self._listed(behind)
-        rank, consumers = self._place
+        rank, consumers = self._share
         if consumers > 1:
-            shared = (_shared_out(group, rank, consumers, self._taken, self._offered) for group in groups)
+            shared = (_divided(group, rank, consumers, self._taken, self._as_files) for group in groups)
             self._pieces = chain.from_iterable(shared)
         else:
-            self._pieces = iter((self._offered_all(groups),))
+            self._pieces = iter((self._all_as_files(groups),))
         self.view = next(self._pieces, iter(()))
         now = time.monotonic()
         self._worn_at = now + (now - started)
         self.fresh_until = now + max(self._timing.max_age, self._timing.listing_share * (now - started))
 
     def files(self) -> Iterator[MessageFile]:
-        """List the folder; return what waits in order: priority descending, then time and sequence, then name."""
-        return self._offered_all(self._listed())
+        """List the folder; return its messages in order: priority descending, then time and sequence, then name."""
+        return self._all_as_files(self._listed())
 
-    def _offered_all(self, groups: Iterator[_Group]) -> Iterator[MessageFile]:
-        return chain.from_iterable(map(self._offered, groups))
+    def _all_as_files(self, groups: Iterator[Group]) -> Iterator[MessageFile]:
+        return chain.from_iterable(map(self._as_files, groups))
 
-    def _offered(self, group: _Group) -> Iterator[MessageFile]:
-        """Return names of one priority as what may be claimed."""
+    def _as_files(self, group: Group) -> Iterator[MessageFile]:
+        """Return message files for the names of one priority."""
         typed = self._sidecars.typed_replies
         file_of = partial(MessageFile, folder=self._folder, typed_replies=typed)
         coded = [item for item in group if isinstance(item, str)]
         plain = names.plain_length(coded[0]) if coded else 0
-        if len(coded) == len(group) and {*map(len, coded)} == {plain}:  # all are plain, as they mostly are
+        if len(coded) == len(group) and {*map(len, coded)} == {plain}:  # all are plain, as in most queues
             return map(partial(file_of, plain=True), coded)
         return (item if isinstance(item, MessageFile) else file_of(item, plain=len(item) == plain) for item in group)
 
-    def _listed(self, behind: _Key | None = None) -> Iterator[_Group]:
-        """List the folder; return what waits by priority, the highest first, each in order."""
-        first = _First(self.depth, behind)
-        others: list[_Keyed] = []
-        seen: dict[tuple[str, int], int] = {}
+    def _listed(self, behind: Key | None = None) -> Iterator[Group]:
+        """List the folder; return its messages by priority, the highest first, each group in order."""
+        first = _FirstNames(self.depth, behind)
+        others: list[Keyed] = []
+        arrivals: Arrivals = {}
         with reading.listing(self._folder) as entries:
             while chunk := list(islice(entries, reading.CHUNK)):
                 odd = first.add(reading.message_files(chunk))
                 for entry in chunk if odd else ():
                     if entry.name in odd and not self._ignored(entry.name):
-                        others += (one for one in self._other(entry, seen) if behind is None or one[0] > behind)
+                        others += self._keyed(entry, arrivals, behind)
                 if self.depth and len(others) > 2 * self.depth:
-                    others, seen = self._first(others, seen)
-        others, self._arrivals = self._first(others, seen)
+                    others, arrivals = self._first(others, arrivals)
+        others, self._arrivals = self._first(others, arrivals)
         kept = list(first.names())
-        full = self.depth is not None and len(kept) + len(others) >= self.depth
-        if not others:
-            self._end = names.order_at_a_glance(kept[-1]) if full else None
-            return _by_priority(kept)
-        keyed: list[_Keyed] = [*others, *zip(map(names.order_at_a_glance, kept), kept, strict=True)]
-        keyed = sorted(keyed, key=_key)[: self.depth]
-        self._end = keyed[-1][0] if full else None
-        return ([item for _, item in alike] for _, alike in groupby(keyed, key=_priority))
+        if others:
+            return self._in_order([*others, *zip(map(names.order_at_a_glance, kept), kept, strict=True)])
+        full = self.depth is not None and len(kept) >= self.depth
+        self._end = names.order_at_a_glance(kept[-1]) if full else None
+        return _by_priority(kept)
 
-    def _first(
-        self, others: list[_Keyed], seen: dict[tuple[str, int], int]
-    ) -> tuple[list[_Keyed], dict[tuple[str, int], int]]:
-        """Return as many as the view may hold, in order, and when they came; all, where it may hold all."""
+    def _in_order(self, keyed: list[Keyed]) -> Iterator[Group]:
+        """Return the first messages, as many as the view may hold, by priority."""
+        full = self.depth is not None and len(keyed) >= self.depth
+        keyed = sorted(keyed, key=_key)[: self.depth]
+        self._end = _key(keyed[-1]) if full else None
+        return ([item for _, item in group] for _, group in groupby(keyed, key=_priority))
+
+    def _first(self, others: list[Keyed], arrivals: Arrivals) -> tuple[list[Keyed], Arrivals]:
+        """Return the first messages, as many as the view may hold, and when their files arrived."""
         if self.depth is None:
-            return others, seen if len(seen) <= ARRIVALS_LIMIT else {}
+            return others, arrivals if len(arrivals) <= ARRIVALS_LIMIT else {}
         if len(others) <= self.depth:
-            return others, seen
+            return others, arrivals
         others = sorted(others, key=_key)[: self.depth]
         first = {file.filename for _, file in others if isinstance(file, MessageFile)}
-        return others, {key: came for key, came in seen.items() if key[0] in first}
+        return others, {key: arrival for key, arrival in arrivals.items() if key[0] in first}
 
-    def _other(self, entry: os.DirEntry[str], seen: dict[tuple[str, int], int]) -> Iterator[tuple[_Key, MessageFile]]:
-        """Yield the key of a file whose name is not of our making, and maybe does not tell its time."""
+    def _keyed(self, entry: os.DirEntry[str], arrivals: Arrivals, behind: Key | None) -> Iterator[Keyed]:
+        """Yield an entry's key and message file, unless it is gone, or not `behind`; note when it arrived."""
         file = self._sidecars.file(entry.name, self._folder)
         if not file.name.generated:
-            key = entry.name, entry.inode()  # another file may come under the name of one that went
+            identity = entry.name, entry.inode()
             try:
-                file.arrival = self._arrivals.get(key) or reading.changed_ms(f"{self._folder}/{entry.name}")
+                file.arrival = self._arrivals.get(identity) or reading.changed_ms(f"{self._folder}/{entry.name}")
             except FileNotFoundError:
-                return  # RACE: somebody claimed it since the listing
-            seen[key] = file.arrival
-        yield names.order(file.name, file.arrival), file
+                return  # RACE: it was claimed after the listing
+            arrivals[identity] = file.arrival
+        key = self._order(file)
+        if behind is None or key > behind:
+            yield key, file
+
+    def _order(self, file: MessageFile) -> Key:
+        """Return what sorts a message whose name may not contain its time."""
+        return names.order(file.name, file.arrival)
 
 
-class _First:
-    """The first so many of the names that come by, as far as they tell their time, which the odd ones do not.
+class _FirstNames:
+    """Keeps the first names, in order of delivery, of those that contain their time; the others are called odd.
 
-    Names are kept together by their priority and by about a day of their time, and all that comes behind is dropped
-    by such bundles: a name that is dropped was looked at for less than it takes to list it.
+    Names are bundled by their priority and by about a day of their time. Bundles behind the end are dropped as a whole,
+    so that dropping a name costs less than listing it.
 
     Args:
-        depth: how many; None for all.
-        behind: the key of what they come behind; None for the first of all.
+        depth: how many names to keep; None for all.
+        behind: keep only names behind this key; None for the first of all.
     """
 
-    def __init__(self, depth: int | None, behind: _Key | None = None) -> None:
+    def __init__(self, depth: int | None, behind: Key | None = None) -> None:
         self._depth = depth
         self._behind = behind
         self._bundles: dict[tuple[int, str], list[str]] = {}
@@ -237,7 +252,7 @@ class _First:
         self._end: tuple[tuple[int, str], str] | None = None
 
     def add(self, files: list[str]) -> set[str]:
-        """Keep names; return those that are odd, also where they only begin as the others do."""
+        """Add names; return those that are odd, even if they begin as the others do."""
         files.sort()
         odd: set[str] = set()
         at = 0
@@ -249,11 +264,11 @@ class _First:
                 continue
             bundle, behind = start
             end = bisect_left(files, behind, at)
-            alike = files[at:end]
-            if not names.all_tell_time(alike):
-                odd.update(file for file in alike if not names.tells_time(file))
-                alike = [file for file in alike if file not in odd]
-            self._keep(bundle, alike)
+            bundled = files[at:end]
+            if not names.all_tell_time(bundled):
+                odd.update(file for file in bundled if not names.tells_time(file))
+                bundled = [file for file in bundled if file not in odd]
+            self._keep(bundle, bundled)
             at = end
         if self._depth is not None and self._count > 2 * self._depth:
             self._cut(self._depth)
@@ -289,20 +304,20 @@ class _First:
 def matching(
     filter: str, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json"
 ) -> Callable[[MessageFile], bool]:
-    """Return a test of a folder's listed files by a filter; what a body answered is remembered.
+    """Return a function that tests a folder's listed files by a filter; it remembers the results of bodies.
 
     Args:
         filter: the filter.
-        sidecars: what reads names.
-        state: which state the folder is: a filter sees the delivery that is to come, or the last there was.
-        folder: where the files lie whose bodies it may read.
-        message_type: what bodies are: json, text or binary.
+        sidecars: parses names and reads sidecars.
+        state: the folder's state: of waiting messages the filter sees the next delivery, of others the last.
+        folder: the folder of the files whose bodies it may read.
+        message_type: the form of bodies: json, text or binary.
 
     Raises:
-        InvalidFilter: it cannot be read.
+        InvalidFilter: the filter cannot be parsed.
         Unavailable: it needs an extra that is not installed.
     """
-    from dropq.filters import compile_filter  # few ask for one
+    from dropq.filters import compile_filter  # here, as few queues have a filter
 
     compiled = compile_filter(filter)
     lookups = Lookups(sidecars, state, folder=folder, message_type=message_type)
@@ -310,14 +325,7 @@ def matching(
 
 
 class Lookups:
-    """What filters and expressions are asked about the listed files of one folder.
-
-    Args:
-        sidecars: what reads names.
-        state: which state the folder is: the delivery that is seen is the one to come, or the last there was.
-        folder: where the files lie.
-        message_type: what their bodies are: json, text or binary.
-    """
+    """What filters and expressions see of the listed files of one folder; the arguments are as for `matching`."""
 
     def __init__(self, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json") -> None:
         self._sidecars = sidecars
@@ -326,13 +334,13 @@ class Lookups:
         self._message_type = message_type
 
     def asking(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
-        """Return a question to the name of a file."""
+        """Return a function that applies `ask` to a file's name."""
         return lambda file: ask(self._lookup(file, None))
 
     def remembering(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
-        """Return a question to a file's name and body, which remembers what the last `REMEMBERED` files answered.
+        """Return a function that applies `ask` to a file's name and body; it remembers the last `REMEMBERED` results.
 
-        RACE: a file that somebody claimed since the listing has no body here; it is asked again when it comes back.
+        RACE: a file that was claimed after the listing has no body here; its result is not remembered.
         """
         recent: dict[tuple[str, int], T] = {}
         before: dict[tuple[str, int], T] = {}
@@ -349,7 +357,7 @@ class Lookups:
                 answered = ask(self._lookup(file, body))
                 known = not body.refused
             if known:
-                if len(recent) >= REMEMBERED:  # what was not asked for since the last time is forgotten
+                if len(recent) >= REMEMBERED:  # forget the results that were not asked for since the last time
                     recent, before = {}, recent
                 recent[key] = answered
             return answered
@@ -361,9 +369,9 @@ class Lookups:
 
         name = self._sidecars.full(file.name)
         if body is not None and file.name.meta and name is file.name:
-            body.refused = True  # what its sidecar holds may be there the next time
-        seen = file.delivery_count
-        count = seen + 1 if self._waits else max(seen, 1)
+            body.refused = True  # its sidecar may be readable the next time
+        deliveries = file.delivery_count
+        count = deliveries + 1 if self._waits else max(deliveries, 1)
         return for_name(
             name,
             delivery_count=count,
@@ -377,8 +385,7 @@ class _Body:
     """Reads a file's body for a filter.
 
     Attributes:
-        refused: whether it, or what else is known of the message, could not be read, which may be otherwise the next
-            time.
+        refused: whether the body, or the message's sidecar, could not be read now, so that the result may change.
     """
 
     def __init__(self, path: str) -> None:
@@ -398,8 +405,8 @@ class _Body:
             raise
 
 
-def _by_priority(files: list[str]) -> Iterator[_Group]:
-    """Part names that are in order where the priority changes."""
+def _by_priority(files: list[str]) -> Iterator[Group]:
+    """Split ordered names where the priority changes."""
     at = 0
     while at < len(files):
         start = names.priority_start(files[at])
@@ -408,16 +415,17 @@ def _by_priority(files: list[str]) -> Iterator[_Group]:
         at = end
 
 
-def _shared_out(
-    group: _Group,
+def _divided(
+    group: Group,
     rank: int,
     consumers: int,
     taken: Iterator[int],
-    offered: Callable[[_Group], Iterator[MessageFile]],
+    as_files: Callable[[Group], Iterator[MessageFile]],
 ) -> Iterator[Iterator[MessageFile]]:
-    """Yield the messages of one priority: its own share, then the others' by parts; now and then the oldest of theirs.
+    """Yield the messages of one priority: the consumer's own share, then the others' shares in parts.
 
-    What was taken is counted from view to view: who takes few from each comes to the oldest too.
+    In between come the oldest messages of the others' shares. `taken` counts from view to view, so that a consumer that
+    takes few messages from each view takes the oldest, too.
     """
     own: list[str | MessageFile] = []
     others: list[str | MessageFile] = []
@@ -430,18 +438,18 @@ def _shared_out(
             others.append(item)
             parts.setdefault(number // consumers % PARTS, []).append(item)
     theirs = list(parts.values())
-    random.shuffle(theirs)  # anew each time: who meets another in one part does not follow him to the next
-    begun: set[str] = set()
+    random.shuffle(theirs)  # each time: two consumers that meet in one part do not go on to the same next part
+    offered: set[str] = set()
 
-    def once(items: _Group) -> Iterator[MessageFile]:
-        for file in offered(items):
-            if file.filename not in begun:
-                begun.add(file.filename)
+    def once(items: Group) -> Iterator[MessageFile]:
+        for file in as_files(items):
+            if file.filename not in offered:
+                offered.add(file.filename)
                 yield file
 
     oldest = once(others)
 
-    def with_oldest(items: _Group) -> Iterator[MessageFile]:
+    def with_oldest(items: Group) -> Iterator[MessageFile]:
         for file in once(items):
             yield file
             if next(taken) % OLDEST_EACH == 0:
@@ -451,5 +459,5 @@ def _shared_out(
 
 
 def _number(file: str) -> int:
-    """Return a number that is the same to all consumers, and tells nothing of a message's place in the order."""
+    """Return a number that is the same for all consumers, and does not depend on a message's place in the order."""
     return crc32(os.fsencode(file))
