@@ -1,6 +1,6 @@
-"""What is claimed in processing/: the only loop over that folder's claims.
+"""The claims in processing/: no other module loops over them.
 
-A claim's name is its own for ever, so a claim that has left processing/ never comes back.
+No two claims ever share a name, so a claim that has left processing/ never comes back.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
 
-#: The claims that this thread has listed in the present block of `listing_once`.
+#: What this thread's current block of `listing_once` has listed.
 _listed = threading.local()
 
 
 def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFile]:
-    """Yield the files in processing/, whoever put them there, by a listing; names that are ignored too.
+    """List the files in processing/, whoever put them there, including ignored names.
 
     Args:
         context: the queue.
-        start: what their names begin with.
+        start: yield only names that begin with this.
     """
     folder = context.layout.processing
     for entry in reading.entries(folder):
@@ -32,11 +32,11 @@ def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFil
 
 
 def claims_in(context: QueueContext, *, foreign: bool = False) -> Iterator[Claim]:
-    """Yield the claims of dropq's own form, by a listing.
+    """List the claims of dropq's own form.
 
     Args:
         context: the queue.
-        foreign: yield instead those of scripts and of DropboxMQ clients, to be met as they were seen.
+        foreign: list instead the claims of scripts and of DropboxMQ clients, as exact claims.
     """
     for file in claimed_files(context):
         claim = file.claim
@@ -48,34 +48,34 @@ def claims_in(context: QueueContext, *, foreign: bool = False) -> Iterator[Claim
 
 
 def find_claim(context: QueueContext, owner: str) -> Claim | None:
-    """Return a claim by its owner and sequence, whatever its deadline is by now."""
-    found = (file.claim for file in claimed_files(context, claim_start(owner)))
-    return next((claim for claim in found if claim is not None), None)
+    """Return the claim with this owner and sequence, whatever its deadline is by now."""
+    claims = (file.claim for file in claimed_files(context, claim_start(owner)))
+    return next((claim for claim in claims if claim is not None), None)
 
 
 def claims_of(context: QueueContext, subscription: str) -> list[Claim]:
-    """Return the claims of a subscription, by a listing."""
+    """List the claims of a subscription."""
     return [claim for claim in claims_in(context) if claim.subscription == subscription]
 
 
 @contextmanager
 def listing_once(context: QueueContext) -> Iterator[None]:
-    """Look up all claims that this thread misses in the block by one listing; it makes no claims there.
+    """Let one listing serve all calls of `renewed` in the block; the block must make no claims.
 
-    A claim that has left processing/ never comes back, so a claim that the listing lacks is gone. A claim that was
-    renewed since is looked up in another listing, which serves the rest of the block.
+    A claim that has left processing/ never comes back, so a claim that is not in the listing is gone. If a claim was
+    renewed after the listing, a new listing serves the rest of the block.
     """
-    around = dict(vars(_listed))  # a signal handler's block interrupts its own thread's
+    outer = dict(vars(_listed))  # a signal handler's block may interrupt a block of the same thread
     _listed.folder, _listed.claims = context.layout.processing, None
     try:
         yield
     finally:
         vars(_listed).clear()
-        vars(_listed).update(around)
+        vars(_listed).update(outer)
 
 
 def renewed(context: QueueContext, claim: Claim) -> Claim | None:
-    """Return what a claim is called now that is not where it was; None where it is gone."""
+    """Return a claim whose file has another name by now, by that name; None if it is gone."""
     owner = claim.owner
     if getattr(_listed, "folder", None) != context.layout.processing:
         return find_claim(context, owner)

@@ -1,4 +1,4 @@
-"""What the modules below the public interface need to know of a root and of an open queue; it changes nothing."""
+"""What the library's modules know of an open root and of an open queue; nothing here changes a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RootContext:
     Attributes:
         layout: its folders.
         config: its configuration, as it was when the root was opened.
-        clock: the file server's.
+        clock: the file server's clock.
         ids: makes the ids of messages.
         timing: how its verbs pace themselves.
     """
@@ -43,14 +43,14 @@ class QueueContext:
     """An open queue.
 
     Attributes:
-        root: the root that it lies in.
+        root: the root that it is in.
         name: its name, for people.
-        public: the object that users know it as: the modules here only pass it on, to the messages that they make.
+        public: the object that users have of it; the library only passes it on, to the messages that it makes.
         layout: its folders.
         config: its configuration, as it was when the queue was opened.
         storage: what changes its files.
         sidecars: the metadata that does not fit into file names.
-        reasons: why messages lie in error/ and expired/.
+        reasons: why messages are in error/ and expired/.
     """
 
     root: RootContext
@@ -74,7 +74,7 @@ class QueueContext:
 
     @property
     def read_locks(self) -> tuple[str, str]:
-        """The files that make the queue look empty to consumers while either exists: the root's, and its own."""
+        """The root's and the queue's read-lock: while either exists, the queue looks empty to consumers."""
         return self.root.layout.read_lock, self.layout.read_lock
 
     @property
@@ -83,10 +83,10 @@ class QueueContext:
         return any(reading.is_there(path, self.clock) for path in self.read_locks)
 
     def refused(self, error: OSError, outcome: str) -> DropqError:
-        """Return the error for a call that was refused: the queue is gone, or the file system would not.
+        """Return NoSuchQueue for a failed call if the queue is gone, else StorageError.
 
         Args:
-            error: of the call.
+            error: the error of the call.
             outcome: what became of the message.
         """
         if isinstance(error, FileNotFoundError) and not reading.exists(self.layout.target):
@@ -95,7 +95,7 @@ class QueueContext:
 
     @contextmanager
     def error_context(self, outcome: str) -> Iterator[None]:
-        """Raise dropq's own error for a call that is refused in the block; it says what became of the messages."""
+        """Raise dropq's own error, with what became of the messages, when a call in the block fails."""
         try:
             yield
         except OSError as error:

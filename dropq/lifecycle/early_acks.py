@@ -1,7 +1,7 @@
 """Acks that come before their messages: each is an empty file in `.dropq/acks/`, named by the message's id.
 
-Whoever unlinks the file uses the ack up, so it settles one message, once. Who dies between that and the archive leaves
-a claim, which any sweep returns: then the message is delivered all the same, and nothing is lost.
+The process that unlinks the file uses the ack up, so an ack settles at most one message. A crash between the unlink and
+the archive leaves a claim, which any sweep returns: the message is delivered after all, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 
-#: What becomes of a message when the ack that came before it cannot be looked at.
+#: What becomes of a message when its early ack cannot be read or removed.
 STAYS = "the message is not acknowledged, and stays in target/"
 
 
 def check(message_id: str) -> None:
-    """Refuse an id whose ack cannot be remembered, with ValueError."""
+    """Raise ValueError for an id whose ack cannot be remembered."""
     if not Name(message_id).generated:
         raise ValueError(
-            f"the ack of {message_id!r} cannot be deferred: only of an id that dropq made it is certain that no other "
-            "message will come under it; acknowledge the message once it is there"
+            f"the ack of {message_id!r} cannot be deferred: only ids that dropq made are never used twice; acknowledge "
+            "the message once it is there"
         )
 
 
 def remember(context: QueueContext, message_id: str) -> None:
-    """Remember an ack, for deferred_ack_expiration from now on; it is as durable as a message that is sent."""
+    """Remember an ack for deferred_ack_expiration; it is as durable as a message that is sent."""
     context.storage.make_folder(context.layout.acks)
     context.storage.write_small(_path(context, message_id), b"")
 
@@ -41,12 +41,12 @@ def forget(context: QueueContext, message_id: str) -> None:
 
 
 def remembered(layout: QueueLayout) -> frozenset[str]:
-    """Return the ids whose acks are remembered, by one listing; some may be too old."""
+    """List the ids whose acks are remembered; some may be too old."""
     return reading.names_in(layout.acks)
 
 
 def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) -> bool:
-    """Archive a waiting message by the ack that came before it, undelivered; False where it is to be delivered.
+    """Archive a waiting message undelivered if its ack came before it; return False if it is to be delivered.
 
     Args:
         context: the queue.
@@ -54,7 +54,7 @@ def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) 
         owner, deadline: of the claim, as for `Transitions.claim`.
 
     Raises:
-        StorageError: it could not be claimed, or not be archived, and is given back; or that is not durable.
+        StorageError: it could not be claimed; or not archived, and was given back; or the archive was not synced.
     """
     message_id = file.name.id
     with context.error_context(STAYS):
@@ -68,19 +68,19 @@ def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) 
             ours = context.storage.unlink(_path(context, message_id))
         if ours:
             Transitions(context).archive(claim)
-        else:  # RACE: it was used up meanwhile, for another message of this id: this one is to be delivered
+        else:  # RACE: another consumer used the ack for another message of this id: this message is to be delivered
             Transitions(context).give_back(claim, counted=False, delay=0)
     except LeaseLost:
         pass  # RACE: a sweep returned it; it was not delivered
     except StorageError:
-        with suppress(LeaseLost):  # it has left all the same, and the error says what is the matter
+        with suppress(LeaseLost):  # it was archived, only not synced, as the error says
             Transitions(context).give_back(claim, counted=False, delay=0)
         raise
     return True
 
 
 def is_over(context: QueueContext, filename: str) -> bool:
-    """Return whether a file in `.dropq/acks/` is an ack that was remembered for long enough."""
+    """Return whether a file in `.dropq/acks/` is an ack that is too old."""
     return Name(filename).generated and not _in_force(context, filename)
 
 

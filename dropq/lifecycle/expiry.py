@@ -12,25 +12,25 @@ from dropq.lifecycle.context import QueueContext
 
 
 def may_expire(context: QueueContext, file: MessageFile) -> bool:
-    """Tell at a glance whether a message that waits can expire at all."""
+    """Return whether a waiting message can expire at all; this is quick, as it parses no name."""
     return context.config.expiration is not None or not names.has_no_expiration(file.filename)
 
 
 def has_expired(context: QueueContext, file: MessageFile) -> bool:
-    """Tell whether the time of a message that waits is over."""
+    """Return whether a waiting message has expired."""
     return may_expire(context, file) and 0 < expires_at(context, file.name, file.arrival) <= context.clock.now_ms()
 
 
 def expires_by_arrival(context: QueueContext, file: MessageFile) -> bool:
-    """Tell whether a message may expire by when its file came, as its name tells no time."""
+    """Return whether a message expires by the time at which its file arrived, as its name contains no time."""
     return context.config.expiration is not None and not (file.name.since or file.name.timestamp)
 
 
 def expires_at(context: QueueContext, name: Name, arrival: int) -> int:
-    """Return when a message expires, in ms since 1970; 0 for never. AMPS's four expiration models."""
+    """Return when a message expires, in ms since 1970; 0 for never."""
     own, config = name.expiration, context.config
     if config.expiration is None:
-        # An unset queue value is unlimited: only the models that look at the message's own can expire it.
+        # The queue sets no limit: only the models that use the message's own expiration can expire it.
         return own if config.expiration_model in ("default", "earliest") else 0
     queues = (name.since or name.timestamp or arrival) + int(config.expiration * 1000)
     match config.expiration_model:

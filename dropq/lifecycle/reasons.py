@@ -1,9 +1,9 @@
-"""Why a message lies in error/ or expired/: a small file beside the state folders, never in the message.
+"""Why a message is in error/ or expired/: a small file beside the state folders, never in the message.
 
-A reason is written before the message moves and holds the name and inode it is about, so that a crash between the
-two leaves a reason that matches nothing and is ignored. An inode of null, in the reasons of a root that is kept as a
-copy (in git, say), fits any file of the name: copies get inodes of their own. In a root that was copied as it was, a
-sweep files the reason by the copy's inode, where the name is unique, because dropq made its id or its mark.
+A reason is written before the message moves, and contains the message's name and inode. A crash between the two steps
+leaves a reason that matches no file and is ignored. An inode of null matches any file of the name, for a root that is
+kept as a copy (in git, say), since copies have other inodes. In a root that was copied as it was, a sweep rewrites a
+reason with the copy's inode, if the name is unique because dropq made its id or its mark.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Reasons:
         self._storage = storage
 
     def path(self, state: str, name: str, inode: int | None) -> str:
-        """Return where the reason of a file would lie; with None, one for any file of the name."""
+        """Return the path of a file's reason; with an inode of None, of a reason for any file of the name."""
         return f"{self.folder}/{state}/{_file(name, inode)}"
 
     def record(self, state: str, name: str, inode: int, fields: Mapping[str, object]) -> None:
-        """Write why a file, about to move to a state under a name, goes there."""
+        """Write why a file is about to move to a state, under a name."""
         path = self.path(state, name, inode)
         self._storage.make_folder(os.path.dirname(path))
         content = {"name": name, "inode": inode, **fields}
         self._storage.write_small(path, json.dumps(content).encode())
 
     def find(self, state: str, name: str, inode: int) -> dict[str, object] | None:
-        """Return why a file lies in a state; None when nothing, or nothing readable, is known of it."""
+        """Return why a file is in a state; None if there is no reason, or none that can be read."""
         for wanted in (inode, None):
             content = _content(self.path(state, name, wanted))
             if content and (content.get("name"), content.get("inode")) == (name, wanted):
@@ -52,45 +52,46 @@ class Reasons:
         return None
 
     def unmatched(self, state: str) -> Iterator[str | None]:
-        """Yield the reasons that are about no file by its name and inode; None on the way.
+        """Yield the paths of reasons that match no file by name and inode, and None for each file looked at meanwhile.
 
-        Where a file has none, they are opened: those of a copied root are filed by its files' inodes, and not yielded.
+        If a file has no reason, the unmatched reasons are opened, and those of a copied root are refiled, not yielded.
 
-        RACE: a reason is written before its file comes. So reasons are listed first, and young ones may yet get theirs.
+        RACE: a reason is written before its file arrives. So reasons are listed first, and the file of a young reason
+        may still arrive.
         """
-        left = set[str]()
+        unmatched = set[str]()
         for entry in entries(f"{self.folder}/{state}"):
-            left.add(entry.name)
+            unmatched.add(entry.name)
             yield None
-        if not left:
+        if not unmatched:
             return
         unexplained = False
         try:
             with listing(f"{_base(self.folder)}/{state}") as files:
                 for entry in files:
                     own = {_file(entry.name, entry.inode())}
-                    if not own & left:
+                    if not own & unmatched:
                         own = {_file(entry.name, None)}
-                        unexplained |= not own & left
-                    left -= own
+                        unexplained |= not own & unmatched
+                    unmatched -= own
                     yield None
         except FileNotFoundError:
-            return  # a state that is not there proves nothing
-        for name in left:
+            return  # a state folder that is missing proves nothing
+        for name in unmatched:
             path = f"{self.folder}/{state}/{name}"
-            yield None if unexplained and self._is_filed(state, path) else path
+            yield None if unexplained and self._try_to_refile(state, path) else path
 
-    def _is_filed(self, state: str, path: str) -> bool:
+    def _try_to_refile(self, state: str, path: str) -> bool:
         try:
             return self.refile(state, path)
         except OSError as error:
-            log.warning("%s is not found by its file, and stays until the next sweep: %s", path, describe(error))
+            log.warning("%s is not matched to its file until the next sweep: %s", path, describe(error))
             return True
 
     def refile(self, state: str, path: str) -> bool:
-        """File a reason by the inode that its file has now; False where it is about no file that is there.
+        """Rewrite a reason with the inode that its file has now; return False if it is about no file that is there.
 
-        Who dies in between leaves two reasons of one content.
+        A crash in between leaves two reasons of the same content.
         """
         content = _content(path)
         folder = f"{_base(self.folder)}/{state}"
@@ -100,17 +101,17 @@ class Reasons:
         try:
             number = inode(f"{folder}/{name}")
         except FileNotFoundError:
-            return False  # RACE: its file went since
+            return False  # RACE: its file went after the look
         if content.get("inode") in (None, number):
-            return True  # of a copy that is kept; or a listing shows other inodes than the files have
+            return True  # it is of a kept copy; or a listing here shows other inodes than the files have
         if exists(self.path(state, name, number)):
-            return False  # the file has another reason, of its own
+            return False  # the file has another reason
         self.record(state, name, number, {key: content[key] for key in content if key not in ("name", "inode")})
         self._storage.unlink(path)
         return True
 
     def drop(self, state: str, name: str, inode: int) -> None:
-        """Forget why a file lay in a state; what cannot be removed now is void, and a sweep collects it."""
+        """Remove a file's reason; if that fails, it matches nothing any more, and a sweep collects it."""
         path = self.path(state, name, inode)
         try:
             self._storage.unlink(path if exists(path) else self.path(state, name, None))
@@ -119,7 +120,7 @@ class Reasons:
 
 
 def explains(folder: str, reason: Mapping[str, object]) -> bool:
-    """Tell whether a reason is about a file that lies in a folder."""
+    """Return whether a reason is about a file that is in a folder."""
     name = reason.get("name")
     if not isinstance(name, str) or os.path.basename(name) != name:
         return False
@@ -130,18 +131,18 @@ def explains(folder: str, reason: Mapping[str, object]) -> bool:
 
 
 def _file(name: str, inode: int | None) -> str:
-    """Return what the reason of a file is called."""
+    """Return the file name of a file's reason."""
     digest = hashlib.sha256(f"{'' if inode is None else inode}/".encode() + os.fsencode(name)).hexdigest()[:32]
     return f"{digest}.json"
 
 
 def _base(folder: str) -> str:
-    """Return the folder that the state folders lie in: two above a queue's reasons."""
+    """Return the folder that contains the state folders: two above a queue's reasons."""
     return os.path.dirname(os.path.dirname(folder))
 
 
 def _content(path: str) -> dict[str, object] | None:
-    """Return what a reason says; None for one that is not there, or damaged by hand, which fsck reports."""
+    """Return what a reason says; None if it is missing, or damaged by hand, which fsck reports."""
     try:
         content = parse_json(read_small(path) or b"null")
     except (OSError, ValueError):

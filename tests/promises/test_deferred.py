@@ -242,7 +242,7 @@ def test_a_message_that_comes_between_is_acknowledged(make: Make, id: str, monke
 @pytest.mark.parametrize("id", ["order-17", "report.csv", "", "../../x", "1763805600000000-012345678", "a/b"])
 def test_only_ids_that_dropq_made_can_be_deferred(make: Make, id: str) -> None:
     queue = make()
-    with pytest.raises(ValueError, match="cannot be deferred: only of an id that dropq made"):
+    with pytest.raises(ValueError, match="cannot be deferred: only ids that dropq made"):
         queue.ack(id, defer=True)
     assert acks(queue) == []
 
