@@ -1,6 +1,6 @@
-"""`max_backlog`: how many messages may be held at once, by all consumers together (AMPS's MaxBacklog).
+"""`max_backlog`: how many messages all consumers together may hold at once (AMPS's MaxBacklog).
 
-Whatever lies in processing/ counts, whoever put it there; a script that claims by `mv` obeys no limit, and is counted.
+Every message in processing/ counts. A script that claims by `mv` is counted, but not limited.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 
 from dropq.format.message_file import MessageFile
 
-#: So many names a listing gets by one call of the kernel, however long they are.
+#: The kernel returns at least this many names by one call, however long they are.
 AT_ONCE = 100
-#: How often more are listed anew.
+#: How often to list again when there are more.
 AGAIN = 2
 
 
@@ -26,12 +26,12 @@ class Backlog:
         self._most = most
 
     def has_room(self, claimed: Collection[MessageFile], again: Callable[[], Collection[MessageFile]]) -> bool:
-        """Tell whether one more may be taken; to be asked under the policy lock.
+        """Return whether one more message may be claimed; call it under the policy lock.
 
         Args:
-            claimed: what lies in processing/.
-            again: lists that anew. RACE: a listing that takes more than one call of the kernel may miss a claim that is
-                being renewed; it has the same owner before and after, so several listings are laid together.
+            claimed: what is in processing/.
+            again: lists that again. RACE: a listing of more than one kernel call may miss a claim that is being
+                renewed. The claim keeps its owner, so the owners of several listings are counted together.
         """
         if len(claimed) < min(self._most, AT_ONCE):
             return True

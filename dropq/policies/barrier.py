@@ -1,17 +1,18 @@
-"""`barrier_expression`: a message that waits for all before it, goes to everybody, and holds what is behind it.
+"""`barrier_expression`: a barrier waits for all messages before it, goes to all subscriptions, and holds all behind it.
 
-A barrier is handed out as topics and jobs are: staged out of sight, committed by one rename, rolled forward by anyone.
+A barrier is handed out as a job is sent: staged out of sight, committed by one rename, rolled forward by anyone.
 
-    .dropq/barriers/TOKEN/SHARE            a link to the message for each subscription that lives: its share
-    processing/TOKEN,0,N~NAME              the message itself; its claim is the commit
-    .dropq/barriers/TOKEN/acked|left|aside/SHARE      shares that are settled; when no other is left, the message is
+    .dropq/barriers/TOKEN/SHARE                    a share: a link to the message, for each living subscription
+    processing/TOKEN,0,N~NAME                      the message itself; its claim is the commit
+    .dropq/barriers/TOKEN/acked|left|aside/SHARE   settled shares; when all are settled, the message is settled
 
 A share is named as a claim, `SUBSCRIPTION-SEQ,DEADLINE,N~NAME`; its SEQ is 0 until the subscription takes it. It is
-settled as any message is, by one rename. The message itself is archived when one of its shares was acknowledged and
-none set aside, goes to error/ or expired/ when one was, and returns to target/ when all who had one are gone.
+settled as any message is, by one rename. When all shares are settled, the message goes to error/ or expired/ if a share
+was set aside; else it is archived if a share was acknowledged; else, as all its subscriptions have ended, it returns to
+target/.
 
-What a crash leaves: a folder without a claim was not committed, or is done with, and is removed; a claim without a
-folder is returned. Both are seen to by whoever looks next, and by any sweep.
+A crash leaves a folder without a claim, or a claim without a folder. Such a folder was not committed, or is done with,
+and is removed; such a claim is returned to target/. The next look does that, or any sweep.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from dropq.storage import liveness, reading
 
 log = logging.getLogger("dropq")
 
-#: Milliseconds after which a folder without a claim is removed by a sweep, which does not take the policy lock.
+#: Milliseconds after which a sweep removes a folder without a claim; a sweep does not take the policy lock.
 STAGING_AGE = 60_000
 
 _ACKED, _LEFT, _ASIDE = "acked", "left", "aside"
@@ -45,48 +46,52 @@ _WHY = ".why.json"
 
 
 class Barrier:
-    """What the barriers of a queue are to one subscription; all of it is to be called under the policy lock.
+    """The barriers of a queue, as one subscription meets them; its methods need the policy lock.
 
     Args:
         context: the queue.
-        subscription: its id.
+        subscription: the subscription's id.
     """
 
     def __init__(self, context: QueueContext, subscription: str) -> None:
         assert context.config.barrier_expression is not None
         self._context = context
         self._subscription = subscription
-        self._matches = wanting(context, context.config.barrier_expression)
+        #: Returns whether a waiting message is a barrier.
+        self.matches = wanting(context, context.config.barrier_expression)
         self._out: Shares | None = None
         self._delayed: list[tuple[str, str]] = []
 
     def look(self, claimed: Collection[MessageFile]) -> None:
-        """See whether a barrier is out, by what lies in processing/, and finish what a crash left half-done."""
+        """Find the barrier that is handed out, if any, and finish what a crash left.
+
+        Args:
+            claimed: what is in processing/.
+        """
         self._out = None
         for shares in all_shares(self._context):
-            # RACE: where there are no locks, or the lock file was removed, it may have been claimed since the listing.
+            # RACE: without locks, or after the lock file was removed, it may have been claimed after the listing.
             is_claimed = any(file.claim is not None and file.claim.owner == shares.token for file in claimed)
             if not is_claimed and find_claim(self._context, shares.token) is None:
-                shares.clear()  # nobody stages a barrier while we have the lock
+                shares.clear()  # no other consumer stages a barrier while this one has the lock
             elif not shares.complete():
                 self._out = shares
 
     @property
     def is_out(self) -> bool:
-        """Whether a barrier is handed out: nothing else is, until it is settled."""
+        """Whether a barrier is handed out: until it is settled, no other message is."""
         return self._out is not None
 
-    def is_one(self, file: MessageFile) -> bool:
-        """Tell whether a waiting message is a barrier."""
-        return self._matches(file)
-
     def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Claim, Transitions] | None:
-        """Take the subscription's share of the barrier that is out, and what settles it; None where it has none.
+        """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
 
         Args:
             owner: what identifies the claim.
             deadline: when its lease runs out, in ms since 1970; 0 for never.
-            wanted: returns whether a share is to be taken, by its file name.
+            wanted: returns whether to take a share, by its file name.
+
+        Returns:
+            None if there is no barrier, or no share to take.
         """
         if self._out is None:
             return None
@@ -94,19 +99,19 @@ class Barrier:
         return None if claim is None else (claim, self._out)
 
     def look_at_delayed(self) -> None:
-        """See what was given back and is delayed: that is not settled.
+        """List the delayed messages that were delivered before: these are not settled.
 
-        It is to be called before target/ is listed: what a sweep lets in meanwhile is seen here or there.
+        Call it before target/ is listed: a message that a sweep moves there meanwhile is in one listing or in both.
         """
         delayed = map(self._context.sidecars.file, reading.names_in(self._context.layout.delayed))
         self._delayed = [_place(file) for file in delayed if file.name.delivery_count > 0]
 
     def hand_out(self, file: MessageFile, *, alone: Callable[[], bool]) -> None:
-        """Hand out a barrier that is the first of what waits, while nothing is held, unless it has to wait.
+        """Hand out a barrier, unless a delayed message is before it; nothing else may be claimed, or wait before it.
 
         Args:
             file: the barrier.
-            alone: tells whether the policy lock is still ours.
+            alone: returns whether this consumer still has the policy lock.
         """
         context = self._context
         if any(place < _place(file) for place in self._delayed):
@@ -114,29 +119,29 @@ class Barrier:
         token = claim_owner(f"{BARRIER}-{secrets.token_hex(5)}", 0)
         shares = Shares(context, token)
         staged = shares.prepare(file, {self._subscription, *_alive(context)})
-        # The commit. Who dies before it leaves a folder that belongs to no claim.
-        # RACE: a script that takes the message by `mv`; whose rename succeeds has it.
+        # The commit. A crash before it leaves a folder without a claim.
+        # RACE: with a script that claims the message by `mv`. The process whose rename succeeds has it.
         if not staged or not alone() or Transitions(context).claim(file, token, 0) is None:
             shares.clear()
         else:
             self._out = shares
 
     def leave(self) -> None:
-        """Give up what the subscription has of barriers: it ends."""
+        """Give up the subscription's shares: it ends."""
         give_up(self._context, self._subscription)
 
 
 class Shares(Transitions):
-    """The shares of one barrier: a life of their own, in a folder of their own, at whose end the barrier is settled.
+    """The transitions of one barrier's shares, in a folder of their own; the last share settles the barrier.
 
     Args:
-        context: the queue, which settle the barrier itself.
-        token: what claims the barrier.
+        context: the queue.
+        token: the owner of the claim on the barrier.
     """
 
     def __init__(self, context: QueueContext, token: str) -> None:
         self._queue = context
-        #: What claims the barrier.
+        #: The owner of the claim on the barrier.
         self.token = token
         self._folder = f"{context.layout.barriers}/{token}"
         super().__init__(replace(context, layout=context.layout.holding_in(self._folder)))
@@ -144,9 +149,10 @@ class Shares(Transitions):
     # -- handing out -------------------------------------------------------------------------------------------
 
     def prepare(self, file: MessageFile, subscriptions: Iterable[str]) -> bool:
-        """Link a waiting message for each subscription; False when it is gone.
+        """Link a waiting message for each subscription; return False if it is gone.
 
-        The folder is hidden until it is whole: a listing that a network file system keeps shows all shares or none.
+        The folder is hidden until it is complete, so that a listing that a network file system has kept shows all
+        shares or none.
         """
         _, own_name = self.next_delivery(file)
         hidden = f"{self._queue.layout.barriers}/.{self.token}"
@@ -165,11 +171,11 @@ class Shares(Transitions):
         return True
 
     def _share(self, subscription: str, own_name: str) -> Claim:
-        """Return a share that its subscription has not taken yet, or is to take again."""
+        """Return a free share: its subscription has not taken it yet, or is to take it again."""
         return Claim(claim_owner(subscription, 0), 0, 0, own_name, self._folder)
 
     def take(self, subscription: str, owner: str, deadline: int, wanted: Callable[[str], bool]) -> Claim | None:
-        """Take the share of a subscription; None when it has none that is free and wanted."""
+        """Take the share of a subscription; return None if it has no share that is free and wanted."""
         for share in self.claims():
             if share.subscription != subscription or not _is_free(share) or not wanted(share.own_name):
                 continue
@@ -177,13 +183,13 @@ class Shares(Transitions):
             if name.not_before > self.context.clock.now_ms():
                 return None
             taken = Claim(owner, deadline, name.delivery_count + 1, share.own_name, self._folder)
-            with suppress(FileNotFoundError):  # RACE: a sweep took the subscription for dead
+            with suppress(FileNotFoundError):  # RACE: a sweep took the subscription for dead, and gave up its share
                 self.context.storage.rename(share.path, taken.path)
                 return taken
         return None
 
     def claims(self) -> list[Claim]:
-        """Return the shares that are not settled."""
+        """List the shares that are not settled."""
         return list(claims_in(self.context))
 
     # -- settling a share --------------------------------------------------------------------------------------
@@ -194,7 +200,7 @@ class Shares(Transitions):
         return Location("processed", claim.own_name)
 
     def archived(self, location: Location | None = None, fate: str = "") -> None:
-        """Do nothing: a share is no message, and the barrier is made durable when it is settled."""
+        """Do nothing: the barrier is synced when it is settled."""
 
     def _move_back(self, claim: Claim, name: Name) -> Location:
         """Return a share to its subscription, which is to take it again."""
@@ -211,7 +217,7 @@ class Shares(Transitions):
         *,
         cancel: bool = False,
     ) -> Location:
-        """Refuse a share: the barrier goes to error/ or expired/ when all are settled, with this reason."""
+        """Settle a share so that the barrier goes to error/ or expired/, with this reason, when all are settled."""
         why = {"state": state, "reason": reason, "details": {"holder": claim.owner, **(details or {})}}
         try:
             self.context.storage.write_small(f"{self._folder}/{_WHY}", json.dumps(why).encode())
@@ -226,7 +232,7 @@ class Shares(Transitions):
 
     def _move_out(self, claim: Claim, move: Callable[[str, *Rest], T], *args: *Rest) -> T:
         if find_claim(self._queue, self.token) is None:
-            raise LeaseLost(self._lost(claim))  # somebody settled, or requeued, the barrier itself
+            raise LeaseLost(self._lost(claim))  # the barrier itself was settled or requeued
         try:
             return super()._move_out(claim, move, *args)
         except StorageError as error:
@@ -237,9 +243,10 @@ class Shares(Transitions):
     # -- settling the barrier ----------------------------------------------------------------------------------
 
     def complete(self) -> bool:
-        """Settle the barrier when no share is left; tell whether none is.
+        """Settle the barrier if all shares are settled; return whether they are.
 
-        RACE: whoever settled the last share, whoever looks next, and sweeps; whose rename succeeds settles it.
+        RACE: between the consumer that settled the last share, the next look, and sweeps. The process whose rename
+        succeeds settles the barrier.
         """
         if self.claims() or self.claims():  # RACE: a listing may miss a file that is being renamed; two in a row do not
             return False
@@ -258,42 +265,42 @@ class Shares(Transitions):
         else:
             left = map(self.context.sidecars.file, reading.names_in(f"{self._folder}/{_LEFT}"))
             delivered = any(share.delivery_count >= barrier.number for share in left)
-            # Not delayed: what is behind it would pass it.
+            # Without a delay, as messages behind the barrier would pass it meanwhile.
             Transitions(self._queue).give_back(barrier, counted=delivered, delay=0)
 
     def _why(self) -> tuple[str, str, Mapping[str, object]]:
-        """Return where the barrier goes, with the reason and its details, as the last to set a share aside wrote it."""
+        """Return the barrier's state, reason and details, as written when a share was last set aside."""
         try:
-            said = reading.parse_json(reading.read_small(f"{self._folder}/{_WHY}") or b"null")
-            state, reason, details = said["state"], said["reason"], dict(said["details"])  # type: ignore[index]
+            why = reading.parse_json(reading.read_small(f"{self._folder}/{_WHY}") or b"null")
+            state, reason, details = why["state"], why["reason"], dict(why["details"])  # type: ignore[index]
             if state in WITH_REASON:
                 return state, str(reason), details
-        except (ValueError, TypeError, KeyError) as error:  # it was cut off by a power cut, or by hand
+        except (ValueError, TypeError, KeyError) as error:  # damaged by a power cut, or by hand
             log.warning("%s/%s is damaged: %s", self._folder, _WHY, error)
         return "error", "rejected", {}
 
     def clear(self) -> None:
-        """Remove the folder, whole: its claim, if it is made in this moment, finds all of it or nothing."""
+        """Remove the folder, after a rename: a claim that is made at this moment finds all of the folder or nothing."""
         gone = f"{self._queue.layout.barriers}/{GONE_PREFIX}{secrets.token_hex(8)}"
         with suppress(FileNotFoundError):
             self.context.storage.rename_folder(self._folder, gone)
             self.context.storage.remove_tree(gone)
 
     def sweep(self) -> int:
-        """Give back what outlived its lease, and give up what nobody can take any more; return how many there were."""
-        seen_to = 0
+        """Give back shares whose leases ran out, and give up those of unknown subscriptions; return how many."""
+        swept = 0
         now, known = self.context.clock.now_ms(), liveness.known(self._queue.layout.consumers)
         for share in self.claims():
-            share.exact = True  # RACE: whoever renewed it since the listing keeps it
+            share.exact = True  # RACE: if it was renewed after the listing, its holder keeps it
             with suppress(LeaseLost):
                 if _is_free(share) and share.subscription not in known:
                     self._settle(share, _LEFT)
-                    seen_to += 1
+                    swept += 1
                 elif 0 < share.deadline <= now:
                     self.give_back(share)
-                    seen_to += 1
+                    swept += 1
         self.complete()
-        return seen_to
+        return swept
 
     def leave(self, subscription: str) -> int:
         """Give up the shares of one subscription; return how many it had."""
@@ -307,31 +314,31 @@ class Shares(Transitions):
 
 
 def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:
-    """Give back shares whose leases ran out, and finish what crashes left; return how many there were.
+    """Give back shares whose leases ran out, and finish what crashes left; return how many shares and barriers.
 
-    The shares of the dead are given up before their deaths are forgotten, by `give_up`. It takes no lock: each step is
-    one rename, which somebody else may have made.
+    Before this, `give_up` is to give up the shares of subscriptions that are found dead. A sweep takes no lock: each
+    step is one rename, which another process may have made first.
 
     Args:
         context: the queue.
-        claims: what lies in processing/.
+        claims: what is in processing/.
     """
-    seen_to = 0
+    swept = 0
     for name in reading.names_in(context.layout.barriers):
         path = f"{context.layout.barriers}/{name}"
         if name[0] == "." and context.age_ms(path) > STAGING_AGE:
-            context.storage.remove_tree(path)  # who was making it, or removing it, is dead
+            context.storage.remove_tree(path)  # the process that was making or removing it is dead
     for shares in all_shares(context):
         if find_claim(context, shares.token) is not None:
-            seen_to += shares.sweep()
+            swept += shares.sweep()
         elif context.age_ms(shares.context.layout.processing) > STAGING_AGE:
             shares.clear()
     for claim in claims:
         if claim.of_barrier and not reading.is_there(f"{context.layout.barriers}/{claim.owner}", context.clock):
             with suppress(LeaseLost):
                 Transitions(context).give_back(claim, counted=False, delay=0)
-                seen_to += 1
-    return seen_to
+                swept += 1
+    return swept
 
 
 def give_up(context: QueueContext, subscription: str) -> int:
@@ -345,7 +352,7 @@ def sharers(context: QueueContext) -> set[str]:
 
 
 def find_share(context: QueueContext, owner: str) -> tuple[Claim, Transitions] | None:
-    """Return the share of a barrier that a claim took, and what settles it."""
+    """Return the share with this claim owner, and what settles it; None if there is none."""
     for shares in all_shares(context):
         if (share := find_claim(shares.context, owner)) is not None:
             return share, shares
@@ -353,14 +360,14 @@ def find_share(context: QueueContext, owner: str) -> tuple[Claim, Transitions] |
 
 
 def all_shares(context: QueueContext) -> Iterator[Shares]:
-    """Yield the shares of each barrier that is out, or staged; a hidden folder is not whole, or not any more."""
+    """Yield the shares of each barrier that is staged or handed out; hidden folders are being made or removed."""
     for entry in reading.entries(context.layout.barriers):
         if entry.name[0] != "." and entry.is_dir(follow_symlinks=False):
             yield Shares(context, entry.name)
 
 
 def give_up_old(context: QueueContext, known: Collection[str], seconds: float) -> int:
-    """Give up shares without a lease whose holders have no sign of life, and that were taken so long ago."""
+    """Give up shares without a lease whose holders show no sign of life, and that are this old; return how many."""
     given_up = 0
     for shares in all_shares(context):
         for share in shares.claims():
@@ -375,13 +382,13 @@ def _is_free(share: Claim) -> bool:
 
 
 def _place(file: MessageFile) -> tuple[str, str]:
-    """Return what sorts a message by time alone."""
+    """Return what sorts messages by time, whatever their priority."""
     _, time, name = names.order(file.name, file.arrival)
     return time, name
 
 
 def _alive(context: QueueContext) -> Iterator[str]:
-    """Yield the subscriptions that live, and those of which nobody here can tell."""
+    """Yield the subscriptions that live, or may live: behind some mounts that cannot be seen from here."""
     for subscription in liveness.known(context.layout.consumers):
         if not liveness.is_dead(context.layout.consumers, subscription):
             yield subscription

@@ -1,7 +1,4 @@
-"""Policies of a queue: who may send and who may receive, when, and in which order; a file each.
-
-None of them is built for a queue that does not ask for it: the plain path stays short.
-"""
+"""Build the policies that a queue's configuration asks for; other queues take the short plain path."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def view_of(context: QueueContext, state: str = "target", *, depth: int | None = None) -> Ready:
-    """Make a view of a state's messages, in the order of delivery that the queue asks for.
+    """Return a view of a state's messages, in the queue's order of delivery.
 
     Args:
         context: the queue.
         state: the state.
-        depth: how many messages the view holds at the most; None for all.
+        depth: the most messages that the view holds; None for all.
     """
     folder, sidecars, config = context.layout.folder(state), context.sidecars, context.config
     ignored = ignoring(config.ignore)
@@ -36,14 +33,14 @@ def view_of(context: QueueContext, state: str = "target", *, depth: int | None =
 def gate_for(
     context: QueueContext, subscription: str, *, allowed: int | None, filter: str | None, lasting: bool
 ) -> Gate | None:
-    """Make what stands between a queue's messages and one subscription; None where the queue has no such policy.
+    """Return the receive policies of a queue for one subscription; None if the queue has none.
 
     Args:
         context: the queue.
-        subscription: its id.
+        subscription: the subscription's id.
         allowed: how many messages it may hold; None for any number.
         filter: which messages it takes; None for all.
-        lasting: it lives on between its looks.
+        lasting: whether it lasts from one look to the next.
     """
     config = context.config
     if config.max_backlog is None and config.barrier_expression is None and config.fairness_model == "fast":

@@ -1,10 +1,10 @@
-"""`fairness_model`: whose turn the next message is, among consumers that know each other only through the queue.
+"""`fairness_model`: which consumer takes the next message; consumers know each other only through the queue.
 
-Each subscription has a file in `.dropq/turns/`, empty but for its filter, whose name is its standing: how many it may
-hold, when it last took a message, and whether it waits for one. One listing, under the policy lock, tells a consumer
-whether another is to have the message that it would take. It leaves it to that one, for `Timing.turn_patience` at the
-most: who does not come for its turn is passed over, and counts again when it next asks. So a consumer that is stopped,
-or looks seldom, costs the others a moment, and keeps nothing from them.
+Each subscription has a file in `.dropq/turns/`, which contains only its filter. The file's name says how many messages
+the subscription may hold, when it last took a message, and whether it waits for a message. A consumer lists the folder
+under the policy lock, and sees whether another subscription is to have the message that it would take. If so, it leaves
+the message to it for at most `Timing.turn_patience`. A subscription that does not come for its turn is passed over
+until it asks again. So a consumer that is stopped, or seldom looks, delays the others only for a moment.
 
     SUBSCRIPTION,ALLOWED,TURN,waits|busy        ALLOWED 0: no limit; TURN: the number of its last turn, 0 for none
 """
@@ -32,7 +32,7 @@ _STANDING = re.compile(r"([\w*%+-]+),(\d+),(\d+),(waits|busy)", re.ASCII)
 
 
 class Standing(NamedTuple):
-    """Where a subscription stands: how many it may hold (0: any number), its last turn, and whether it waits."""
+    """How many messages a subscription may hold (0: any number), its last turn, and whether it waits."""
 
     subscription: str
     allowed: int
@@ -53,7 +53,7 @@ class Turns:
         subscription: its id.
         allowed: how many messages it may hold; None for any number.
         filter: which messages it takes; None for all.
-        lasting: it lives on between its looks; else others need not wait for it.
+        lasting: whether it lasts from one look to the next; if not, others do not wait for it.
     """
 
     def __init__(
@@ -73,50 +73,54 @@ class Turns:
         self._since = 0.0
 
     def look(self, claimed: Iterable[MessageFile]) -> None:
-        """See how all stand, by what lies in processing/; to be called under the policy lock, before the others."""
+        """Read the turns of all subscriptions; call it first, under the policy lock.
+
+        Args:
+            claimed: what is in processing/.
+        """
         standings = _standings(self._folder)
         self._own = standings.pop(self._own.subscription, self._own._replace(waits=False))
-        self._others = [one for one in standings.values() if one.waits]
-        self._last = max((one.turn for one in standings.values()), default=0)
+        self._others = [other for other in standings.values() if other.waits]
+        self._last = max((other.turn for other in standings.values()), default=0)
         if self._proportional and self._others:
             self._held = Counter(file.claim.subscription for file in claimed if file.claim is not None)
 
     def is_anothers(self, file: MessageFile) -> bool:
-        """Tell whether a message is to be left to another subscription, which waits for one like it."""
-        while rivals := [one for one in self._others if self._is_before(one) and self._takes(one, file)]:
+        """Return whether a message is to be left to another subscription, which waits and would take it."""
+        while rivals := [other for other in self._others if self._is_before(other) and self._takes(other, file)]:
             first = min(rivals, key=self._place)
-            if not self._has_gone(first):
+            if not self._is_passed_over(first):
                 return True
             self._others.remove(first)
         self._left_to = None
         return False
 
     def took(self) -> None:
-        """Count a turn: it comes behind all the others now."""
+        """Count a turn: the subscription is behind all others now."""
         self._become(self._own._replace(turn=max(self._last, self._own.turn) + 1, waits=False))
 
     def ask(self) -> None:
-        """Say that it waits; may be called without the lock."""
+        """Note that the subscription waits; may be called without the lock."""
         if self._lasting and not self._own.waits:
             self._become(self._own._replace(waits=True))
 
     def leave(self) -> None:
-        """Take no more turns."""
+        """Remove the subscription's file: it ends."""
         for file in reading.names_in(self._folder):
             if file.startswith(f"{self._own.subscription},"):
-                with suppress(OSError):  # what stays is of a dead one: whoever meets it, or a sweep, removes it
+                with suppress(OSError):  # if it stays, another consumer or a sweep removes it, as that of a dead one
                     self._context.storage.unlink(f"{self._folder}/{file}")
 
     def _is_before(self, other: Standing) -> bool:
         return not self._lasting or self._place(other) < self._place(self._own)
 
-    def _place(self, one: Standing) -> tuple[float, int, str]:
-        """Return what sorts subscriptions: the least part of what they may hold, then the longest without a turn."""
-        share = self._held[one.subscription] / one.allowed if self._proportional and one.allowed else 0.0
-        return share, one.turn, one.subscription
+    def _place(self, standing: Standing) -> tuple[float, int, str]:
+        """Return what sorts subscriptions: the smallest part of what they may hold, then the longest without a turn."""
+        part = self._held[standing.subscription] / standing.allowed if self._proportional and standing.allowed else 0.0
+        return part, standing.turn, standing.subscription
 
     def _takes(self, other: Standing, file: MessageFile) -> bool:
-        """Tell whether a message passes the filter of another subscription, which is read once."""
+        """Return whether a message passes the filter of another subscription; the filter is read once."""
         if other.subscription not in self._wants:
             self._wants[other.subscription] = self._filter_of(other)
         wants = self._wants[other.subscription]
@@ -126,12 +130,12 @@ class Turns:
         try:
             text = (reading.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="surrogatepass")
             return wanting(self._context, text) if text else None
-        except (DropqError, ValueError) as error:  # as where it needs an extra: it is taken to want all
+        except (DropqError, ValueError) as error:  # it may need an extra: the subscription counts as taking all
             log.warning("%s takes turns by a filter that cannot be read here: %s", other.subscription, error)
             return None
 
-    def _has_gone(self, first: Standing) -> bool:
-        """Tell whether who is next does not count any more: it is dead, or did not come for its turn."""
+    def _is_passed_over(self, first: Standing) -> bool:
+        """Return whether the subscription whose turn it is loses it: it is dead, or did not come for `PATIENCE`."""
         now = time.monotonic()
         if self._left_to != first:
             if liveness.is_dead(self._context.layout.consumers, first.subscription):
@@ -148,13 +152,13 @@ class Turns:
             return
         try:
             self._write(standing)
-        except OSError as error:  # a turn that is not written down is no reason to lose the message that was taken
+        except OSError as error:  # the turn may get lost, but not the message that was claimed
             log.warning("the turn of %s is not kept: %s", standing.subscription, describe(error))
         self._own = standing
 
     def _write(self, standing: Standing) -> None:
         if not self._rename(self._own, standing):
-            # RACE: another passed it over since; or a sweep took it for a dead one's, or it is the first time.
+            # RACE: another consumer passed it over, or a sweep removed it as a dead one's; or it is not made yet.
             known = _standings(self._folder).get(standing.subscription)
             if known is None or not self._rename(known, standing):
                 self._context.storage.make_folder(self._folder)
@@ -171,22 +175,23 @@ class Turns:
 
 
 def _standings(folder: str) -> dict[str, Standing]:
-    """Return the standings by subscription."""
-    found = {}
+    """List the standings, by subscription."""
+    standings = {}
     for file in reading.names_in(folder):
         if match := _STANDING.fullmatch(file):
-            found[match[1]] = Standing(match[1], int(match[2]), int(match[3]), match[4] == "waits")
-    return found
+            standings[match[1]] = Standing(match[1], int(match[2]), int(match[3]), match[4] == "waits")
+    return standings
 
 
 def waiting_by_turn(context: QueueContext) -> tuple[str, ...]:
-    """Return the subscriptions that wait, the one that has gone without a turn the longest first."""
-    waiting = sorted((one.turn, one.subscription) for one in _standings(context.layout.turns).values() if one.waits)
+    """Return the subscriptions that wait, the longest without a turn first."""
+    standings = _standings(context.layout.turns).values()
+    waiting = sorted((standing.turn, standing.subscription) for standing in standings if standing.waits)
     return tuple(subscription for _, subscription in waiting)
 
 
 def clear(context: QueueContext, known: Collection[str]) -> int:
-    """Remove the standings of subscriptions that are not known any more; return how many there were."""
+    """Remove the files of subscriptions that are not known any more; return how many there were."""
     folder = context.layout.turns
     gone = [file for file in reading.names_in(folder) if file.lstrip(".").partition(",")[0] not in known]
     for file in gone:

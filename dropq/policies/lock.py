@@ -1,7 +1,7 @@
-"""The lock of a queue's policies: its holder may look, and then act by what it saw.
+"""The lock of a queue's policies: its holder reads the state of the queue, and acts by it.
 
-It guards policy alone. Without it, as on a file system that has no locks, nothing is lost or handed out twice, because
-the rename decides; two that look at once can only exceed a limit, or take a turn twice.
+The lock guards policy only. Without it, as on a file system that has no locks, nothing is lost or handed out twice,
+because the rename decides. Two consumers that look at the same time can only exceed a limit, or take a turn twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dropq.storage.reading import inode
 
 log = logging.getLogger("dropq")
 
-#: Seconds between two tries: the kernel would wait for a lock without end.
+#: Seconds between two tries; the kernel can wait for a lock, but not for a limited time.
 POLL = 0.001
 
 
@@ -36,10 +36,10 @@ class PolicyLock:
 
     @contextmanager
     def held(self, before_waiting: Callable[[], None]) -> Iterator[bool]:
-        """Hold the lock for a block; yield False where another process kept it for too long.
+        """Hold the lock for a block; yield False if another process kept it for too long.
 
         Args:
-            before_waiting: called when another process has it.
+            before_waiting: called when another process has the lock.
 
         Raises:
             StorageError: the lock file cannot be made or opened.
@@ -58,16 +58,16 @@ class PolicyLock:
                 file.close()
 
     def _open(self) -> LockFile | None:
-        """Open the lock file; make it with the queue's modes, as others of its group have to open it.
+        """Open the lock file; if it is missing, make it with the queue's modes, so that other users can open it.
 
-        Return None where the NFS server has just asked a client to give the file back.
+        Return None if the NFS server has just asked a client to give the file back: try again.
         """
         while True:
             try:
                 return LockFile(self._path, self._folder)
             except FileNotFoundError:
                 self._storage.make_folder(self._folder)
-                self._storage.touch(self._path)  # RACE: if somebody removes it again and again, so do we
+                self._storage.touch(self._path)  # RACE: another process may remove it again; then make it again
             except BlockingIOError:
                 return None
 
@@ -79,12 +79,12 @@ class PolicyLock:
             if not locks.are_missing(error):
                 raise
             if not self._warned:
-                log.warning("%s: no locks on this file system: limits and turns may be missed by a few", self._path)
+                log.warning("%s: no locks on this file system: limits and turns hold only roughly", self._path)
             self._warned = True
         return True
 
     def _tries(self, before_waiting: Callable[[], None]) -> Iterator[None]:
-        """Yield for each try to take the lock, until it has taken too long."""
+        """Yield for each try to take the lock, until its time is over."""
         yield
         before_waiting()
         until = time.monotonic() + self._patience
@@ -95,7 +95,7 @@ class PolicyLock:
 
     @property
     def broken(self) -> bool:
-        """Whether the file was taken away since it was opened: another process may hold the lock of a new one."""
+        """Whether the file was removed since it was opened: another process may hold the lock of a new file."""
         try:
             return inode(self._path) != self._inode
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What stands between a waiting message and its consumer where the queue has a policy: one lock, and what it guards.
+"""The receive policies of a queue, as one subscription meets them: limits, barriers and turns, under one lock.
 
-Each look goes through the gate as a whole: it takes the lock, sees how things stand, takes one message at the most, and
-lets go. What is seen under the lock stays true until it is released, as far as consumers of dropq's are concerned.
+Each look takes the lock, reads the state of the queue, claims at most one message, and releases the lock. No dropq
+consumer of the queue changes that state meanwhile.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from dropq.storage.failures import describe, error_context
 
 log = logging.getLogger("dropq")
 
-#: Seconds after which to look again where it is an ack, which gives no event, that opens the gate.
+#: Seconds until the next look while only an ack, which causes no event, can end the wait.
 RECHECK = 0.05
-#: Seconds after which to look again where another subscription has a moment to come for its turn.
+#: Seconds until the next look while a message is left to another subscription.
 TURN_RECHECK = 0.002
 #: What becomes of messages when a look fails.
 UNTOUCHED = "no message was touched"
 
 
 class Gate:
-    """The policies of a queue as one subscription meets them.
+    """The receive policies of a queue, as one subscription meets them.
 
     Args:
         context: the queue.
         subscription: the subscription's id.
         allowed: how many messages it may hold; None for any number.
         filter: which messages it takes, beyond the queue's own filter; None for all.
-        lasting: it lives on between its looks.
+        lasting: whether it lasts from one look to the next.
     """
 
     def __init__(
@@ -65,25 +65,25 @@ class Gate:
         self._turns: Turns | None = None
         if config.fairness_model != "fast":
             self._turns = Turns(context, subscription, allowed=allowed, filter=filter, lasting=lasting)
-        #: Whether a policy keeps back what waits, for now.
-        self.holds_up = False
-        #: Whether that is so because of a barrier, which waits, or is handed out.
+        #: Whether the subscription may take nothing at present.
+        self.must_wait = False
+        #: Whether the reason is a barrier, which waits or is handed out.
         self.at_barrier = False
-        #: Whether that is so because it is the turn of another, who is to come for it.
-        self.gives_way = False
-        #: Seconds after which to look again although nothing came; None where news tell.
+        #: Whether the reason is that the next message is left to another subscription.
+        self.is_anothers_turn = False
+        #: Seconds until the next look even if no event comes; None to wait for an event.
         self.recheck: float | None = None
         self._claimed: list[MessageFile] = []
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
-        """Be alone in looking and taking for the block; False where that is not to be had now.
+        """Hold the policy lock for the block; yield False if another consumer kept it for too long.
 
         Raises:
-            StorageError: the lock cannot be had for another reason than that somebody has it.
+            StorageError: the lock file or a folder of the queue cannot be used.
         """
         with self._lock.held(self.waits) as alone:
-            self.holds_up, self.gives_way, self.recheck = not alone, False, None if alone else RECHECK
+            self.must_wait, self.is_anothers_turn, self.recheck = not alone, False, None if alone else RECHECK
             self.at_barrier = False
             if alone:
                 with error_context(UNTOUCHED):
@@ -97,40 +97,37 @@ class Gate:
         if self._barrier is not None:
             self._barrier.look(self._claimed)
             if self._barrier.is_out:
-                self._hold_up_at_barrier()
+                self.wait_at_barrier()
         if self._backlog is not None and not self._backlog.has_room(self._claimed, self._listed):
-            self._hold_up(RECHECK)
+            self._wait(RECHECK)
 
     def _listed(self) -> list[MessageFile]:
-        """Return what is held now, whoever holds it; a claim that is renewed meanwhile is held all the same."""
+        """List what is claimed, whoever claimed it."""
         return [file for file in claimed_files(self._context) if not self._ignored(file.filename)]
 
-    def _hold_up(self, recheck: float) -> None:
-        self.holds_up, self.recheck = True, recheck
-
-    def _hold_up_at_barrier(self) -> None:
-        self._hold_up(RECHECK)
-        self.at_barrier = True
+    def _wait(self, recheck: float) -> None:
+        self.must_wait, self.recheck = True, recheck
 
     # -- barriers ----------------------------------------------------------------------------------------------
 
     def is_barrier(self, file: MessageFile) -> bool:
-        """Tell whether a waiting message is a barrier; may be called without the lock."""
-        return self._barrier is not None and self.is_here(file) and self._barrier.is_one(file)
+        """Return whether a waiting message is a barrier; may be called without the lock."""
+        return self._barrier is not None and self.is_here(file) and self._barrier.matches(file)
 
     def is_here(self, file: MessageFile) -> bool:
-        """Tell whether a waiting message is in the queue: it passes the queue's filter, and its time is not over."""
+        """Return whether a waiting message passes the queue's own filter and has not expired."""
         return (self._belongs is None or self._belongs(file)) and not has_expired(self._context, file)
 
-    def wait_for_others(self) -> None:
-        """Take nothing until others have settled what is before a barrier."""
-        self._hold_up_at_barrier()
+    def wait_at_barrier(self) -> None:
+        """Take nothing for now: a barrier waits for the messages before it, or is handed out."""
+        self._wait(RECHECK)
+        self.at_barrier = True
 
     def is_ready_for_barrier(self) -> bool:
-        """Tell whether nothing is held; to be asked before target/ is listed for what is before a barrier."""
+        """Return whether nothing is claimed; call it before target/ is listed for the messages before a barrier."""
         assert self._barrier is not None
         if self._claimed:
-            self.wait_for_others()
+            self.wait_at_barrier()
             return False
         with error_context(UNTOUCHED):
             self._barrier.look_at_delayed()
@@ -138,16 +135,19 @@ class Gate:
         return True
 
     def hand_out(self, barrier: MessageFile) -> None:
-        """Hand out a barrier before which nothing waits, unless something before it is delayed."""
+        """Hand out the first waiting message, a barrier, unless a delayed message is before it."""
         assert self._barrier is not None
-        self._hold_up_at_barrier()
+        self.wait_at_barrier()
         with error_context("the barrier stays in target/"):
             self._barrier.hand_out(barrier, alone=lambda: not self._lock.broken)
 
     def share(
         self, owner: Callable[[], str], deadline: Callable[[], int], wanted: Callable[[str], bool]
     ) -> tuple[Claim, Transitions] | None:
-        """Take the share of a barrier that is out, where its file is wanted, and what settles it; else None."""
+        """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
+
+        Return None if there is no share to take, or `wanted` returns False for its file name.
+        """
         if self._barrier is None or not self._barrier.is_out:
             return None
         with error_context(UNTOUCHED):
@@ -156,27 +156,27 @@ class Gate:
     # -- turns -------------------------------------------------------------------------------------------------
 
     def admits(self, file: MessageFile) -> bool:
-        """Tell whether the subscription may take a message that it wants."""
+        """Return whether the subscription may take a message, or has to leave it to another subscription."""
         if self._turns is None:
             return True
         try:
             if not self._turns.is_anothers(file):
                 return True
-        except OSError as error:  # whoever cannot be looked at is passed over
-            log.warning("queue %s: whose turn it is cannot be told: %s", self._context.layout.home, describe(error))
+        except OSError as error:
+            log.warning("queue %s: whose turn it is cannot be read: %s", self._context.layout.home, describe(error))
             return True
-        self._hold_up(TURN_RECHECK)
-        self.gives_way = True
+        self._wait(TURN_RECHECK)
+        self.is_anothers_turn = True
         return False
 
     def breaks(self) -> bool:
-        """Tell whether somebody else may have been as alone as we: then what was taken is to be given back.
+        """Return whether another consumer may hold the lock, too: then the caller must give back what it claimed.
 
-        RACE: the lock file was removed while we were inside, and another has locked a new one. Both give back.
+        RACE: the lock file was removed during the look, and the other consumer locked a new file. Both give back.
         """
         if not self._lock.broken:
             return False
-        self._hold_up(RECHECK)
+        self._wait(RECHECK)
         return True
 
     def passed(self) -> None:
@@ -185,12 +185,12 @@ class Gate:
             self._turns.took()
 
     def waits(self) -> None:
-        """Say that the subscription found nothing, or has to wait, and would take what comes."""
+        """Note that the subscription waits for a message."""
         if self._turns is not None:
             self._turns.ask()
 
     def leave(self) -> None:
-        """Take no more part in it: the subscription ends, and holds nothing any more."""
+        """Give up shares and turns: the subscription ends, and holds nothing any more."""
         if self._barrier is not None:
             self._barrier.leave()
         if self._turns is not None:

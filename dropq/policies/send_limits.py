@@ -1,8 +1,8 @@
-"""Whether a queue lets more messages in: by its write-lock, which people set, and by its limit, `max_unprocessed`.
+"""The send limits of a queue: its write-lock, which people set, and `max_unprocessed`.
 
-Nothing of a message is written before it is let in. Only who sends by dropq asks; what returns to the queue, is moved
-into it, or comes by a script, is counted and never stopped. No file is locked for it: senders that ask at one moment
-may all be let in, and each notices at its next count, so that the limits are approximate.
+Nothing of a message is written before it is admitted. Only sends by dropq are limited: messages that return to the
+queue, are moved into it, or are sent by a script, are counted and never stopped. No lock is taken: senders that ask at
+the same moment may all be admitted, and notice it at their next counts. So the limits are approximate.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dropq.storage import reading
 log = logging.getLogger("dropq")
 
 #: Seconds after which the log says again why a sender waits.
-NEXT_WORD = 300.0
-#: Seconds for which discarded messages are added up before the log tells of more.
-DISCARD_WORD = 5.0
+LOG_WAIT_EVERY = 300.0
+#: Discarded messages are logged at most once in this many seconds.
+LOG_DISCARDS_EVERY = 5.0
 
 _DELAY, _LIMIT = "delay-milliseconds", "target-limit"
-#: What is answered of a file that is there and cannot be read: closed to this user, a link, a folder, a socket.
+#: The errors of a file that is there and cannot be read: closed to this user, a link, a folder, a socket.
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
 class Entry:
-    """What lets messages into one queue, for the process that made it.
+    """The send limits of one queue, for the process that made this object.
 
     Args:
         name: the queue's name.
@@ -48,42 +48,43 @@ class Entry:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it: after a fork its locks may be held by threads that are not here."""
+        """Whether this process made the object: after a fork, threads of the other process may hold its locks."""
         return self._pid == os.getpid()
 
     @property
     def asks_at(self) -> float:
-        """The moment from which senders are to ask again, by `time.monotonic()`; 0 for always."""
+        """When senders are to ask again, by `time.monotonic()`; 0 for always."""
         return 0.0 if self._limit is not None else self._write_lock.looks_at
 
     def admit(self, count: int, *, whole: bool = False) -> int:
-        """Let in up to so many messages, after a wait where one is due.
+        """Admit messages; wait for room if the queue makes senders wait.
 
         Args:
-            count: how many, from 1.
-            whole: all of them or none.
+            count: how many are to be sent, from 1.
+            whole: admit all of them or none.
 
         Returns:
-            How many: at least one, or 0 where the queue discards what it is too full for.
+            How many are admitted, at least one; 0 if the queue is full and discards.
 
         Raises:
-            QueueFull: the queue rejects them; none was sent.
+            QueueFull: the queue is full and rejects; none was sent.
         """
         count = self._write_lock.admit(count, whole=whole)
         return count if self._limit is None else self._limit.admit(count, whole=whole)
 
 
 class Tally:
-    """How many messages lie in some folders, as one process knows: by a count now and then, its own sends added.
+    """How many messages some folders contain: the last count, plus what this process has sent since.
 
-    A count is relied on for ten times as long as it took, and a second at the most; before anything is refused by what
-    was added since, there is a new one.
+    A count is used for ten times as long as it took, and for a second at most. Before messages are refused because
+    of what was added since, they are counted again.
 
     Args:
-        folders: in the order in which messages pass: who moves on meanwhile is counted twice, rather than not at all.
+        folders: in the order in which messages pass through them, so that a message that moves on during the count is
+            counted twice rather than not at all.
         ignore: patterns of names that are no messages.
-        most: at so many no more are let in, nor counted.
-        timing: how long a count is relied on.
+        most: how many messages the folders may contain; a count ends there.
+        timing: how long a count is used.
     """
 
     def __init__(self, folders: Sequence[str], ignore: tuple[str, ...], most: int, timing: Timing) -> None:
@@ -94,10 +95,10 @@ class Tally:
         self._known = 0
         self._counts_at = 0.0
         self._is_counted = False
-        self._lock = threading.RLock()  # a signal handler may send while its thread is in here
+        self._lock = threading.RLock()  # a signal handler may send while its thread has the lock
 
     def enter(self, count: int, *, whole: bool = False) -> int:
-        """Return for how many of so many messages there is room, and count them in."""
+        """Return for how many of `count` messages there is room, and add these; `whole` as for `Entry.admit`."""
         with self._lock:
             if time.monotonic() >= self._counts_at or (self._known + count > self._most and not self._is_counted):
                 self._count()
@@ -107,14 +108,14 @@ class Tally:
             return entering
 
     def add(self, count: int) -> None:
-        """Count in what is sent whether there is room or not."""
+        """Add messages that are sent, whether there is room or not."""
         with self._lock:
             self._known += count
             self._is_counted = self._is_counted and not count
 
     def _count(self) -> None:
         began = time.monotonic()
-        # RACE: what others send meanwhile, or has not come to its rename yet, is seen by the next count.
+        # RACE: messages that others send meanwhile, or have admitted and not sent yet, are in the next count.
         self._known = self._counted()
         self._is_counted = True
         now = time.monotonic()
@@ -130,7 +131,7 @@ class Tally:
 
 
 class Limit:
-    """`max_unprocessed`: messages that wait, are delayed or held, and what a send beyond it gets, `overflow`.
+    """`max_unprocessed`: how many messages may be waiting, delayed or held; `overflow` says what happens beyond it.
 
     Args:
         name: the queue's name.
@@ -148,10 +149,10 @@ class Limit:
         folders = layout.delayed, layout.target, layout.processing
         self._tally = Tally(folders, context.config.ignore, most, context.timing)
         self._discarded = 0
-        self._tells_at = 0.0
+        self._logs_at = 0.0
 
     def admit(self, count: int, *, whole: bool) -> int:
-        """Do for the limit what `Entry.admit` does for all."""
+        """Admit messages as `Entry.admit` does, by this limit alone."""
         if whole and count > self._most:
             raise QueueFull(
                 f"queue {self._name} never has room for {count} messages at once (max_unprocessed = {self._most}): "
@@ -173,7 +174,7 @@ class Limit:
             return self._tally.enter(count, whole=whole)
 
     def _wait(self, count: int, whole: bool) -> int:
-        # Mostly an ack makes room, which can be heard; what else does is seen by looking.
+        # Mostly an ack makes room, which causes an event; other changes are found by the next count.
         timing = self._context.timing
         wait = _Wait(self._context.layout.processed, f"{self._full}: senders wait for consumers", timing)
         while not (entering := self._enter(count, whole)):
@@ -182,18 +183,20 @@ class Limit:
 
     def _discard(self, count: int) -> int:
         self._discarded += count
-        if time.monotonic() >= self._tells_at:
-            self._tells_at = time.monotonic() + DISCARD_WORD
-            log.warning("%s: messages that were sent to it now were discarded, %d of them", self._full, self._discarded)
+        if time.monotonic() >= self._logs_at:
+            self._logs_at = time.monotonic() + LOG_DISCARDS_EVERY
+            log.warning(
+                "%s: messages sent to it were discarded: %d since the last warning", self._full, self._discarded
+            )
             self._discarded = 0
         return 0
 
 
 class WriteLock:
-    """`write-lock.properties`: while it is there, senders wait as long as target/ holds `target-limit` messages.
+    """`write-lock.properties`: while the file exists, senders wait as long as target/ holds `target-limit` messages.
 
-    It is DropboxMQ's: a sender waits `delay-milliseconds` at the most, and then sends all the same; an empty file, with
-    a limit of 0 and no end of the delay, stops all senders until somebody removes it.
+    As in DropboxMQ, a sender waits at most `delay-milliseconds`, and then sends. An empty file means a limit of 0 and
+    an endless delay: it stops all senders until it is removed.
 
     Args:
         name: the queue's name.
@@ -210,11 +213,11 @@ class WriteLock:
 
     @property
     def looks_at(self) -> float:
-        """The moment from which the file is to be looked at again; 0 while it is there."""
+        """When the file is to be looked for again, by `time.monotonic()`; 0 while it exists."""
         return 0.0 if self._terms is not None else self._looks_at
 
     def admit(self, count: int, *, whole: bool) -> int:
-        """Do for the write-lock what `Entry.admit` does for all: sooner or later it lets in."""
+        """Admit messages as `Entry.admit` does, by the write-lock alone; it never rejects any."""
         began, wait, timing = time.monotonic(), None, self._context.timing
         while (terms := self._now()) is not None:
             left = terms.delay - (time.monotonic() - began)
@@ -230,7 +233,7 @@ class WriteLock:
         return count
 
     def _now(self) -> _Terms | None:
-        """Return what the lock says, as it was a moment ago; None where there is none."""
+        """Return what the file says; None if there is no file. It is read again when it is older than `MAX_AGE`."""
         if time.monotonic() >= self._looks_at:
             content = self._read()
             if content != self._content:
@@ -240,7 +243,7 @@ class WriteLock:
         return self._terms
 
     def _read(self) -> bytes | None:
-        """Return what is in the file, b"" where it cannot be read, None where there is none."""
+        """Return the file's content; b"" if it cannot be read, None if there is no file."""
         try:
             return reading.read_small(self._path) if reading.is_there(self._path, self._context.clock) else None
         except OSError as error:
@@ -248,27 +251,32 @@ class WriteLock:
                 if error.errno not in _CLOSED or not reading.exists(self._path):
                     raise
             if self._content != b"":
-                log.warning("%s: it cannot be read (%s), and counts as empty", self._path, error.strerror)
+                log.warning("%s cannot be read (%s), and counts as empty", self._path, error.strerror)
             return b""
 
 
 class _Terms:
-    """What a write-lock says: how many seconds a sender waits at the most, and as long as how much lies in target/."""
+    """What a write-lock says.
+
+    Attributes:
+        delay: how many seconds a sender waits at most.
+        tally: counts target/, up to the number of messages at which senders wait.
+    """
 
     def __init__(self, path: str, content: bytes, context: QueueContext) -> None:
-        from dropq.format.java_properties import read_properties  # seldom there is anything to read
+        from dropq.format.java_properties import read_properties  # here, as few queues have a write-lock
 
-        said = read_properties(content)
-        for key in said.keys() - {_LIMIT, _DELAY}:
+        properties = read_properties(content)
+        for key in properties.keys() - {_LIMIT, _DELAY}:
             log.warning("%s: %s is no key of a write-lock: %s and %s are", path, key, _LIMIT, _DELAY)
-        delay = _number(path, said, _DELAY, least=-1, default=-1)
-        limit = _number(path, said, _LIMIT, least=0, default=0)
+        delay = _number(path, properties, _DELAY, least=-1, default=-1)
+        limit = _number(path, properties, _LIMIT, least=0, default=0)
         self.delay = math.inf if delay < 0 else delay / 1000
         self.tally = Tally((context.layout.target,), context.config.ignore, limit, context.timing)
 
 
-def _number(path: str, said: Mapping[str, str], key: str, *, least: int, default: int) -> int:
-    text = said.get(key, str(default)).strip()
+def _number(path: str, properties: Mapping[str, str], key: str, *, least: int, default: int) -> int:
+    text = properties.get(key, str(default)).strip()
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(digits) < 19 and int(text) >= least:
         return int(text)
@@ -277,20 +285,20 @@ def _number(path: str, said: Mapping[str, str], key: str, *, least: int, default
 
 
 class _Wait:
-    """A sender's wait: it ends by what comes into a folder, or after a short pause; the log says now and then why."""
+    """A sender's wait, in pauses; it logs now and then why the sender waits."""
 
     def __init__(self, folder: str, why: str, timing: Timing) -> None:
-        from dropq.storage.watch import Watch  # not before somebody waits: a shell's `send` is not to import it
+        from dropq.storage.watch import Watch  # here, as most senders never wait, and the import takes time
 
         self._watch = Watch(folder)
         self._why = why
         self._began = time.monotonic()
-        self._tells_at = self._began + timing.first_word
+        self._logs_at = self._began + timing.first_word
 
     def pause(self, seconds: float) -> None:
-        """Wait for news of the folder, but only so long."""
+        """Wait for a change in the folder, at most this long."""
         self._watch.wait(seconds)
         now = time.monotonic()
-        if now >= self._tells_at:
-            self._tells_at = now + NEXT_WORD
-            log.warning("%s (one has waited for %d s)", self._why, now - self._began)
+        if now >= self._logs_at:
+            self._logs_at = now + LOG_WAIT_EVERY
+            log.warning("%s (this sender has waited for %d s)", self._why, now - self._began)

@@ -1,4 +1,4 @@
-"""Which messages are wanted: by a queue's own filter, by a subscription's, by whoever looks."""
+"""Filters of queues, subscriptions and commands, as functions of a message file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dropq.lifecycle.view import matching
 
 
 def belonging(context: QueueContext) -> Callable[[MessageFile], bool] | None:
-    """Return what tells which waiting messages are in the queue at all, by its own filter; None where all are."""
+    """Return a function that tests waiting messages by the queue's own filter; None if it has no filter."""
     return None if context.config.filter is None else wanting(context, context.config.filter)
 
 
 def wanting(context: QueueContext, filter: str, state: str = "target") -> Callable[[MessageFile], bool]:
-    """Return what tells whether a message of a state passes a filter.
+    """Return a function that tests messages of a state by a filter.
 
     Raises:
-        InvalidFilter: it cannot be read; the error points at the column.
+        InvalidFilter: the filter cannot be parsed; the error points at the column.
         Unavailable: it needs an extra that is not installed.
     """
     folder, message_type = context.layout.folder(state), context.config.message_type

@@ -56,16 +56,16 @@ class Admission:
                 self._offers.put_back(file)  # until it is taken: an error is not to lead past it
             taken = None
             with gate.entered() as alone:
-                if alone and is_barrier and not gate.holds_up:
+                if alone and is_barrier and not gate.must_wait:
                     self._meet_barrier(file, again=met)
                     met = True
                 if alone:
                     taken = self._take_alone(None if is_barrier else file)
                 if taken is not None:
                     gate.passed()
-                elif alone and (file is None or gate.holds_up):
+                elif alone and (file is None or gate.must_wait):
                     gate.waits()
-            if taken is not None or gate.holds_up:
+            if taken is not None or gate.must_wait:
                 return taken
         self._offers.raise_refused()
         return None
@@ -92,10 +92,10 @@ class Admission:
         )
         if shared is not None:
             return *shared, None
-        if file is None or gate.holds_up:
+        if file is None or gate.must_wait:
             return None
         claim = self._claim(file)
-        if not gate.holds_up:
+        if not gate.must_wait:
             offers.next()  # it was this one: it is taken, or gone
         return None if claim is None else (claim, self._transitions, file)
 
@@ -129,13 +129,13 @@ class Admission:
             if barrier is not None and first.filename == barrier.filename:
                 gate.hand_out(first)
             elif again:
-                gate.wait_for_others()
+                gate.wait_at_barrier()
 
     def after_others(self, look: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
         """Look again and again while it is another subscription's turn, which has a moment to come for it."""
         until = time.monotonic() + self._transitions.context.timing.turns_wait
         found = None
-        while found is None and self.gate.gives_way and time.monotonic() < until and not is_closed():
+        while found is None and self.gate.is_anothers_turn and time.monotonic() < until and not is_closed():
             time.sleep(TURN_RECHECK)
             found = look()
         return found

@@ -239,7 +239,7 @@ class Subscription:
     @property
     def held_up(self) -> bool:
         """Whether it found nothing because a policy of the queue keeps back what waits: a limit, a turn, a barrier."""
-        return self._admission is not None and self._admission.gate.holds_up
+        return self._admission is not None and self._admission.gate.must_wait
 
     @property
     def waits_for_passed_over(self) -> bool:

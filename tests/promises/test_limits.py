@@ -300,11 +300,11 @@ def test_the_log_tells_of_discarded_messages_now_and_then_with_their_number(
     for _ in range(10):
         queue.send(b"x")
     (first,) = caplog.messages
-    assert "queue q is full (max_unprocessed = 3)" in first and first.endswith("discarded, 1 of them")
-    later = time.monotonic() + send_limits.DISCARD_WORD
+    assert "queue q is full (max_unprocessed = 3)" in first and first.endswith("discarded: 1 since the last warning")
+    later = time.monotonic() + send_limits.LOG_DISCARDS_EVERY
     monkeypatch.setattr(time, "monotonic", lambda: later)
     queue.send(b"x")
-    assert caplog.messages[1].endswith("discarded, 10 of them")
+    assert caplog.messages[1].endswith("discarded: 10 since the last warning")
 
 
 # -- block -------------------------------------------------------------------------------------------------------------
@@ -471,8 +471,8 @@ def test_a_sender_that_waits_says_why_after_a_second_and_again_every_five_minute
         wait.pause(0)
         said.append((moment, caplog.messages))
     assert [(moment, messages) for moment, messages in said if messages] == [
-        (101.0, ["the queue is full (one has waited for 1 s)"]),
-        (401.0, ["the queue is full (one has waited for 301 s)"]),
+        (101.0, ["the queue is full (this sender has waited for 1 s)"]),
+        (401.0, ["the queue is full (this sender has waited for 301 s)"]),
     ]
 
 

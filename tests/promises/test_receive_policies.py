@@ -59,7 +59,7 @@ def test_a_file_system_without_locks_is_warned_of_once(
     monkeypatch.setattr("fcntl.flock", refused)
     with queue.subscribe() as one:
         assert [one.receive() for _ in range(3)] == [None] * 3
-    assert caplog.text.count("limits and turns may be missed by a few") == 1
+    assert caplog.text.count("limits and turns hold only roughly") == 1
 
 
 def test_who_leaves_a_message_to_another_looks_again_at_once(tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ def test_a_standing_that_cannot_be_read_keeps_nobody_waiting(tmp_path: Path, cap
         (base(queue) / ".dropq" / "turns" / name).mkdir()
         queue.send_many([b"a", b"b"])
         assert [take(queue).body, take(queue).body] == [b"a", b"b"]
-    assert "whose turn it is cannot be told" in caplog.text
+    assert "whose turn it is cannot be read" in caplog.text
 
 
 def test_turns_are_kept_of_a_filter_that_utf_8_cannot_carry(tmp_path: Path) -> None:
