@@ -13,8 +13,6 @@ takes the oldest message of their shares, so that the share of a busy or dead co
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import random
 import time
@@ -23,22 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, count, groupby, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 from dropq.format import names
-from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
-
-if TYPE_CHECKING:
-    from dropq.filters import Lookup
-
-log = logging.getLogger("dropq")
-
-T = TypeVar("T")
 
 #: After this many messages, a consumer takes one more: the oldest of the others' shares.
 OLDEST_EACH = 32
@@ -46,8 +35,6 @@ OLDEST_EACH = 32
 PARTS = 64
 #: A view without a limit keeps the arrival times of at most this many files; if there are more, it keeps none.
 ARRIVALS_LIMIT = 100_000
-#: The results of a filter or an expression are kept for at least this many files, and at most twice as many.
-REMEMBERED = 100_000
 
 #: Messages of one priority: a name, or a message file where the name does not contain its time.
 Group = Sequence[str | MessageFile]
@@ -299,110 +286,6 @@ class _FirstNames:
             self._count += len(files)
             if not left:
                 self._end = bundle, files[-1]
-
-
-def matching(
-    filter: str, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json"
-) -> Callable[[MessageFile], bool]:
-    """Return a function that tests a folder's listed files by a filter; it remembers the results of bodies.
-
-    Args:
-        filter: the filter.
-        sidecars: parses names and reads sidecars.
-        state: the folder's state: of waiting messages the filter sees the next delivery, of others the last.
-        folder: the folder of the files whose bodies it may read.
-        message_type: the form of bodies: json, text or binary.
-
-    Raises:
-        InvalidFilter: the filter cannot be parsed.
-        Unavailable: it needs an extra that is not installed.
-    """
-    from dropq.filters import compile_filter  # here, as few queues have a filter
-
-    compiled = compile_filter(filter)
-    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type)
-    return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
-
-
-class Lookups:
-    """What filters and expressions see of the listed files of one folder; the arguments are as for `matching`."""
-
-    def __init__(self, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json") -> None:
-        self._sidecars = sidecars
-        self._waits = state in WAITING
-        self._folder = folder
-        self._message_type = message_type
-
-    def asking(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
-        """Return a function that applies `ask` to a file's name."""
-        return lambda file: ask(self._lookup(file, None))
-
-    def remembering(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
-        """Return a function that applies `ask` to a file's name and body; it remembers the last `REMEMBERED` results.
-
-        RACE: a file that was claimed after the listing has no body here; its result is not remembered.
-        """
-        recent: dict[tuple[str, int], T] = {}
-        before: dict[tuple[str, int], T] = {}
-
-        def answer(file: MessageFile) -> T:
-            nonlocal recent, before
-            key = file.filename, file.arrival  # another file may come under a foreign name
-            if key in recent:
-                return recent[key]
-            if key in before:
-                answered, known = before[key], True
-            else:
-                body = _Body(f"{self._folder}/{file.filename}")
-                answered = ask(self._lookup(file, body))
-                known = not body.refused
-            if known:
-                if len(recent) >= REMEMBERED:  # forget the results that were not asked for since the last time
-                    recent, before = {}, recent
-                recent[key] = answered
-            return answered
-
-        return answer
-
-    def _lookup(self, file: MessageFile, body: _Body | None) -> Lookup:
-        from dropq.filters import for_name
-
-        name = self._sidecars.full(file.name)
-        if body is not None and file.name.meta and name is file.name:
-            body.refused = True  # its sidecar may be readable the next time
-        deliveries = file.delivery_count
-        count = deliveries + 1 if self._waits else max(deliveries, 1)
-        return for_name(
-            name,
-            delivery_count=count,
-            arrival=file.arrival or None,
-            body=body,
-            message_type=self._message_type,
-        )
-
-
-class _Body:
-    """Reads a file's body for a filter.
-
-    Attributes:
-        refused: whether the body, or the message's sidecar, could not be read now, so that the result may change.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.refused = False
-
-    def __call__(self) -> bytes:
-        from dropq.filters import LIMIT
-
-        try:
-            return reading.read_body(self._path, LIMIT)
-        except OSError as error:
-            if error.errno == errno.EFBIG:
-                log.warning("filters see only NULLs in %s: it is longer than %d MiB", self._path, LIMIT >> 20)
-            else:
-                self.refused = True
-            raise
 
 
 def _by_priority(files: list[str]) -> Iterator[Group]:

@@ -12,7 +12,8 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.view import Arrivals, Group, Key, Keyed, Lookups, Ready
+from dropq.lifecycle.view import Arrivals, Group, Key, Keyed, Ready
+from dropq.policies.wanted import Lookups
 from dropq.storage import reading
 
 #: The highest priority that an expression can give: AMPS's unsigned long.

@@ -16,9 +16,9 @@ from dropq.errors import ConfigError, InvalidFilter, Unavailable
 from dropq.filters import LIMIT, compile_filter, for_name
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
-from dropq.lifecycle import view
 from dropq.lifecycle.sidecars import Sidecars
-from dropq.lifecycle.view import Lookups, matching
+from dropq.policies import wanted
+from dropq.policies.wanted import Lookups, matching
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -179,7 +179,7 @@ class TestListedFiles:
 
     def test_that_nobody_asks_for_any_more_are_forgotten(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is kept does not grow with what passes through a queue, and what is asked for again stays."""
-        monkeypatch.setattr(view, "REMEMBERED", 3)
+        monkeypatch.setattr(wanted, "REMEMBERED", 3)
         read = bodies_read(monkeypatch)
         test = matching("/x = 1", SIDECARS, folder=str(tmp_path))
         for number in range(8):
