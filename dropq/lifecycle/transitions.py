@@ -69,8 +69,15 @@ class Transitions:
             data: the body.
             not_before: when it may be delivered, in ms; 0 for at once.
         """
-        self.stage(file, data)
-        self.send(file, not_before=not_before)
+        staged = f"{self._layout.working}/{file}"
+        try:
+            self._storage.write_new(staged, data)
+        except OSError as error:
+            raise self.not_sent(error) from error
+        try:
+            self._storage.rename(staged, f"{self.sent_to(not_before) if not_before else self._layout.target}/{file}")
+        except OSError as error:
+            raise self._take_back(staged, error) from error
         if self._storage.syncs_folders:
             self.sent(not_before=not_before)
 
@@ -334,7 +341,8 @@ class Transitions:
         if to.sidecars.folder != self._sidecars.folder:
             name = self._sidecars.whole(name)  # another root has sidecars of its own
         elif name.meta:
-            to.sidecars.make_known()
+            with to.error_context("the message stays where it was"):
+                to.sidecars.make_known()
         file = Transitions(to).into_target(f"{source}/{filename}", name)
         if file is not None:
             self._sync_settled(source)

@@ -400,7 +400,9 @@ class Subscription:
     def give_back_but(self, owners: Collection[str]) -> int:
         """Give back, uncounted, all of its claims but those of some owners; return how many it gave back."""
         returned = 0
-        for claim in claims_of(self._context, self.id):
+        with self._context.error_context("what is still held returns with the next sweep"):
+            claims = claims_of(self._context, self.id)
+        for claim in claims:
             if claim.owner not in owners:
                 with suppress(LeaseLost):
                     self._transitions.give_back(claim, counted=False, delay=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from helpers import FRESH, Clock, Make, base, files, names_in, reopened, take, until, where
 
-from dropq import DropqError, LeaseLost, Message
+from dropq import DropqError, LeaseLost, Message, StorageError
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_of
@@ -203,3 +204,17 @@ def test_a_message_keeps_the_subscription_alive_that_handed_it_out(make: Make) -
     assert reopened(queue).sweep().dead == 0
     message.ack()
     assert where(queue) == {"processed": [b"a"]}
+
+
+def test_claims_that_cannot_be_listed_are_left_to_a_sweep(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any) -> list[Any]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    queue = make()
+    queue.send(b"a")
+    with queue.subscribe() as subscription:
+        assert subscription.receive() is not None
+        with monkeypatch.context() as patched, pytest.raises(StorageError, match="returns with the next sweep"):
+            patched.setattr("dropq.queue.subscription.claims_of", refused)
+            subscription.give_back_but(())
+        assert where(queue) == {"processing": [b"a"]}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers import FRESH, Clock, Make, base, drop, names_in, reopened, take, where
 
-from dropq import Message, Typed
+from dropq import Message, StorageError, Typed
 from dropq.format import names
 from dropq.lifecycle.sidecars import collect
 from dropq.storage.files import Storage
@@ -215,3 +215,20 @@ def test_what_is_no_file_in_place_of_a_sidecar_holds_nobody_up(make: Make, plant
         assert (message.body, message.properties) == (body, {})
         message.ack()
     assert len(os.listdir("/proc/self/fd")) <= open_files + 2  # the queue's own subscription
+
+
+@pytest.mark.parametrize("verb", ["requeue", "move"])
+def test_a_queue_that_cannot_be_made_known_keeps_the_message_where_it_was(
+    make: Make, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, other = make(), make()
+    queue.send(b"a", **LONG)
+    take(queue).reject("no")
+
+    def refused(*args: Any) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), args[1])
+
+    monkeypatch.setattr("dropq.lifecycle.known_queues.make_known", refused)
+    with pytest.raises(StorageError, match="stays where it was"):
+        queue.requeue() if verb == "requeue" else queue.move(other, state="error")
+    assert where(queue) == {"error": [b"a"]} and where(other) == {}

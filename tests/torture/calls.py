@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,7 +68,18 @@ class _Os(ModuleType):
             name = "unlink"
         if name not in CHANGING and name not in LOOKING:
             return real
-        return lambda *args, **kwargs: self._between(Call(name, args, lambda: real(*args, **kwargs)))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args and isinstance(args[0], int) and not _is_on_disk(args[0]):
+                return real(*args, **kwargs)  # a pipe that wakes a thread, or the kernel's events
+            return self._between(Call(name, args, lambda: real(*args, **kwargs)))
+
+        return call
+
+
+def _is_on_disk(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 class _Raw(io.RawIOBase):
