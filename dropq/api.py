@@ -26,7 +26,7 @@ from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
 from dropq.queue.open_queue import find_layout, open_queue, open_root, queue_names
-from dropq.queue.sender import Producer
+from dropq.queue.sender import Sender
 from dropq.storage.clock import Clock
 from dropq.storage.failures import error_context
 from dropq.storage.files import Storage
@@ -230,7 +230,7 @@ class Root:
             Storage().unlink(self.layout.read_lock)
 
 
-class Queue(Producer):
+class Queue(Sender):
     """A queue of a root.
 
     Args:

@@ -50,7 +50,7 @@ def _priority(keyed: Keyed) -> int:
     return keyed[0][0]
 
 
-class Ready:
+class TargetView:
     """The waiting messages of one folder, in order of delivery.
 
     Args:

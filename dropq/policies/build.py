@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from dropq.format.layout import ignoring
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.view import Ready
+from dropq.lifecycle.view import TargetView
 
 if TYPE_CHECKING:
-    from dropq.policies.receive_policies import Gate
+    from dropq.policies.receive_policies import ReceivePolicies
 
 
-def view_of(context: QueueContext, state: str = "target", *, depth: int | None = None) -> Ready:
+def view_of(context: QueueContext, state: str = "target", *, depth: int | None = None) -> TargetView:
     """Return a view of a state's messages, in the queue's order of delivery.
 
     Args:
@@ -23,16 +23,16 @@ def view_of(context: QueueContext, state: str = "target", *, depth: int | None =
     folder, sidecars, config = context.layout.folder(state), context.sidecars, context.config
     ignored = ignoring(config.ignore)
     if state != "target" or (config.priority is None and config.barrier_expression is None):
-        return Ready(folder, sidecars, ignored, context.timing, depth=depth)
-    from dropq.policies.order import Ranked, by_expression, by_time
+        return TargetView(folder, sidecars, ignored, context.timing, depth=depth)
+    from dropq.policies.order import RankedView, by_expression, by_time
 
     rank = by_time if config.priority is None else by_expression(config.priority, context)
-    return Ranked(folder, sidecars, ignored, context.timing, rank=rank, depth=depth)
+    return RankedView(folder, sidecars, ignored, context.timing, rank=rank, depth=depth)
 
 
-def gate_for(
+def policies_for(
     context: QueueContext, subscription: str, *, allowed: int | None, filter: str | None, lasting: bool
-) -> Gate | None:
+) -> ReceivePolicies | None:
     """Return the receive policies of a queue for one subscription; None if the queue has none.
 
     Args:
@@ -45,6 +45,6 @@ def gate_for(
     config = context.config
     if config.max_backlog is None and config.barrier_expression is None and config.fairness_model == "fast":
         return None
-    from dropq.policies.receive_policies import Gate
+    from dropq.policies.receive_policies import ReceivePolicies
 
-    return Gate(context, subscription, allowed=allowed, filter=filter, lasting=lasting)
+    return ReceivePolicies(context, subscription, allowed=allowed, filter=filter, lasting=lasting)

@@ -28,10 +28,10 @@ from dropq.storage.failures import describe
 
 log = logging.getLogger("dropq")
 
-_STANDING = re.compile(r"([\w*%+-]+),(\d+),(\d+),(waits|busy)", re.ASCII)
+_TICKET = re.compile(r"([\w*%+-]+),(\d+),(\d+),(waits|busy)", re.ASCII)
 
 
-class Standing(NamedTuple):
+class Ticket(NamedTuple):
     """How many messages a subscription may hold (0: any number), its last turn, and whether it waits."""
 
     subscription: str
@@ -45,7 +45,7 @@ class Standing(NamedTuple):
         return f"{self.subscription},{self.allowed},{self.turn},{'waits' if self.waits else 'busy'}"
 
 
-class Turns:
+class FairShare:
     """The turns of one subscription.
 
     Args:
@@ -64,12 +64,12 @@ class Turns:
         self._filter = filter or ""
         self._lasting = lasting
         self._proportional = context.config.fairness_model == "proportional"
-        self._own = Standing(subscription, allowed or 0)
-        self._others: list[Standing] = []
+        self._own = Ticket(subscription, allowed or 0)
+        self._others: list[Ticket] = []
         self._last = 0
         self._held: Counter[str] = Counter()
         self._wants: dict[str, Callable[[MessageFile], bool] | None] = {}
-        self._left_to: Standing | None = None
+        self._left_to: Ticket | None = None
         self._since = 0.0
 
     def look(self, claimed: Iterable[MessageFile]) -> None:
@@ -78,10 +78,10 @@ class Turns:
         Args:
             claimed: what is in processing/.
         """
-        standings = _standings(self._folder)
-        self._own = standings.pop(self._own.subscription, self._own._replace(waits=False))
-        self._others = [other for other in standings.values() if other.waits]
-        self._last = max((other.turn for other in standings.values()), default=0)
+        tickets = _tickets(self._folder)
+        self._own = tickets.pop(self._own.subscription, self._own._replace(waits=False))
+        self._others = [other for other in tickets.values() if other.waits]
+        self._last = max((other.turn for other in tickets.values()), default=0)
         if self._proportional and self._others:
             self._held = Counter(file.claim.subscription for file in claimed if file.claim is not None)
 
@@ -111,22 +111,22 @@ class Turns:
                 with suppress(OSError):  # if it stays, another consumer or a sweep removes it, as that of a dead one
                     self._context.storage.unlink(f"{self._folder}/{file}")
 
-    def _is_before(self, other: Standing) -> bool:
+    def _is_before(self, other: Ticket) -> bool:
         return not self._lasting or self._place(other) < self._place(self._own)
 
-    def _place(self, standing: Standing) -> tuple[float, int, str]:
+    def _place(self, ticket: Ticket) -> tuple[float, int, str]:
         """Return what sorts subscriptions: the smallest part of what they may hold, then the longest without a turn."""
-        part = self._held[standing.subscription] / standing.allowed if self._proportional and standing.allowed else 0.0
-        return part, standing.turn, standing.subscription
+        part = self._held[ticket.subscription] / ticket.allowed if self._proportional and ticket.allowed else 0.0
+        return part, ticket.turn, ticket.subscription
 
-    def _takes(self, other: Standing, file: MessageFile) -> bool:
+    def _takes(self, other: Ticket, file: MessageFile) -> bool:
         """Return whether a message passes the filter of another subscription; the filter is read once."""
         if other.subscription not in self._wants:
             self._wants[other.subscription] = self._filter_of(other)
         wants = self._wants[other.subscription]
         return wants is None or wants(file)
 
-    def _filter_of(self, other: Standing) -> Callable[[MessageFile], bool] | None:
+    def _filter_of(self, other: Ticket) -> Callable[[MessageFile], bool] | None:
         try:
             text = (reading.read_small(f"{self._folder}/{other.file}") or b"").decode(errors="surrogatepass")
             return wanting(self._context, text) if text else None
@@ -134,7 +134,7 @@ class Turns:
             log.warning("%s takes turns by a filter that cannot be read here: %s", other.subscription, error)
             return None
 
-    def _is_passed_over(self, first: Standing) -> bool:
+    def _is_passed_over(self, first: Ticket) -> bool:
         """Return whether the subscription whose turn it is loses it: it is dead, or did not come for `PATIENCE`."""
         now = time.monotonic()
         if self._left_to != first:
@@ -147,26 +147,26 @@ class Turns:
         self._rename(first, first._replace(waits=False))
         return True
 
-    def _become(self, standing: Standing) -> None:
+    def _become(self, ticket: Ticket) -> None:
         if not self._lasting:
             return
         try:
-            self._write(standing)
+            self._write(ticket)
         except OSError as error:  # the turn may get lost, but not the message that was claimed
-            log.warning("the turn of %s is not kept: %s", standing.subscription, describe(error))
-        self._own = standing
+            log.warning("the turn of %s is not kept: %s", ticket.subscription, describe(error))
+        self._own = ticket
 
-    def _write(self, standing: Standing) -> None:
-        if not self._rename(self._own, standing):
+    def _write(self, ticket: Ticket) -> None:
+        if not self._rename(self._own, ticket):
             # RACE: another consumer passed it over, or a sweep removed it as a dead one's; or it is not made yet.
-            known = _standings(self._folder).get(standing.subscription)
-            if known is None or not self._rename(known, standing):
+            known = _tickets(self._folder).get(ticket.subscription)
+            if known is None or not self._rename(known, ticket):
                 self._context.storage.make_folder(self._folder)
-                draft = f"{self._folder}/.{standing.subscription}"
+                draft = f"{self._folder}/.{ticket.subscription}"
                 content = self._filter.encode(errors="surrogatepass")
-                self._context.storage.write_small(f"{self._folder}/{standing.file}", content, by=draft)
+                self._context.storage.write_small(f"{self._folder}/{ticket.file}", content, by=draft)
 
-    def _rename(self, before: Standing, after: Standing) -> bool:
+    def _rename(self, before: Ticket, after: Ticket) -> bool:
         try:
             self._context.storage.rename(f"{self._folder}/{before.file}", f"{self._folder}/{after.file}")
         except FileNotFoundError:
@@ -174,19 +174,19 @@ class Turns:
         return True
 
 
-def _standings(folder: str) -> dict[str, Standing]:
-    """List the standings, by subscription."""
-    standings = {}
+def _tickets(folder: str) -> dict[str, Ticket]:
+    """List the tickets, by subscription."""
+    tickets = {}
     for file in reading.names_in(folder):
-        if match := _STANDING.fullmatch(file):
-            standings[match[1]] = Standing(match[1], int(match[2]), int(match[3]), match[4] == "waits")
-    return standings
+        if match := _TICKET.fullmatch(file):
+            tickets[match[1]] = Ticket(match[1], int(match[2]), int(match[3]), match[4] == "waits")
+    return tickets
 
 
 def waiting_by_turn(context: QueueContext) -> tuple[str, ...]:
     """Return the subscriptions that wait, the longest without a turn first."""
-    standings = _standings(context.layout.turns).values()
-    waiting = sorted((standing.turn, standing.subscription) for standing in standings if standing.waits)
+    tickets = _tickets(context.layout.turns).values()
+    waiting = sorted((ticket.turn, ticket.subscription) for ticket in tickets if ticket.waits)
     return tuple(subscription for _, subscription in waiting)
 
 

@@ -12,7 +12,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
-from dropq.lifecycle.view import Arrivals, Group, Key, Keyed, Ready
+from dropq.lifecycle.view import Arrivals, Group, Key, Keyed, TargetView
 from dropq.policies.wanted import Lookups
 from dropq.storage import reading
 
@@ -20,11 +20,11 @@ from dropq.storage import reading
 HIGHEST = 2**64 - 1
 
 
-class Ranked(Ready):
+class RankedView(TargetView):
     """The waiting messages of one folder, ordered by a rank; it ranks all of them before it offers the first.
 
     Args:
-        folder, sidecars, ignored, timing, depth: as for `Ready`.
+        folder, sidecars, ignored, timing, depth: as for `TargetView`.
         rank: returns the rank of a waiting message; higher ranks come first.
     """
 

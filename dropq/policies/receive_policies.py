@@ -19,7 +19,7 @@ from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.backlog import Backlog
 from dropq.policies.barrier import Barrier
-from dropq.policies.fair_share import Turns
+from dropq.policies.fair_share import FairShare
 from dropq.policies.lock import PolicyLock
 from dropq.policies.wanted import belonging
 from dropq.storage import reading
@@ -35,7 +35,7 @@ TURN_RECHECK = 0.002
 UNTOUCHED = "no message was touched"
 
 
-class Gate:
+class ReceivePolicies:
     """The receive policies of a queue, as one subscription meets them.
 
     Args:
@@ -62,9 +62,9 @@ class Gate:
         self._lock = PolicyLock(context)
         self._backlog = Backlog(config.max_backlog) if config.max_backlog is not None else None
         self._barrier = Barrier(context, subscription) if config.barrier_expression is not None else None
-        self._turns: Turns | None = None
+        self._turns: FairShare | None = None
         if config.fairness_model != "fast":
-            self._turns = Turns(context, subscription, allowed=allowed, filter=filter, lasting=lasting)
+            self._turns = FairShare(context, subscription, allowed=allowed, filter=filter, lasting=lasting)
         #: Whether the subscription may take nothing at present.
         self.must_wait = False
         #: Whether the reason is a barrier, which waits or is handed out.

@@ -32,7 +32,7 @@ _DELAY, _LIMIT = "delay-milliseconds", "target-limit"
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
-class Entry:
+class SendLimits:
     """The send limits of one queue, for the process that made this object.
 
     Args:
@@ -98,7 +98,7 @@ class Tally:
         self._lock = threading.RLock()  # a signal handler may send while its thread has the lock
 
     def enter(self, count: int, *, whole: bool = False) -> int:
-        """Return for how many of `count` messages there is room, and add these; `whole` as for `Entry.admit`."""
+        """Return for how many of `count` messages there is room, and add these; `whole` as for `SendLimits.admit`."""
         with self._lock:
             if time.monotonic() >= self._counts_at or (self._known + count > self._most and not self._is_counted):
                 self._count()
@@ -152,7 +152,7 @@ class Limit:
         self._logs_at = 0.0
 
     def admit(self, count: int, *, whole: bool) -> int:
-        """Admit messages as `Entry.admit` does, by this limit alone."""
+        """Admit messages as `SendLimits.admit` does, by this limit alone."""
         if whole and count > self._most:
             raise QueueFull(
                 f"queue {self._name} never has room for {count} messages at once (max_unprocessed = {self._most}): "
@@ -217,7 +217,7 @@ class WriteLock:
         return 0.0 if self._terms is not None else self._looks_at
 
     def admit(self, count: int, *, whole: bool) -> int:
-        """Admit messages as `Entry.admit` does, by the write-lock alone; it never rejects any."""
+        """Admit messages as `SendLimits.admit` does, by the write-lock alone; it never rejects any."""
         began, wait, timing = time.monotonic(), None, self._context.timing
         while (terms := self._now()) is not None:
             left = terms.delay - (time.monotonic() - began)

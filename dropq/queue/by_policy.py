@@ -11,7 +11,7 @@ from dropq.errors import StorageError
 from dropq.format.claims import Claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.receive_policies import TURN_RECHECK, Gate
+from dropq.policies.receive_policies import TURN_RECHECK, ReceivePolicies
 from dropq.queue.offers import Offers
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class Admission:
     """What a subscription may take where the queue has a policy.
 
     Args:
-        gate: the policies.
+        policies: the policies.
         offers: what the subscription may take, as far as they allow it.
         transitions: the queue's.
         owners: the owners of its next claims.
@@ -30,14 +30,14 @@ class Admission:
 
     def __init__(
         self,
-        gate: Gate,
+        policies: ReceivePolicies,
         offers: Offers,
         transitions: Transitions,
         *,
         owners: Iterator[str],
         deadline: Callable[[], int],
     ) -> None:
-        self.gate = gate
+        self.policies = policies
         self._offers = offers
         self._transitions = transitions
         self._owners = owners
@@ -50,22 +50,22 @@ class Admission:
             listings: how many listings there were when the look began.
         """
         met = False
-        gate = self.gate
+        policies = self.policies
         for file, is_barrier in chain(self._candidates(listings), ((None, False),)):
             if file is not None:
                 self._offers.put_back(file)  # until it is taken: an error is not to lead past it
             taken = None
-            with gate.entered() as alone:
-                if alone and is_barrier and not gate.must_wait:
+            with policies.entered() as alone:
+                if alone and is_barrier and not policies.must_wait:
                     self._meet_barrier(file, again=met)
                     met = True
                 if alone:
                     taken = self._take_alone(None if is_barrier else file)
                 if taken is not None:
-                    gate.passed()
-                elif alone and (file is None or gate.must_wait):
-                    gate.waits()
-            if taken is not None or gate.must_wait:
+                    policies.passed()
+                elif alone and (file is None or policies.must_wait):
+                    policies.waits()
+            if taken is not None or policies.must_wait:
                 return taken
         self._offers.raise_refused()
         return None
@@ -77,7 +77,7 @@ class Admission:
             while (file := offers.next()) is not None:
                 if offers.settle_acked(file):
                     continue
-                if self.gate.is_barrier(file):
+                if self.policies.is_barrier(file):
                     yield file, True
                 elif offers.wants(file) and not offers.expire(file):
                     yield file, False
@@ -86,27 +86,27 @@ class Admission:
 
     def _take_alone(self, file: MessageFile | None) -> tuple[Claim, Transitions, MessageFile | None] | None:
         """Take the share of a barrier that is out, or else a message; the policy lock is ours."""
-        gate, offers = self.gate, self._offers
-        shared = gate.share(
+        policies, offers = self.policies, self._offers
+        shared = policies.share(
             lambda: next(self._owners), self._deadline, lambda name: not offers.has_returned(MessageFile(name))
         )
         if shared is not None:
             return *shared, None
-        if file is None or gate.must_wait:
+        if file is None or policies.must_wait:
             return None
         claim = self._claim(file)
-        if not gate.must_wait:
+        if not policies.must_wait:
             offers.next()  # it was this one: it is taken, or gone
         return None if claim is None else (claim, self._transitions, file)
 
     def _claim(self, file: MessageFile) -> Claim | None:
         """Claim a message, unless it is to be left to another; None when it is not ours."""
-        gate = self.gate
+        policies = self.policies
         try:
-            if not gate.admits(file):
+            if not policies.admits(file):
                 return None
             claim = self._transitions.claim(file, next(self._owners), self._deadline())
-            if claim is not None and gate.breaks():
+            if claim is not None and policies.breaks():
                 self._transitions.give_back(claim, counted=False, delay=0)
                 return None
         except StorageError as error:
@@ -119,23 +119,23 @@ class Admission:
 
         When it is met `again` in one look, what is before it is not for us to take, and the barrier waits.
         """
-        gate, offers = self.gate, self._offers
-        if not gate.is_ready_for_barrier():
+        policies, offers = self.policies, self._offers
+        if not policies.is_ready_for_barrier():
             return
         offers.refresh()
-        first = next(filter(gate.is_here, iter(offers.next, None)), None)
+        first = next(filter(policies.is_here, iter(offers.next, None)), None)
         if first is not None:
             offers.put_back(first)
             if barrier is not None and first.filename == barrier.filename:
-                gate.hand_out(first)
+                policies.hand_out(first)
             elif again:
-                gate.wait_at_barrier()
+                policies.wait_at_barrier()
 
     def after_others(self, look: Callable[[], T | None], is_closed: Callable[[], bool]) -> T | None:
         """Look again and again while it is another subscription's turn, which has a moment to come for it."""
         until = time.monotonic() + self._transitions.context.timing.turns_wait
         found = None
-        while found is None and self.gate.is_anothers_turn and time.monotonic() < until and not is_closed():
+        while found is None and self.policies.is_anothers_turn and time.monotonic() < until and not is_closed():
             time.sleep(TURN_RECHECK)
             found = look()
         return found

@@ -20,7 +20,7 @@ from dropq.format import names
 from dropq.format.typed import Typed, check_text
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.send_limits import Entry
+from dropq.policies.send_limits import SendLimits
 from dropq.queue.message import Duration
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
@@ -34,7 +34,7 @@ BATCH = 1000
 
 
 class Headers(NamedTuple):
-    """What a sender says of a message, beside its body: the other arguments of `Producer.send`, which explains them."""
+    """What a sender says of a message, beside its body: the other arguments of `Sender.send`, which explains them."""
 
     priority: int = 4
     type: str | None = None
@@ -62,12 +62,12 @@ class Sent(NamedTuple):
     delivered_to: str
 
 
-class Producer:
+class Sender:
     """What sends to a queue; `Queue` is one."""
 
     name: str
     #: What lets messages in, from the first send on, and when it is to be asked again, by `time.monotonic()`.
-    _entry: Entry | None = None
+    _limits: SendLimits | None = None
     _asks_at = 0.0
     #: The queue's transitions, once it is open.
     _opened: Transitions | None = None
@@ -427,12 +427,12 @@ class Producer:
         return bool(self._admit(count, whole=True))
 
     def _admit(self, count: int = 1, *, whole: bool = False) -> int:
-        """Do what `Entry.admit` does; nothing of a message may have been written yet."""
-        entry = self._entry
-        if entry is None or not entry.is_ours:
-            entry = self._entry = Entry(self.name, self.context)
-        admitted = entry.admit(count, whole=whole)
-        self._asks_at = entry.asks_at
+        """Do what `SendLimits.admit` does; nothing of a message may have been written yet."""
+        limits = self._limits
+        if limits is None or not limits.is_ours:
+            limits = self._limits = SendLimits(self.name, self.context)
+        admitted = limits.admit(count, whole=whole)
+        self._asks_at = limits.asks_at
         return admitted
 
     def plain_addresses(self, count: int, message_class: str) -> list[str]:

@@ -32,7 +32,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_of, listing_once
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.build import gate_for
+from dropq.policies.build import policies_for
 from dropq.queue.message import LEAST_LEASE, Duration, Message, SettledMessage, ack_all
 from dropq.queue.offers import UNTOUCHED, Offers
 from dropq.queue.waiting import Waiting
@@ -117,15 +117,15 @@ class Subscription:
         self._forks = FORKS.count
         self._closed = False
         _OF_THIS_PROCESS[self.id] = self
-        gate = gate_for(context, self.id, allowed=max_backlog, filter=filter, lasting=not detached)
+        policies = policies_for(context, self.id, allowed=max_backlog, filter=filter, lasting=not detached)
         self._presence = None if detached else _presence(context, self.id)
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
         self._admission: Admission | None = None
-        if gate is not None:
+        if policies is not None:
             from dropq.queue.by_policy import Admission  # few queues have a policy
 
             self._admission = Admission(
-                gate, self._offers, self._transitions, owners=self._owners, deadline=self._deadline
+                policies, self._offers, self._transitions, owners=self._owners, deadline=self._deadline
             )
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -232,19 +232,19 @@ class Subscription:
     def next_look(self) -> float:
         """Seconds after which to look again without an event: then a delay or a lease may have ended."""
         again = min(self._sweep.again - time.monotonic(), RESCAN)
-        if self._admission is not None and self._admission.gate.recheck is not None:
-            again = min(again, self._admission.gate.recheck)
+        if self._admission is not None and self._admission.policies.recheck is not None:
+            again = min(again, self._admission.policies.recheck)
         return max(again, 0.001)
 
     @property
     def held_up(self) -> bool:
         """Whether it found nothing because a policy of the queue keeps back what waits: a limit, a turn, a barrier."""
-        return self._admission is not None and self._admission.gate.must_wait
+        return self._admission is not None and self._admission.policies.must_wait
 
     @property
     def waits_for_passed_over(self) -> bool:
         """Whether a barrier keeps back what waits, and may itself wait for what this subscription passes over."""
-        return self._admission is not None and self._admission.gate.at_barrier and self._offers.passes_over
+        return self._admission is not None and self._admission.policies.at_barrier and self._offers.passes_over
 
     def once(self, message: Message) -> AbstractContextManager[None]:
         """Leave a message to others if it comes back within the block; until it ends, every message of its id."""
@@ -437,7 +437,7 @@ class Subscription:
                     return  # its claims outlive it, or it has ended before
                 self._return_held()
                 if self._admission is not None:
-                    self._admission.gate.leave()
+                    self._admission.policies.leave()
                 presence.end()
         except BaseException:
             if presence is not None:

@@ -493,15 +493,15 @@ LEFT = Timing(turn_patience=3600)
 def left(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Tell when a message was left to whose turn it is."""
     left = threading.Event()
-    is_anothers = fair_share.Turns.is_anothers
+    is_anothers = fair_share.FairShare.is_anothers
 
-    def telling(self: fair_share.Turns, waiting: MessageFile) -> bool:
+    def telling(self: fair_share.FairShare, waiting: MessageFile) -> bool:
         another = is_anothers(self, waiting)
         if another:
             left.set()
         return another
 
-    monkeypatch.setattr(fair_share.Turns, "is_anothers", telling)
+    monkeypatch.setattr(fair_share.FairShare, "is_anothers", telling)
     return left
 
 

@@ -184,7 +184,7 @@ def test_another_process_remembers_and_another_meets_it(make: Make, id: str) -> 
 
 
 def test_messages_behind_a_full_view_meet_it(tmp_path: Path, id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.lifecycle.view.Ready.worn", False)
+    monkeypatch.setattr("dropq.lifecycle.view.TargetView.worn", False)
     queue = make_queue(tmp_path, timing=Timing(view_depth=2, max_age=3600))
     queue.send_many([b"1", b"2"])
     with queue.subscribe(max_backlog=None) as subscription:

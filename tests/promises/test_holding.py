@@ -214,7 +214,8 @@ def test_claims_that_cannot_be_listed_are_left_to_a_sweep(make: Make, monkeypatc
     queue.send(b"a")
     with queue.subscribe() as subscription:
         assert subscription.receive() is not None
-        with monkeypatch.context() as patched, pytest.raises(StorageError, match="returns with the next sweep"):
+        with monkeypatch.context() as patched:
             patched.setattr("dropq.queue.subscription.claims_of", refused)
-            subscription.give_back_but(())
+            with pytest.raises(StorageError, match="returns with the next sweep"):
+                subscription.give_back_but(())
         assert where(queue) == {"processing": [b"a"]}

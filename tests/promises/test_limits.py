@@ -207,7 +207,7 @@ def test_a_child_counts_for_itself_even_if_a_thread_of_its_parent_was_counting(f
     with pytest.raises(QueueFull):
         queue.send(b"x")
     take(queue).ack()
-    lock = queue._entry._limit._tally._lock  # type: ignore[union-attr]
+    lock = queue._limits._limit._tally._lock  # type: ignore[union-attr]
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:

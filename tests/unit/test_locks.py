@@ -20,7 +20,7 @@ from helpers import Clock, make_queue, open_files, reopened, take, until, where
 from dropq import LeaseLost, NoSuchQueue, Queue, Root, StorageError, Subscription
 from dropq.lifecycle.timing import Timing
 from dropq.policies.lock import PolicyLock
-from dropq.policies.receive_policies import Gate
+from dropq.policies.receive_policies import ReceivePolicies
 from dropq.storage import liveness, locks
 from dropq.storage.clock import ServerClock
 from dropq.storage.mounts import Mount, mount_of
@@ -436,14 +436,14 @@ def test_a_child_that_was_forked_inside_the_policy_lock_keeps_nobody_waiting(
     queue = make_queue(tmp_path, timing=Timing(lock_patience=0.05), max_backlog=5)
     queue.send_many([b"a", b"b"])
     inside, forked, end = threading.Event(), threading.Event(), multiprocessing.get_context("fork").Event()
-    look = Gate._look
+    look = ReceivePolicies._look
 
-    def look_slowly(self: Gate) -> None:
+    def look_slowly(self: ReceivePolicies) -> None:
         inside.set()
         assert forked.wait(15)
         look(self)
 
-    monkeypatch.setattr(Gate, "_look", look_slowly)
+    monkeypatch.setattr(ReceivePolicies, "_look", look_slowly)
     taken: list[bytes] = []
 
     def consume() -> None:

@@ -23,7 +23,7 @@ from dropq.lifecycle import view
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.transitions import Transitions
-from dropq.lifecycle.view import Ready
+from dropq.lifecycle.view import TargetView
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -42,12 +42,14 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
         yield queue
 
 
-def view_of(queue: Queue, depth: int | None = None) -> Ready:
+def view_of(queue: Queue, depth: int | None = None) -> TargetView:
     context = queue.context
-    return Ready(context.layout.target, context.sidecars, ignoring(context.config.ignore), context.timing, depth=depth)
+    return TargetView(
+        context.layout.target, context.sidecars, ignoring(context.config.ignore), context.timing, depth=depth
+    )
 
 
-def offered(view: Ready) -> list[str]:
+def offered(view: TargetView) -> list[str]:
     """All that a view offers, from its first piece to its last."""
     pieces = [[file.filename for file in view.view]]
     while view.go_on():
@@ -182,7 +184,7 @@ def test_names_that_are_listed_and_cannot_be_had_keep_nobody_for_ever(
 
     queue.send_many([b"a"] * 20)
     monkeypatch.setattr(Transitions, "claim", gone)
-    monkeypatch.setattr(Ready, "worn", True)
+    monkeypatch.setattr(TargetView, "worn", True)
     with queue.subscribe() as consumer:
         assert consumer.receive() is None
 
@@ -329,7 +331,7 @@ def test_a_bounded_view_keeps_what_it_knows_of_the_first_files_and_no_more(
         return came[path]
 
     monkeypatch.setattr(reading, "changed_ms", changed)
-    view = Ready(str(tmp_path), Sidecars("/nowhere", Storage("none")), lambda name: False, Timing(), depth=10)
+    view = TargetView(str(tmp_path), Sidecars("/nowhere", Storage("none")), lambda name: False, Timing(), depth=10)
     view.refresh()
     assert [file.filename for file in view.view] == [f"report-{number:02d}.csv" for number in range(10)]
     assert len(asked) == 40
