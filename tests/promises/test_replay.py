@@ -452,3 +452,13 @@ def test_what_a_root_holds_is_in_order_after_replays(make: Make) -> None:
     work_off(queue)
     assert queue.fsck() == []
     assert Root(queue.root.path).queue("q").counts()["processed"] == 2
+
+
+def test_a_replay_within_a_root_needs_no_sidecar_of_its_own(make: Make) -> None:
+    queue = make()
+    queue.send(b"a", properties={"text": "x" * 300})
+    take(queue).ack()
+    before = os.listdir(queue.root.layout.meta)
+    assert [outcome.ok for outcome in queue.replay("epoch")] == [True]
+    assert take(queue).properties == {"text": "x" * 300}
+    assert os.listdir(queue.root.layout.meta) == before

@@ -415,7 +415,8 @@ class Driver:
             self._kinds[run.direction](run)
             log("run ends")
         except BaseException as error:
-            log(f"run fails {type(error).__name__} {str(error)[:300]!r}")
+            text = str(error)
+            log(f"run fails {type(error).__name__} {text[:300]!r} {text[300:][-1500:]!r}")
 
     def _write(self, run: Run) -> None:
         rows = self._spark.range(0, run.rows, 1, run.parts).selectExpr(f"concat('{run.name} ', id) as value")
