@@ -498,7 +498,7 @@ def test_a_configuration_that_may_not_be_read_is_refused(tmp_path: Path) -> None
         ({"lease_peroid": "5m"}, "lease_period"),
         ({"self_destruct": True}, "not built"),
         ({"durability": "some"}, '"none", "file", "full"'),
-        ({"file_mode": "0666"}, "not everybody"),
+        ({"file_mode": "0666"}, "without write permission for others"),
     ],
 )
 def test_options_that_cannot_be_used_make_no_queue(tmp_path: Path, options: dict[str, Any], said: str) -> None:

@@ -411,7 +411,7 @@ def test_a_queue_with_barriers_is_refused_to_readers_that_claim_by_batches(tmp_p
 
 
 def test_a_barrier_is_refused_where_messages_are_settled_before_they_are_delivered(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="barrier_expression and semantics do not fit"):
+    with pytest.raises(ConfigError, match="barrier_expression and semantics exclude each other"):
         barriers(tmp_path, semantics="at-most-once")
 
 

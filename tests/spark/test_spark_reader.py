@@ -282,7 +282,7 @@ def test_a_schema_without_columns_is_no_empty_queue(spark: SparkSession, queue: 
         ({"bodyFormats": "csv"}, "did you mean bodyFormat?"),
         ({"messagePer": "row"}, r"option messageper is unknown: .*load\(\) takes root, queue, state"),
         ({"maxMessagesPerTrigger": "5"}, "option maxmessagespertrigger is unknown"),
-        ({"state": "target,done"}, "option state = 'target,done': one or more of target, processing"),
+        ({"state": "target,done"}, "option state = 'target,done': one or more of target, delayed"),
         ({"state": "working"}, "one or more of target"),
         ({"state": ""}, "one or more of target"),
         ({"numPartitions": "0"}, "option numPartitions = '0': a whole number from 1"),

@@ -205,7 +205,7 @@ class _Lister(ast.NodeVisitor):
                 self._add(function, ast.unparse(node), f"{_OTHER_CALL[called]}(...)", text=_OTHER_CALL[called])
             case ast.Call(func=ast.Name(id="suppress"), args=[_, *_]):
                 self._add(node, ast.unparse(node), "suppress()", text="suppress()")
-            case ast.ExceptHandler(body=handled):
+            case ast.ExceptHandler(body=handled) if ast.unparse(handled[0]) != "raise":
                 self._line = handled[0].lineno
                 said = "; ".join(map(ast.unparse, handled))
                 self._add(handled[0], f"except {ast.unparse(node.type) if node.type else ''}: {said}", "raise",
