@@ -8,7 +8,8 @@
     streams/     the journal of a stream that nobody continues: after 30 days
     turns/       the turn of a subscription that has ended: at once
 
-The jobs in working/ have rules of their own, in `staging.jobs`.
+The jobs in working/ and their ledger have rules of their own, in `staging.jobs`, and so have the shares of barriers, in
+`policies.barrier`. docs/protocol.md lists all that is removed, and by what proof.
 """
 
 from __future__ import annotations

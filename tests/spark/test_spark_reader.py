@@ -863,7 +863,7 @@ def test_what_another_consumer_took_and_settled_meanwhile_is_told(spark: SparkSe
             take(queue).ack()
             assert sorted(where(queue)) == ["processed", "processing"]
 
-    with pytest.raises(LeaseLost, match=r"1 of 2 messages .* may be worked on twice"):
+    with pytest.raises(LeaseLost, match=r"1 of 2 messages .* may be handled twice"):
         lose()
     assert where(queue) == {"processed": [b"0", b"1"]}
 
