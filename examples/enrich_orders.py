@@ -121,7 +121,7 @@ def reject(bad: DataFrame, orders: dropq.Queue) -> None:
     """Move the messages of bad lines to error/, each with a problem of its own as the reason."""
     problems = {line.receipt: line.problem for line in bad.select("receipt", "problem").collect()}
     for receipt, problem in problems.items():
-        with suppress(dropq.LeaseLost):  # its lease ran out: whoever has it now judges it
+        with suppress(dropq.LeaseLost):  # its lease ran out: the consumer that has it now judges it
             orders.claimed(receipt).reject(problem)
 
 

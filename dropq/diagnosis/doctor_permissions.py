@@ -190,7 +190,7 @@ def _try_renames(probe: Probe, store: Storage, folders: Sequence[str], hidden: s
 
 
 def _report_sticky_folders(probe: Probe, folders: Iterable[str]) -> None:
-    """Report the folders out of which this user may rename only its own files."""
+    """Report the folders in which this user may rename only its own files."""
     for folder in folders:
         status = os.stat(folder)
         if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):

@@ -26,7 +26,7 @@ PREFIX_LIMIT = 62  #: bytes of a claim prefix: owner 36, deadline 13, number 10,
 MARK_LIMIT = 32  #: bytes of an encoded copy, lapsed, meta or via; dropq writes none that is longer
 CLASSES = "MBSPOT"
 
-#: The keywords of the selector language, none of which can name a property.
+#: The keywords of the selector language. No property may have one of these names.
 KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"])
 
 _TOPIC = "topic-root/"

@@ -19,7 +19,7 @@ _listed = threading.local()
 
 
 def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFile]:
-    """List the files in processing/, whoever put them there, including ignored names.
+    """List all files in processing/: of consumers and of scripts, including ignored names.
 
     Args:
         context: the queue.

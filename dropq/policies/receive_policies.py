@@ -102,7 +102,7 @@ class ReceivePolicies:
             self._wait(RECHECK)
 
     def _listed(self) -> list[MessageFile]:
-        """List what is claimed, whoever claimed it."""
+        """List all claimed files."""
         return [file for file in claimed_files(self._context) if not self._ignored(file.filename)]
 
     def _wait(self, recheck: float) -> None:

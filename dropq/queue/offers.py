@@ -133,6 +133,7 @@ class Offers:
     def refresh(self) -> None:
         """List target/ again, unless the queue is paused."""
         self.listings += 1
+        self._again = None
         self._refused = None  # a message that still waits is met again
         if self._is_paused():
             self._clear()
@@ -152,18 +153,20 @@ class Offers:
         with self._listing():
             if not self._target.go_on():
                 return False
+            self._again = None
             self._acked = self._acks.names()
         self._compose()
         return True
 
     def _compose(self) -> None:
         """Offer the view as it is, or by the tests that are needed now."""
-        view, self._again = self._target.view, None
+        view = self._target.view
         asks = self._matches or self._acked or self._unclaimable or self._returned or self._returning
         self.view = filter(self._takes, view) if asks else view
 
     def _clear(self) -> None:
         self._target.clear()
+        self._again = None
         self._compose()
 
     def next(self) -> MessageFile | None:

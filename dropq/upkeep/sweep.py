@@ -37,7 +37,7 @@ log = logging.getLogger("dropq")
 
 #: How many holders' locks a consumer's sweep tries; if one of them is dead, it tries all: they seldom die alone.
 LOCKS_TRIED = 10
-#: Seconds after the last slice of the upkeep, whoever did it, in which no other consumer begins with it.
+#: Seconds after any consumer's last slice of the upkeep, in which no other consumer begins with it.
 UPKEEP_INTERVAL = 60.0
 #: Seconds that a slice of the upkeep takes; the next one comes after `UPKEEP_SHARE` times what this one took, or after
 #: `Timing.sweep_share` times if it found something to do.

@@ -9,15 +9,17 @@ import signal
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from actors import Actor, start
 from filelock import FileLock
 from helpers import FRESH, Clock, base, make_queue, names_in, processed, reopened, take, until, where
 
-from dropq import LeaseLost, work
+from dropq import LeaseLost, StorageError, work
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.timing import Timing
+from dropq.lifecycle.transitions import Transitions
 from dropq.policies.backlog import Backlog
 from dropq.policies.receive_policies import RECHECK, TURN_RECHECK
 from dropq.storage.files import Storage
@@ -229,3 +231,21 @@ def test_a_listing_that_misses_claims_being_renewed_is_laid_together_with_others
     limit = Backlog(150)
     assert limit.has_room(seen[:149], lambda: seen[:149])
     assert not limit.has_room(seen[:100], lambda: renewed[60:])
+
+
+def test_a_message_that_cannot_be_claimed_keeps_none_behind_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path, max_backlog=10)
+    first = queue.send(b"too long").id
+    queue.send_many([b"1", b"2"])
+    claim = Transitions.claim
+
+    def refused(self: Transitions, file: MessageFile, *args: Any, **options: Any) -> Any:
+        if first in file.filename:
+            raise StorageError("no room for the name", errno=errno.ENAMETOOLONG)
+        return claim(self, file, *args, **options)
+
+    monkeypatch.setattr(Transitions, "claim", refused)
+    with queue.subscribe(max_backlog=None) as subscription:
+        assert [message.body for message in subscription.receive_many(2)] == [b"1", b"2"]
