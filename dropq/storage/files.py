@@ -58,8 +58,8 @@ def refuse_links(folders: Iterable[str]) -> None:
         if os.path.islink(path):
             raise StorageError(
                 f"{path} is a symbolic link, and dropq follows none to private files: look where it leads, as delayed "
-                "messages, reasons or metadata may lie there, then remove it: the next process that needs the folder makes "
-                "it again; nothing was touched",
+                "messages, reasons or metadata may lie there, then remove it: the next process that needs the folder "
+                "makes it again; nothing was touched",
                 path=path,
                 errno=errno.ELOOP,
             )
