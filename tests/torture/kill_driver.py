@@ -234,9 +234,9 @@ def sending(log: Log, verb: str, messages: Answers) -> Iterator[None]:
         log("manifest")
         draw_out(DECISIVE)
 
-    def logged_write_small(storage: Storage, path: str, data: bytes) -> None:
+    def logged_write_small(storage: Storage, path: str, data: bytes, **options: Any) -> None:
         draw_out(DECISIVE)
-        write_small(storage, path, data)
+        write_small(storage, path, data, **options)
         log("ledger")
 
     def logged_rename_folder(storage: Storage, source: str, destination: str) -> None:
@@ -304,8 +304,8 @@ def taking(log: Log, limit: int) -> Iterator[None]:
     claim, archive, move = Transitions.claim, Transitions.archive, Storage.move
     settle, next_batch = Journal.settle, Journal.next_batch
 
-    def logged_claim(transitions: Transitions, *given: Any) -> Any:
-        held = claim(transitions, *given)
+    def logged_claim(transitions: Transitions, *given: Any, **options: Any) -> Any:
+        held = claim(transitions, *given, **options)
         if held is not None:
             claimed()
         return held
