@@ -535,8 +535,6 @@ def _manifest(folder: str) -> Mapping[str, Any] | None:
         if data is None:
             return None
         content = reading.parse_json(data)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except ValueError as error:
         raise DropqError(f"{path} is damaged ({error}): set it aside by hand, then sweep again") from error
     if not isinstance(content, dict) or not isinstance(content.get("attempts"), dict):
