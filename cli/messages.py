@@ -138,7 +138,7 @@ class _Sending:
 
     def _send_file(self, source: str, *, move: bool) -> None:
         try:
-            self._queue.send_file_into(self._sent, stdin() if source == "-" else source, move=move, **self._fields)
+            self._queue._send_file_into(self._sent, stdin() if source == "-" else source, move=move, **self._fields)
         finally:
             self._print_ids()
 
@@ -163,7 +163,7 @@ class _Sending:
 
     def _send_batch(self, batch: list[bytes]) -> None:
         try:
-            self._queue.send_into(self._sent, ({**self._fields, "body": line} for line in batch))
+            self._queue._send_into(self._sent, ({**self._fields, "body": line} for line in batch))
         finally:
             self._print_ids()
 
@@ -258,7 +258,7 @@ def receive(
             _hand_over(shell, messages, printed)
         except BaseException:
             with DelayedInterrupt():  # nobody knows its receipt: it need not wait for the end of its lease
-                if returned := subscription.give_back_but({owner for owner in printed if owner}):
+                if returned := subscription._give_back_but({owner for owner in printed if owner}):
                     output.note(f"{how_many(returned, None, 'given back')}: their receipts were not printed")
             raise
     return OK if messages else NO_INPUT

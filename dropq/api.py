@@ -338,7 +338,7 @@ class Queue(Sender):
             The message, or None, as `Subscription.receive` does.
         """
         own = self._own
-        if own is None or own.inherited:
+        if own is None or own._inherited:
             own = self._own_subscription()
         return own.receive(timeout)
 
@@ -351,7 +351,7 @@ class Queue(Sender):
             self._own = opened
             return opened
         opened.close()
-        return self._own_subscription() if self._own is None or self._own.inherited else self._own
+        return self._own_subscription() if self._own is None or self._own._inherited else self._own
 
     def claimed(self, receipt: str) -> Message:
         """Return a held message by its receipt, or, where leasing is `sublet`, by its id; any process may settle it.

@@ -104,7 +104,7 @@ def _claimed_by_id(
 
     With `unleased`, strict leasing also gives up a claim that a sweep would return.
     """
-    for message in own.held if own is not None and not own.inherited else ():
+    for message in own.held if own is not None and not own._inherited else ():
         if message.id == message_id:
             return message
     strict = context.config.leasing == "strict"
@@ -155,7 +155,7 @@ def _ack_waiting(
     for state in ("delayed", "target"):
         for file in bearing(context, state, message_id):
             with subscribe() as subscription:
-                claim = Transitions(context).claim(file, subscription.next_owner(), 0, state=state)
+                claim = Transitions(context).claim(file, subscription._next_owner(), 0, state=state)
                 if claim is not None:
                     Transitions(context).archive(claim)
                     return True

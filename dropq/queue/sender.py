@@ -124,7 +124,7 @@ class Sender:
             if time.monotonic() >= self._asks_at and not self._admit():
                 return Sent(message_id, False, "")
         else:
-            file, message_id, not_before = self._address(body, headers, asks=True)
+            file, message_id, not_before = self._address_of(body, headers, asks=True)
             if not file:
                 return Sent(message_id, False, "")
         transitions.send_new(file, body.encode() if isinstance(body, str) else body, not_before=not_before)
@@ -164,7 +164,7 @@ class Sender:
             raise ValueError("send_many takes several messages, such as a list of bodies; send takes one")
         sent: list[Sent] = []
         try:
-            self.send_into(sent, messages)
+            self._send_into(sent, messages)
         except BaseException as error:
             error.add_note(_so_many(sent))
             if isinstance(error, QueueFull):
@@ -172,7 +172,7 @@ class Sender:
             raise
         return sent
 
-    def send_into(self, sent: list[Sent], messages: Iterable[bytes | str | Mapping[str, Any]]) -> None:
+    def _send_into(self, sent: list[Sent], messages: Iterable[bytes | str | Mapping[str, Any]]) -> None:
         """Send many messages, as `send_many` does; add what became of each to a list, also where an error ends it."""
         batch: list[bytes | str | Mapping[str, Any]] = []
         for message in messages:
@@ -235,7 +235,7 @@ class Sender:
                 if isinstance(message, Mapping):
                     body = _body_of(message)
                     headers = Headers(**{key: value for key, value in message.items() if key != "body"})
-                    file, message_id, not_before = self._address(body, headers)
+                    file, message_id, not_before = self._address_of(body, headers)
                 else:
                     body, not_before = message, 0
                     message_id = context.root.ids.next()
@@ -257,15 +257,15 @@ class Sender:
             QueueFull: the queue is full, and rejects; nothing was sent, and the file stays where it is.
         """
         sent: list[Sent] = []
-        self.send_file_into(sent, path, move=move, **fields)
+        self._send_file_into(sent, path, move=move, **fields)
         return sent[0]
 
-    def send_file_into(
+    def _send_file_into(
         self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
     ) -> None:
         """Send a file, as `send_file` does; add what became of it to a list, also where an error follows the send."""
         source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-        file, message_id, not_before = self._address(b"", Headers(**fields), asks=True)
+        file, message_id, not_before = self._address_of(b"", Headers(**fields), asks=True)
         if not file:
             sent.append(Sent(message_id, False, ""))
             return
@@ -345,7 +345,7 @@ class Sender:
         Raises:
             QueueFull: the queue is full, and rejects.
         """
-        file, _, not_before = self._address(b"", Headers(**fields), asks=True)
+        file, _, not_before = self._address_of(b"", Headers(**fields), asks=True)
         if not file:
             with open(os.devnull, "wb") as nowhere:
                 yield nowhere
@@ -378,17 +378,17 @@ class Sender:
                 store.unlink(path)
             raise
 
-    def address(self, body: bytes | str, **fields: Any) -> tuple[str, str, int]:
+    def _address(self, body: bytes | str, **fields: Any) -> tuple[str, str, int]:
         """Return the file name of a message to send, its id, and the time before which it may not be delivered.
 
         Args:
             body: the message's body, for its class.
             fields: the other arguments of `send`.
         """
-        return self._address(body, Headers(**fields))
+        return self._address_of(body, Headers(**fields))
 
-    def _address(self, body: bytes | str, headers: Headers, *, asks: bool = False) -> tuple[str, str, int]:
-        """Do what `address` does; where it `asks`, the message is let in before anything is written.
+    def _address_of(self, body: bytes | str, headers: Headers, *, asks: bool = False) -> tuple[str, str, int]:
+        """Do what `_address` does; where it `asks`, the message is let in before anything is written.
 
         Of a message that is discarded there is no file name.
         """
@@ -418,7 +418,7 @@ class Sender:
         file = context.sidecars.fit(transitions.unique(made, chosen=True) if chosen else made)
         return file, message_id, not_before
 
-    def admit_job(self, count: int) -> bool:
+    def _admit_job(self, count: int) -> bool:
         """Let in a job of so many messages as a whole, after a wait where one is due; False where it is discarded.
 
         Raises:
@@ -435,7 +435,7 @@ class Sender:
         self._asks_at = limits.asks_at
         return admitted
 
-    def plain_addresses(self, count: int, message_class: str) -> list[str]:
+    def _plain_addresses(self, count: int, message_class: str) -> list[str]:
         """Return the file names of so many messages that have nothing to say but their class."""
         return [names.plain_name(message_id, 4, message_class) for message_id in self.context.root.ids.take(count)]
 

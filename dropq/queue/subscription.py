@@ -151,7 +151,7 @@ class Subscription:
         if message is not None or timeout == 0:
             return message
         until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
-        return self._waiting.wait(news, until, look=self._next, next_look=lambda: self.next_look)
+        return self._waiting.wait(news, until, look=self._next, next_look=lambda: self._next_look)
 
     def receive_many(self, n: int, timeout: Duration | None = 0) -> list[Message]:
         """Claim up to n messages: wait for the first, then take as many of the others as are there.
@@ -203,7 +203,7 @@ class Subscription:
     def _check_loop(self) -> None:
         """Refuse to wait for messages that only the loop of this thread would settle."""
         most = self.max_backlog
-        if most is None or len(self._held) < most or self._closed or self.inherited:
+        if most is None or len(self._held) < most or self._closed or self._inherited:
             return
         self._forget_lost()
         held, thread = self._held.copy(), threading.get_ident()
@@ -224,12 +224,12 @@ class Subscription:
         return tuple(self._held.copy().values())  # at once, as threads settle meanwhile
 
     @property
-    def inherited(self) -> bool:
+    def _inherited(self) -> bool:
         """Whether a parent of this process opened it, before a fork: it stays the parent's."""
         return self._forks != FORKS.count
 
     @property
-    def next_look(self) -> float:
+    def _next_look(self) -> float:
         """Seconds after which to look again without an event: then a delay or a lease may have ended."""
         again = min(self._sweep.again - time.monotonic(), RESCAN)
         if self._admission is not None and self._admission.policies.recheck is not None:
@@ -237,24 +237,24 @@ class Subscription:
         return max(again, 0.001)
 
     @property
-    def held_up(self) -> bool:
+    def _held_up(self) -> bool:
         """Whether it found nothing because a policy of the queue keeps back what waits: a limit, a turn, a barrier."""
         return self._admission is not None and self._admission.policies.must_wait
 
     @property
-    def waits_for_passed_over(self) -> bool:
+    def _waits_for_passed_over(self) -> bool:
         """Whether a barrier keeps back what waits, and may itself wait for what this subscription passes over."""
         return self._admission is not None and self._admission.policies.at_barrier and self._offers.passes_over
 
-    def once(self, message: Message) -> AbstractContextManager[None]:
+    def _once(self, message: Message) -> AbstractContextManager[None]:
         """Leave a message to others if it comes back within the block; until it ends, every message of its id."""
         return self._offers.once(message)
 
-    def snapshot(self) -> None:
+    def _snapshot(self) -> None:
         """Offer from now on only what waits at this moment."""
         self._next(self._offers.freeze)
 
-    def adopt(self, claim: Claim) -> Message:
+    def _adopt(self, claim: Claim) -> Message:
         """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
         return self._hold(claim, self._transitions, None)
 
@@ -339,7 +339,7 @@ class Subscription:
         self._forget_lost()
         return self.max_backlog is None or len(self._held) < self.max_backlog
 
-    def next_owner(self) -> str:
+    def _next_owner(self) -> str:
         """Return the owner of the next claim: no two claims of any processes have the same."""
         return next(self._owners)
 
@@ -397,7 +397,7 @@ class Subscription:
 
     # -- ending ----------------------------------------------------------------------------------------------
 
-    def give_back_but(self, owners: Collection[str]) -> int:
+    def _give_back_but(self, owners: Collection[str]) -> int:
         """Give back, uncounted, all of its claims but those of some owners; return how many it gave back."""
         returned = 0
         with self._context.error_context("what is still held returns with the next sweep"):
@@ -415,7 +415,7 @@ class Subscription:
         In a signal handler that interrupted its own thread's look for a message, it ends when that look does, which
         returns what it has found, uncounted.
         """
-        if self.inherited:
+        if self._inherited:
             return
         with self._lock:
             self._closed = True  # under the lock: nothing is handed out after this
@@ -471,7 +471,7 @@ class Subscription:
         self.close()
 
     def _refuse(self) -> NoReturn:
-        if self.inherited:
+        if self._inherited:
             raise DropqError(f"subscription {self.id} was opened before a fork, by the parent: open another here")
         raise DropqError(f"subscription {self.id} on queue {self._context.name} is closed")
 
@@ -493,7 +493,7 @@ _OF_THIS_PROCESS: weakref.WeakValueDictionary[str, Subscription] = weakref.WeakV
 def held_here(context: QueueContext, owner: str) -> Message | None:
     """Return the message of a claim on a queue, where a subscription of this process holds it."""
     subscription = _OF_THIS_PROCESS.get(subscription_of(owner))
-    if subscription is None or subscription.inherited or subscription._context.layout.home != context.layout.home:
+    if subscription is None or subscription._inherited or subscription._context.layout.home != context.layout.home:
         return None
     return subscription._held.get(owner)
 

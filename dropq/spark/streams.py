@@ -45,7 +45,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Restrict the stream to the messages that wait now."""
-        self._subscribed().snapshot()
+        self._subscribed()._snapshot()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """Acknowledge committed batches, then claim the next batch; return its offset."""

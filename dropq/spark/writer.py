@@ -141,7 +141,7 @@ def _commit(queue: Queue, job: Job, staged: list[Staged]) -> int:
     A job that was sent before needs no room.
     """
     count = sum(len(part.files) for part in staged)
-    if count and not job.sent and not queue.admit_job(count):
+    if count and not job.sent and not queue._admit_job(count):
         job.abort()
         return 0
     return job.commit(staged)
@@ -223,14 +223,14 @@ def _files(queue: Queue, batch: pa.RecordBatch, message_class: str) -> list[str]
         raise RowError(row, "value is null, and a message must have a body, which may be empty")
     others = [name for name in batch.schema.names if name != "value"]
     if not others:
-        return queue.plain_addresses(batch.num_rows, message_class)
+        return queue._plain_addresses(batch.num_rows, message_class)
     files = []
     for row, cells in enumerate(zip(*(batch.column(name).to_pylist() for name in others), strict=True)):
         fields = {name: cell for name, cell in zip(others, cells, strict=True) if cell is not None}
         if "properties" in fields:
             fields["properties"] = {key: value for key, value in fields["properties"] if value is not None}
         try:
-            files.append(queue.address(b"", message_class=message_class, **fields)[0])
+            files.append(queue._address(b"", message_class=message_class, **fields)[0])
         except ValueError as error:
             raise RowError(row, error) from error
     return files
@@ -255,7 +255,7 @@ def _stage_bodies(
         parts = (part for _, part in group)
         first = next(parts)
         schema = in_utc(first.schema)
-        file, _, _ = queue.address(b"", message_class="B", type=body_format)
+        file, _, _ = queue._address(b"", message_class="B", type=body_format)
         with attempt.open(file) as body:
             BODIES[body_format](body, schema, (part.cast(schema) for part in chain([first], parts)))
 

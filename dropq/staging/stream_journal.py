@@ -231,7 +231,7 @@ class Journal:
 
     def _adopt(self, claims: Mapping[str, Claim]) -> dict[str, Message]:
         """Hold the messages of claims and renew their leases; leave out those whose leases have just run out."""
-        messages = {key: self._subscription.adopt(claim) for key, claim in claims.items()}
+        messages = {key: self._subscription._adopt(claim) for key, claim in claims.items()}
         for message, error in extend_all(messages.values(), self.lease):
             if not isinstance(error, LeaseLost):
                 raise error
@@ -350,9 +350,9 @@ class Journal:
                     Transitions(context).deliver_delayed(file.filename)  # target/, which is next, then has it
                     continue
                 deadline = lease_end(context.clock, self.lease)
-                claim = Transitions(context).claim(file, self._subscription.next_owner(), deadline, again=True)
+                claim = Transitions(context).claim(file, self._subscription._next_owner(), deadline, again=True)
                 if claim is not None:
-                    claimed[key] = self._subscription.adopt(claim)
+                    claimed[key] = self._subscription._adopt(claim)
         return claimed
 
 

@@ -339,7 +339,7 @@ class _Worker:
         if self._stop.times > 1:
             return True
         # A barrier may wait for messages that came back in this run, which only another run takes.
-        waits = self._subscription.held_up and not self._subscription.waits_for_passed_over
+        waits = self._subscription._held_up and not self._subscription._waits_for_passed_over
         return idle and not taken and (self._stopping or (self._until_empty and not waits))
 
     def _next(self) -> Message | None:
@@ -362,7 +362,7 @@ class _Worker:
 
     def _pause(self) -> float:
         has_free_thread = self._busy < self._concurrency and not self._stopping
-        return self._subscription.next_look if has_free_thread else RESCAN  # a thread that gets free wakes us earlier
+        return self._subscription._next_look if has_free_thread else RESCAN  # a thread that gets free wakes us earlier
 
     def _give_back(self) -> None:
         """Cancel the running handlers, if that is possible, and give their messages back."""
@@ -388,7 +388,7 @@ class _Worker:
             while message is not None:
                 try:
                     if id(message) in self._running:
-                        with self._subscription.once(message) if self._until_empty else nullcontext():
+                        with self._subscription._once(message) if self._until_empty else nullcontext():
                             self._handle_and_settle(message)
                 except BaseException as error:
                     self._fail(error)

@@ -1206,7 +1206,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, kind: type | ModuleType, name:
         (Transitions, "send", 1700),
         (Storage, "rename", 1234),
         (Transitions, "sent", 2),
-        (Queue, "send_into", 1),
+        (Queue, "_send_into", 1),
         (_Sending, "_print", 1),
         (_Sending, "_print", 1000),
         (_Sending, "_print", 1001),

@@ -165,7 +165,7 @@ def test_an_interrupted_send_many_tells_of_what_is_in_target_and_of_nothing_else
     queue = make_queue(tmp_path)
     sent = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        queue.send_into(sent, [b"x"] * 10)
+        queue._send_into(sent, [b"x"] * 10)
     assert sorted(one.id for one in sent) == sorted(message.id for message in queue.browse())
     assert "working" not in where(queue)
 

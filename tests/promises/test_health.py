@@ -73,7 +73,7 @@ def committed(queue: Queue) -> Job:
     job = Job(queue.context, "job")
     job.begin()
     attempt = job.attempt("a")
-    attempt.write_all([queue.address(b"")[0]], [b"x"])
+    attempt.write_all([queue._address(b"")[0]], [b"x"])
     assert job._write_manifest([attempt.finish()])
     return job
 

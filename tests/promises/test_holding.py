@@ -217,5 +217,5 @@ def test_claims_that_cannot_be_listed_are_left_to_a_sweep(make: Make, monkeypatc
         with monkeypatch.context() as patched:
             patched.setattr("dropq.queue.subscription.claims_of", refused)
             with pytest.raises(StorageError, match="returns with the next sweep"):
-                subscription.give_back_but(())
+                subscription._give_back_but(())
         assert where(queue) == {"processing": [b"a"]}

@@ -926,7 +926,7 @@ def test_a_run_that_ends_leaves_what_another_writes_at_any_step_of_it(queue: Que
 def test_a_snapshot_offers_only_what_waited_at_that_moment(queue: Queue) -> None:
     queue.send_many([b"0", b"1", b"2"])
     journal = run(queue)
-    journal._subscription.snapshot()
+    journal._subscription._snapshot()
     queue.send(b"later", priority=9)
     take_other = queue.subscribe()
     assert take_other.receive() is not None  # it has the one that came later
@@ -945,7 +945,7 @@ def test_a_snapshot_offers_only_what_waited_at_that_moment(queue: Queue) -> None
 def test_a_snapshot_leaves_out_what_others_took_since(queue: Queue) -> None:
     queue.send_many([b"0", b"1", b"2"])
     journal = run(queue)
-    journal._subscription.snapshot()
+    journal._subscription._snapshot()
     take(queue).ack()
     assert latest(journal, 0, limit=None) == 1
     assert bodies(journal.messages(1)) == [b"1", b"2"]

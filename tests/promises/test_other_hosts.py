@@ -295,7 +295,7 @@ def run_job(queue: Queue) -> int:
     job = Job(queue.context, "job")
     job.begin()
     attempt = job.attempt("0")
-    attempt.write_all(queue.plain_addresses(1, "B"), [b"x"])
+    attempt.write_all(queue._plain_addresses(1, "B"), [b"x"])
     return job.commit([attempt.finish()])
 
 
@@ -317,7 +317,7 @@ def test_a_job_that_another_host_committed_is_not_dropped(tmp_path: Path, client
     job = Job(queue.context, "job")
     job.begin()
     attempt = job.attempt("0")
-    attempt.write_all(queue.plain_addresses(1, "B"), [b"x"])
+    attempt.write_all(queue._plain_addresses(1, "B"), [b"x"])
     staged = attempt.finish()
     assert not job.sent
     with client.elsewhere(), pytest.MonkeyPatch.context() as patch:
@@ -415,7 +415,7 @@ def test_a_limit_counts_what_another_host_holds(
         list(reading.files_in(queue.layout.processing))  # this host keeps that listing
         with client.elsewhere():
             held = take_from(other, b"a")
-        assert one.receive() is None and one.held_up
+        assert one.receive() is None and one._held_up
         with client.elsewhere():
             held.ack()
             other.close()
@@ -430,7 +430,7 @@ def test_a_limit_counts_a_claim_that_is_renewed_between_its_listing_and_a_look_a
     with queue.subscribe(lease_period="1h") as one, reopened(queue).subscribe() as other:
         assert one.receive() is not None
         monkeypatch.setattr(reading, "listing", lambda folder: Scanned(map(Renamed, os.scandir(folder))))
-        assert other.receive() is None and other.held_up
+        assert other.receive() is None and other._held_up
 
 
 def test_a_turn_is_left_to_who_waits_on_another_host(made: Callable[..., Queue], client: Client) -> None:
@@ -441,7 +441,7 @@ def test_a_turn_is_left_to_who_waits_on_another_host(made: Callable[..., Queue],
         assert waits.receive() is None
         queue.send(b"a")
         with client.here():
-            assert by_the_way.receive() is None and by_the_way.held_up
+            assert by_the_way.receive() is None and by_the_way._held_up
         take_from(waits, b"a")
 
 

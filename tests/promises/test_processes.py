@@ -381,9 +381,9 @@ def test_a_child_is_refused_on_a_subscription_that_another_thread_of_its_parent_
 
         def child() -> list[str]:
             faulthandler.dump_traceback_later(5, exit=True)
-            assert subscription.held == (message,) and subscription.inherited
+            assert subscription.held == (message,) and subscription._inherited
             refused = []
-            for use in (subscription.receive, lambda: subscription.receive_many(1), subscription.snapshot):
+            for use in (subscription.receive, lambda: subscription.receive_many(1), subscription._snapshot):
                 with pytest.raises(DropqError, match="before a fork, by the parent") as error:
                     use()
                 refused.append(str(error.value))

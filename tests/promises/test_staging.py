@@ -86,8 +86,8 @@ def stage(queue: Queue, job: Job, bodies: list[bytes] = ALL) -> list[Staged]:
     attempts = [job.attempt(label) for label in ("p00000-a0", "p00001-a0", "p00001-a1")]
     for number, body in enumerate(bodies):
         delay = "1ms" if body == b"later" else None
-        attempts[number % 2].write_all([queue.address(b"", delay=delay)[0]], [body])
-    attempts[2].write_all([queue.address(b"")[0]], [b"loser"])
+        attempts[number % 2].write_all([queue._address(b"", delay=delay)[0]], [body])
+    attempts[2].write_all([queue._address(b"")[0]], [b"loser"])
     return [attempt.finish() for attempt in attempts[:2]]
 
 
@@ -426,7 +426,7 @@ def test_processes_that_roll_one_job_forward_at_once_send_each_message_once(tmp_
 def test_two_messages_staged_under_one_name_are_both_sent(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     job = begun(queue)
-    file = queue.address(b"", priority=7)[0]
+    file = queue._address(b"", priority=7)[0]
     listed = []
     for body in (b"one", b"two"):
         attempt = job.attempt("p")
@@ -442,7 +442,7 @@ def test_two_messages_staged_under_one_name_have_two_names_although_the_first_wa
 ) -> None:
     queue = make_queue(tmp_path)
     job = begun(queue)
-    file = queue.address(b"")[0]
+    file = queue._address(b"")[0]
     listed = []
     for body in (b"one", b"two"):
         attempt = job.attempt("p")
@@ -513,16 +513,16 @@ def test_a_task_that_comes_late_finds_no_job_and_makes_none(tmp_path: Path, end:
     with pytest.raises(StorageError, match=r"did not begin, nothing of it was sent"):
         job.attempt("p00001-a3")
     with pytest.raises(StorageError, match=r"nothing of this attempt was sent"):
-        early.write_all([queue.address(b"")[0]], [b"late"])
+        early.write_all([queue._address(b"")[0]], [b"late"])
     assert working(queue) == []
 
 
 def test_an_attempt_that_raises_while_a_body_is_written_does_not_list_it(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     attempt = begun(queue).attempt("p")
-    with attempt.open(queue.address(b"")[0]) as body:
+    with attempt.open(queue._address(b"")[0]) as body:
         body.write(b"whole")
-    with pytest.raises(TypeError), attempt.open(queue.address(b"")[0]) as body:
+    with pytest.raises(TypeError), attempt.open(queue._address(b"")[0]) as body:
         body.writelines([b"half", "no bytes"])  # type: ignore[list-item]
     assert len(attempt.finish().files) == 1
 
@@ -630,8 +630,8 @@ def test_delayed_messages_of_a_job_wait_out_of_target(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, clock=clock)
     job = begun(queue)
     attempt = job.attempt("p")
-    attempt.write_all([queue.address(b"", delay="1h")[0]], [b"later"])
-    attempt.write_all([queue.address(b"")[0]], [b"now"])
+    attempt.write_all([queue._address(b"", delay="1h")[0]], [b"later"])
+    attempt.write_all([queue._address(b"")[0]], [b"now"])
     job.commit([attempt.finish()])
     assert queue.counts()["target"] == queue.counts()["delayed"] == 1
     clock.advance(3601)
@@ -644,7 +644,7 @@ def test_a_job_is_dropped_by_the_age_of_its_newest_activity(tmp_path: Path) -> N
     queue = make_queue(tmp_path, clock=clock)
     job = begun(queue)
     attempt = job.attempt("p")
-    file = queue.address(b"")[0]
+    file = queue._address(b"")[0]
     with attempt.open(file) as body:
 
         def written_after_50_ms() -> bool:
@@ -780,7 +780,7 @@ def test_what_a_task_staged_after_its_job_was_sent_goes_with_the_next_sweep(tmp_
     job = Job(queue.context, "job")
     job.commit(stage(queue, job))
     job.begin()
-    job.attempt("p00000-a1").write_all([queue.address(b"")[0]], [b"late"])
+    job.attempt("p00000-a1").write_all([queue._address(b"")[0]], [b"late"])
     report = queue.sweep()
     assert (report.jobs_finished, report.jobs_dropped) == (0, 1)
     assert (sent(queue), working(queue)) == (ALL, [])
@@ -909,7 +909,7 @@ def test_an_epoch_of_nothing_leaves_the_one_before_it_in_the_ledger(make: Make) 
         epoch.begin()
         attempt = epoch.attempt("p")
         if number == 5:
-            attempt.write_all([queue.address(b"a")[0]], [b"a"])
+            attempt.write_all([queue._address(b"a")[0]], [b"a"])
         epoch.commit([attempt.finish()])
     assert where(queue) == {"target": [b"a"]}
 

@@ -58,7 +58,7 @@ def queue(tmp_path: Path) -> Queue:
 @pytest.fixture
 def only_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody look but for an event, or for being woken."""
-    monkeypatch.setattr(Subscription, "next_look", LONG)
+    monkeypatch.setattr(Subscription, "_next_look", LONG)
     monkeypatch.setattr(watch, "PATIENCE", 0.0)
 
 
@@ -235,7 +235,7 @@ def test_where_there_are_no_events_it_looks_often(queue: Queue, monkeypatch: pyt
     def none(*args: Any) -> None:
         return None
 
-    monkeypatch.setattr(Subscription, "next_look", LONG)
+    monkeypatch.setattr(Subscription, "_next_look", LONG)
     monkeypatch.setattr(watch, "_events", none)
     with queue.subscribe() as subscription:
         assert subscription.receive(timeout=0.2) is None

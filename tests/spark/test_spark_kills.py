@@ -115,7 +115,7 @@ def commit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     committed = jobs.Job(queue.context, "committed")
     committed.begin()
     attempt = committed.attempt("p0")
-    attempt.write_all(queue.plain_addresses(job.run.rows, "T"), [body.encode() for body in bodies(job)])
+    attempt.write_all(queue._plain_addresses(job.run.rows, "T"), [body.encode() for body in bodies(job)])
     staged = attempt.finish()
     log = Log(str(job.log), job.run.name)
     with monkeypatch.context() as patched, suppress(Killed):

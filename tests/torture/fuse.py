@@ -457,12 +457,12 @@ def jobs(case: Case) -> None:
         parts = []
         for task in range(3):
             attempt = job.attempt(f"task-{task}")
-            files = queue.plain_addresses(4, "B")
+            files = queue._plain_addresses(4, "B")
             bodies = [f"{name}{task}{number}" for number in range(4)]
             attempt.write_all(files, [body(n) if given_up else case.body(n, "target") for n in bodies])
             if task == 1:  # a second try at the same, that comes to nothing
                 lost = job.attempt("task-1")
-                lost.write_all(queue.plain_addresses(1, "B"), [body("of a lost try")])
+                lost.write_all(queue._plain_addresses(1, "B"), [body("of a lost try")])
                 lost.discard()
             parts.append(attempt.finish())
         job.abort() if given_up else check(job.commit(parts) == 12)
@@ -471,7 +471,7 @@ def jobs(case: Case) -> None:
         epoch = Epoch(context, "row", number)
         epoch.begin()
         attempt = epoch.attempt("task")
-        attempt.write_all(queue.plain_addresses(1, "B"), [case.body(f"epoch{number}", "target")])
+        attempt.write_all(queue._plain_addresses(1, "B"), [case.body(f"epoch{number}", "target")])
         check(epoch.commit([attempt.finish()]) == 1)
     check(Epoch(context, "row", 2).sent and os.listdir(f"{case.path}/q/working") == [])
 
@@ -695,7 +695,7 @@ def killed_daemon(fs: Mounted, row: Row, options: Options) -> None:
         job = Job(queue.context, "job")
         job.begin()
         attempt = job.attempt("0")
-        attempt.write_all(queue.plain_addresses(2, "B"), [body("staged0"), body("staged1")])
+        attempt.write_all(queue._plain_addresses(2, "B"), [body("staged0"), body("staged1")])
         parts = [attempt.finish()]
         fs.kill()
         row.kills += 1

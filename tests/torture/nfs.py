@@ -608,7 +608,7 @@ def _run_job(queue: Queue, job_id: str, names: list[str]) -> int:
     job = Job(queue.context, job_id)
     job.begin()
     attempt = job.attempt("0")
-    attempt.write_all(queue.plain_addresses(len(names), "B"), [body(name) for name in names])
+    attempt.write_all(queue._plain_addresses(len(names), "B"), [body(name) for name in names])
     return job.commit([attempt.finish()])
 
 
@@ -764,7 +764,7 @@ def _lost_job(queue: Queue, folder: Path, lose: Lose) -> None:
     job = Job(queue.context, "job")
     job.begin()
     attempt = job.attempt("0")
-    attempt.write_all(queue.plain_addresses(3, "B"), [body(name) for name in "mno"])
+    attempt.write_all(queue._plain_addresses(3, "B"), [body(name) for name in "mno"])
     staged = attempt.finish()
     lose()
     assert job.commit([staged]) == 3

@@ -221,7 +221,7 @@ def _commit(queue: Queue, names: list[str]) -> None:
     job = Job(queue.context, f"job-{names[0]}")
     job.begin()
     attempt = job.attempt("0")
-    attempt.write_all(queue.plain_addresses(len(names), "B"), [_body(name) for name in names])
+    attempt.write_all(queue._plain_addresses(len(names), "B"), [_body(name) for name in names])
     job.commit([attempt.finish()])
 
 

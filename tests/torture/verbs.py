@@ -37,8 +37,6 @@ MODULES: tuple[ModuleType, ...] = (bulk, jobs, stream_journal, fsck)
 INNER = {
     "Typed", "SweepReport", "Stop", "Health", "Diagnosis", "Finding",  # they hold what was found, or is to be said
     "Message.link",  # of a worker, for its own private folder
-    "Subscription.adopt",  # of journals
-    "Queue.address", "Queue.plain_addresses", "Queue.admit_job",  # of sends: they make names, and only look
     "Queue.replay",  # what it sends is in the archive, too: tests/promises/test_replay.py lets it die
     "Root.doctor", "Queue.doctor",  # they try the file system in a folder of their own: tests/promises/test_doctor.py
     "finish", "roll_forward", "idle_ms", "job_folders", "is_job_name",

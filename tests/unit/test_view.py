@@ -171,7 +171,7 @@ def test_what_lies_behind_all_that_a_view_holds_is_received(queue: Queue) -> Non
         assert [message.body for message in consumer.receive_many(100)] == [b"mine"]
     with queue.subscribe(max_backlog=None) as consumer:
         assert [message.body for message in consumer.receive_many(1)] == [b"others"]
-        consumer.snapshot()
+        consumer._snapshot()
         queue.send(b"later")
         assert sorted(message.body for message in consumer.receive_many(100)) == [b"mine", *[b"others"] * 24]
 
