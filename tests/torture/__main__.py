@@ -34,7 +34,6 @@ PARTS = (
     "strangers",
     "clocks",
     "model",
-    "mutants",
     "fresh",
 )
 PAPER = Path(__file__).parents[2] / "docs" / "reliability.md"

@@ -1,4 +1,4 @@
-"""Change the code in one small way, and see whether a test tells: `make mutants`, and a sample in `make torture`.
+"""Change the code in one small way, and see whether a test tells: `make mutants`.
 
 A mutant is a module with one change in it. It is run in a copy of the tree, against the tests that run the changed
 statement, which is found out by running each test file once over modules that keep account. The first test that fails
@@ -34,7 +34,7 @@ from queue import SimpleQueue
 
 from torture.chosen import CHOSEN, PASSED
 from torture.hits import HITS
-from torture.table import NotRun, Options, Row
+from torture.table import NotRun
 
 TOP = Path(__file__).parents[2]
 #: The modules that are changed.
@@ -51,8 +51,6 @@ SURVIVORS = Path(__file__).with_name("survivors.toml")
 #: What was measured of each test file, kept from run to run.
 KEPT = TOP / ".torture" / "mutants.json"
 
-#: Mutants of a torture, which should not take the night; `make mutants` takes them all.
-SAMPLE = 40
 #: Seconds that the tests of a mutant may take in all, as they were measured; the shortest are asked first.
 ENOUGH = 120.0
 #: Seconds that a test may take beyond what it was measured to take, before it counts as hanging.
@@ -422,20 +420,6 @@ class Report:
     explained: list[Mutant] = field(default_factory=list)
     unexplained: list[Mutant] = field(default_factory=list)
 
-    def rows(self) -> list[Row]:
-        """Return a row for each module."""
-        modules = sorted({mutant.path for mutant in (*self.killed, *self.explained, *self.unexplained)})
-        return [self._row(module) for module in modules]
-
-    def _row(self, module: str) -> Row:
-        killed, explained, living = (
-            [mutant for mutant in mutants if mutant.path == module]
-            for mutants in (self.killed, self.explained, self.unexplained)
-        )
-        cases = len(killed) + len(explained) + len(living)
-        told = f"{len(killed)} of {cases} changes of {module} are told by a test, {len(explained)} more may live"
-        return Row(told, cases=cases, wrong=[f"lives: {mutant}" for mutant in living])
-
 
 def all_mutants(top: Path, modules: Sequence[str]) -> list[Mutant]:
     """List the mutants of some modules of a tree, always in the same order."""
@@ -509,16 +493,6 @@ def _asked(tree: Tree, tests: Sequence[str], measured: Measured) -> int | None:
     files = {test.partition("::")[0] for test in tests}
     limit = BEGINS + HANGS + 3 * sum(seconds)
     return tree.run(files, "-x", hangs, "-m", LEFT_OUT, settings={CHOSEN: chosen}, limit=limit)
-
-
-def run(options: Options) -> Iterable[Row]:
-    """Return a row for each module that has a mutant in the sample; a case is a mutant."""
-    if not options.long:
-        raise NotRun("all tests are measured first, which takes a quarter of an hour: leave out --short")
-    modules = modules_of(TOP)
-    mutants = sampled(all_mutants(TOP, modules), SAMPLE, options.seed)
-    trees = [Tree(options.folder / "tree")]
-    return hunt(mutants, trees, measure(trees[0], modules, KEPT), explanations(SURVIVORS)).rows()
 
 
 def main() -> int:
