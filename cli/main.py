@@ -65,6 +65,15 @@ class _Single(_Quick, TyperCommand):
     """One command."""
 
 
+class _Running(_Single):
+    """A command that runs another one, which follows `--`: the arguments of the first keep this `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before `--`; what follows it are arguments, and none of ours."""
+        at = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*args[:at], *args[at : at + 1], *args[at:]])
+
+
 class _Commands(Mapping[str, Any]):
     """The commands by name. A command is imported and built when it is asked for, and does not wait for the others."""
 
@@ -76,7 +85,7 @@ class _Commands(Mapping[str, Any]):
         if isinstance(found, typer.Typer):
             return get_command(found)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, cls=_Single)(found)
+        alone.command(name, cls=_Running if name == "work" else _Single)(found)
         return get_command(alone)
 
     def __iter__(self) -> Iterator[str]:

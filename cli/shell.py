@@ -25,6 +25,8 @@ from . import output
 from .output import NEGATIVE, OK, Record, unescape
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from dropq import Diagnosis, Finding, Outcome, Queue, Root
 
 T = TypeVar("T")
@@ -152,17 +154,22 @@ class Shell:
         if not sys.stderr.isatty() or (total is not None and total < BAR_FROM):
             yield from items
             return
+        with self.bar(what, total) as bar:
+            for item in items:
+                yield item
+                bar.advance(bar.task_ids[0])
+
+    def bar(self, what: str, total: int | None) -> Progress:
+        """Return a progress bar for stderr, which is a terminal, with one task."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         console = Console(stderr=True)
         # Lines for a terminal are printed above the bar; those for a pipe must not be caught.
-        with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
-            task = bar.add_task(what, total=total)
-            for item in items:
-                yield item
-                bar.advance(task)
+        bar = Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+        bar.add_task(what, total=total)
+        return bar
 
     # -- what it does to several ---------------------------------------------------------------------------------
 

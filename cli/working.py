@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from math import inf
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +15,10 @@ from dropq.errors import NoSuchMessage
 from dropq.format.layout import UNSETTLED
 
 from . import output
-from .options import Json, QueueName, duration, lease_of, lease_period
+from .options import Filter, Json, QueueName, duration, lease_of, lease_period
 from .output import NEGATIVE, OK, TRY_LATER, UNAVAILABLE
 from .shell import Shell, UsageError, despite_closed_stdout
+from .work_reporter import WorkReporter
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -29,12 +31,21 @@ LONGEST_PAUSE = 1.0
 
 def work(
     ctx: typer.Context,
-    name: QueueName,
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- CMD", help="The command to run for each message.", show_default=False)
+    line: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="QUEUE... -- CMD...",
+            help="The queues, and the command to run for each message.",
+            show_default=False,
+        ),
     ],
     jobs: Annotated[int, typer.Option("-j", "--jobs", metavar="N", min=1, help="How many messages at a time.")] = 1,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no message waits any more.")] = False,
+    fair: Annotated[bool, typer.Option("--fair", help="Take from the queues by turns.")] = False,
+    filter: Filter = None,
+    client_id: Annotated[
+        str | None, typer.Option("--client-id", metavar="C", help="The worker's name in processing/.")
+    ] = None,
     lease: Annotated[
         float | None,
         lease_period("--lease", help="The lease, kept renewed; else the queue's lease_period, else 60s."),
@@ -43,11 +54,15 @@ def work(
         float | None, duration("--timeout", help="Stop a command that takes longer; it has failed.")
     ] = None,
     poll: Annotated[
-        bool, typer.Option("--poll", help="List the queue at intervals instead of waiting for events.")
+        bool, typer.Option("--poll", help="List the queues at intervals instead of waiting for events.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Report errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Report each message, as on a terminal.")] = False,
     json: Json = False,
 ) -> int:
     """Run a command for each message: its body on stdin, {} its path.
+
+    Of several queues, a message comes from the first that has one; with --fair they take turns.
 
     The environment has DROPQ_ID, DROPQ_QUEUE, DROPQ_RECEIPT, DROPQ_PROP_NAME for each property, and others.
 
@@ -58,26 +73,50 @@ def work(
     With --until-empty it takes each message once at most, and exits with 1 when a message failed or was rejected.
     """
     from dropq.worker.command import Command
-    from dropq.worker.loop import Stop, stop_on_signals
-    from dropq.worker.loop import work as work_off
+    from dropq.worker.loop import Stop, run, stop_on_signals
+    from dropq.worker.sources import Sources
 
+    names, command = _parted(line)
+    if quiet and verbose:
+        raise UsageError("give -q or -v, not both")
     shell = Shell(ctx, json)
-    queue = shell.queue(name)
-    period = lease_of(queue, lease)
-    if queue.paused:
-        output.note(f"queue {queue.name} is paused: nothing comes until `dropq resume {queue.name}`")
-    with despite_closed_stdout(), Command(command, timeout=timeout) as handler, stop_on_signals(Stop()) as stop:
-        report = work_off(queue, handler, concurrency=jobs, until_empty=until_empty, lease=period, poll=poll, stop=stop)
-    counts = {key: count for key, count in asdict(report).items() if key not in ("halted", "stopped", "left")}
+    queues = [shell.queue(name) for name in names]
+    with ExitStack() as stack:
+        stack.enter_context(despite_closed_stdout())
+        handler = stack.enter_context(Command(command, timeout=timeout))
+        stop = stack.enter_context(stop_on_signals(Stop()))
+        subscriptions = [
+            stack.enter_context(
+                queue.subscribe(
+                    max_backlog=jobs, lease_period=lease_of(queue, lease), filter=filter, client_id=client_id
+                )
+            )
+            for queue in queues
+        ]
+        reporter = stack.enter_context(
+            WorkReporter(shell, queues, quiet=quiet, verbose=verbose, until_empty=until_empty)
+        )
+        sources = Sources(subscriptions, fair=fair, poll=poll)
+        report = run(sources, handler, stop, concurrency=jobs, until_empty=until_empty, reporter=reporter)
     if shell.json:
         shell.line(asdict(report), ())
-    output.note(" ".join(f"{key}={count}" for key, count in counts.items()))
-    if report.left:
+    reporter.sum_up()
+    if report.left and not quiet:
         output.note(_left(report))
     if report.halted is not None:
         output.note(f"error: {report.halted}")
         return UNAVAILABLE
     return NEGATIVE if until_empty and report.failed + report.rejected else OK
+
+
+def _parted(line: list[str]) -> tuple[list[str], list[str]]:
+    """Return the queues and the command of a line, which `--` parts."""
+    at = line.index("--") if "--" in line else len(line)
+    if not line[at + 1 :]:
+        raise UsageError("no command: write it after the queues and --, such as `dropq work orders -- cat`")
+    if not at:
+        raise UsageError("no queue: name one or several before --, such as `dropq work orders -- cat`")
+    return line[:at], line[at + 1 :]
 
 
 def _left(report: WorkReport) -> str:

@@ -1,4 +1,4 @@
-"""Wait until a message may have come into a folder.
+"""Wait until a message may have come into a folder, or into one of several.
 
 An event is a hint and nothing more. The kernel drops events when it has too many of them, and a change by another host
 of a network file system, or below a FUSE mount, gives no event. So a wait always ends by its timeout, and the waiter
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from dropq.storage.mounts import MOUNTS, mount_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 log = logging.getLogger("dropq")
 
@@ -40,23 +40,24 @@ _CHUNK = 4096
 
 
 class Watch:
-    """Waits for changes of a folder: by short pauses at first, by events when the wait becomes long.
+    """Waits for changes of folders: by short pauses at first, by events when the wait becomes long.
 
     One thread at a time may wait; any thread, and any signal handler, may wake it. Its files stay open as long as
     anything refers to it, so that a late wake-up never writes to another file.
 
     Args:
-        folder: the folder.
-        poll: use pauses alone, as also happens where events do not work.
+        folders: the folders.
+        poll: use pauses alone, as also happens where events do not work for one of the folders.
     """
 
-    def __init__(self, folder: str, *, poll: bool = False) -> None:
-        self._folder = folder
+    def __init__(self, *folders: str, poll: bool = False) -> None:
+        self._folders = folders
         self._poll = poll
         self._events: Events | None = None
         self._pause = FIRST_PAUSE
         self._paused = 0.0
         self._woken_fd, self._wake_fd = _pipe(self)
+        self._both: select.epoll | None = None
 
     @property
     def events(self) -> bool:
@@ -66,13 +67,26 @@ class Watch:
     def observe(self) -> bool:
         """Ask for events now, unless that was done; return whether there are any.
 
-        What came before gives no event: list the folder afterwards.
+        What came before gives no event: list the folders afterwards.
         """
         if self._events is None and not self._poll:
-            self._poll = not events_reach(self._folder)
-            self._events = None if self._poll else _events(self._folder, self.wake)
+            self._poll = not all(map(events_reach, self._folders))
+            self._events = None if self._poll else _events(self._folders, self.wake)
             self._poll = self._events is None
         return self.events
+
+    def fileno(self) -> int:
+        """Return a descriptor for the caller's own poll: it is readable when a wait would end at once.
+
+        `wait(0)` empties it. Without `events`, only a wake-up makes it readable: then look every `PAUSE` seconds.
+        """
+        if not self.observe() or self._events is None or self._events.fd is None:
+            return self._woken_fd
+        if self._both is None:
+            self._both = select.epoll()
+            self._both.register(self._woken_fd, select.EPOLLIN)
+            self._both.register(self._events.fd, select.EPOLLIN)
+        return self._both.fileno()
 
     def begin(self) -> None:
         """Begin a new wait: without events its first pauses are short."""
@@ -84,7 +98,7 @@ class Watch:
             os.write(self._wake_fd, b"\0")
 
     def wait(self, timeout: float = RESCAN) -> bool:
-        """Wait until something may have come into the folder, until a wake-up, or until the timeout.
+        """Wait until something may have come into a folder, until a wake-up, or until the timeout.
 
         Args:
             timeout: seconds; without events at most `PAUSE` of them.
@@ -106,7 +120,7 @@ class Watch:
         return bool(ready)
 
     def rest(self, timeout: float) -> None:
-        """Wait until a wake-up, or until the timeout; what comes into the folder does not end this wait."""
+        """Wait until a wake-up, or until the timeout; what comes into the folders does not end this wait."""
         poller = select.poll()
         poller.register(self._woken_fd, select.POLLIN)
         if poller.poll(max(timeout, 0) * 1000):
@@ -128,33 +142,33 @@ def events_reach(folder: str, mounts: str = MOUNTS) -> bool:
 
 
 class Events(Protocol):
-    """Reports arrivals in a folder: a file becomes readable, or a function is called."""
+    """Reports arrivals in folders: a file becomes readable, or a function is called."""
 
     @property
     def fd(self) -> int | None:
         """The file; None where a function is called."""
 
     def renew(self) -> None:
-        """Report on the folder that the path leads to now."""
+        """Report on the folders that the paths lead to now."""
 
 
-def _events(folder: str, wake: Callable[[], None]) -> Events | None:
-    """Ask for the events of a folder; where that fails, log it and return None."""
+def _events(folders: Sequence[str], wake: Callable[[], None]) -> Events | None:
+    """Ask for the events of folders; where that fails, log it and return None."""
     try:
-        return _Inotify(folder) if sys.platform.startswith("linux") else _observed(folder, wake)
+        return _Inotify(folders) if sys.platform.startswith("linux") else _observed(folders, wake)
     except (ImportError, OSError, RuntimeError) as error:
         # Too many watches or instances for this user, mostly. Polling finds the same messages.
-        log.warning("%s: no events (%s): looking every %s s instead", folder, error, PAUSE)
+        log.warning("%s: no events (%s): looking every %s s instead", ", ".join(folders), error, PAUSE)
         return None
 
 
 class _Inotify:
     """The kernel's own events, without watchdog's threads: what those read from an event is not needed here."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folders: Sequence[str]) -> None:
         from watchdog.observers.inotify_c import InotifyConstants, inotify_add_watch, inotify_init
 
-        self._path = os.fsencode(folder)
+        self._paths = [os.fsencode(folder) for folder in folders]
         # Arrivals alone: each claim would be an event too.
         self._mask = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
         self._add_watch = inotify_add_watch
@@ -162,14 +176,16 @@ class _Inotify:
         weakref.finalize(self, os.close, self.fd)
         os.set_inheritable(self.fd, False)
         os.set_blocking(self.fd, False)
-        self._watch()
+        for path in self._paths:
+            self._watch(path)
 
     def renew(self) -> None:
-        with suppress(OSError):  # it is gone: the listing that follows raises
-            self._watch()
+        for path in self._paths:
+            with suppress(OSError):  # it is gone: the listing that follows raises
+                self._watch(path)
 
-    def _watch(self) -> None:
-        _done(self._add_watch(self.fd, self._path, self._mask))  # no change for a folder that is watched already
+    def _watch(self, path: bytes) -> None:
+        _done(self._add_watch(self.fd, path, self._mask))  # no change for a folder that is watched already
 
 
 class _Observed:
@@ -178,10 +194,10 @@ class _Observed:
     fd = None
 
     def renew(self) -> None:
-        """Do nothing: the observer keeps to the folder that it was given."""
+        """Do nothing: the observer keeps to the folders that it was given."""
 
 
-def _observed(folder: str, wake: Callable[[], None]) -> Events | None:
+def _observed(folders: Sequence[str], wake: Callable[[], None]) -> Events | None:
     from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent, FileSystemEventHandler
     from watchdog.observers import Observer
     from watchdog.observers.polling import PollingObserver
@@ -196,7 +212,8 @@ def _observed(folder: str, wake: Callable[[], None]) -> Events | None:
     observer = Observer()
     if isinstance(observer, PollingObserver):
         return None  # it looks at every file each time: our own polling is better
-    observer.schedule(Handler(), folder, event_filter=[FileCreatedEvent, FileMovedEvent])
+    for folder in folders:
+        observer.schedule(Handler(), folder, event_filter=[FileCreatedEvent, FileMovedEvent])
     observer.start()
     events = _Observed()
     weakref.finalize(events, observer.stop)

@@ -12,7 +12,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,15 +21,16 @@ from queue import SimpleQueue
 from traceback import format_exception
 from typing import TYPE_CHECKING, Protocol
 
-from dropq.durations import format_duration, parse_duration
+from dropq.durations import parse_duration
 from dropq.errors import LeaseLost
 from dropq.format.layout import WAITING
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import Duration, Message, utc
-from dropq.storage.watch import RESCAN, Watch
+from dropq.storage.watch import RESCAN
+from dropq.worker.reporter import Handled, Outcome, Reporter, due_ms
+from dropq.worker.sources import Sources, Taken
 
 if TYPE_CHECKING:
-    from dropq.lifecycle.context import QueueContext
     from dropq.queue.subscription import Subscription
 
 log = logging.getLogger("dropq")
@@ -51,19 +52,15 @@ SIGNAL_CHECK = 0.01
 _STOPPED_STATUSES = frozenset(status for number in STOP_SIGNALS for status in (-number, 128 + number))
 
 #: How a message counts that its handler settled itself, by its state.
-_SETTLED = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
-#: The outcomes that are logged, and their words.
-_LOGGED = {"retried": "given back", "rejected": "rejected", "failed": "failed"}
+_SETTLED: dict[str, Outcome] = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
 
 
 class Source(Protocol):
-    """The queue that a worker receives from."""
+    """A queue that a worker receives from."""
 
-    @property
-    def context(self) -> QueueContext:
-        """The open queue."""
-
-    def subscribe(self, *, max_backlog: int | None, lease_period: Duration | None) -> Subscription:
+    def subscribe(
+        self, *, max_backlog: int | None, lease_period: Duration | None, filter: str | None, client_id: str | None
+    ) -> Subscription:
         """Open a subscription."""
 
 
@@ -208,16 +205,19 @@ def _is_ignored_hangup(number: signal.Signals) -> bool:
 
 
 def work(
-    queue: Source,
+    queue: Source | Iterable[Source],
     handler: Handler,
     *,
     concurrency: int = 1,
     until_empty: bool = False,
+    fair: bool = False,
+    filter: str | None = None,
+    client_id: str | None = None,
     lease: Duration | None = None,
     poll: bool = False,
     stop: Stop | threading.Event | None = None,
 ) -> WorkReport:
-    """Handle a queue's messages until asked to stop.
+    """Handle the messages of a queue, or of several, until asked to stop.
 
     When the handler returns, its message is acknowledged. If it raises `Retry`, the message is given back; `Reject`
     refuses it; `Halt` gives it back and ends the worker; any other exception fails it and keeps the traceback, but for
@@ -231,13 +231,15 @@ def work(
     ran, so that the handler failed, its message is given back uncounted.
 
     Args:
-        queue: the queue.
+        queue: the queue, or several: a message is taken from the first of them that has one.
         handler: called with each message, in a thread of the worker.
         concurrency: how many messages are handled at a time; the queue's max_per_subscription_backlog may be lower.
         until_empty: end when nothing waits in target/ and no handler runs. The worker does not wait for delayed
             messages or for messages that others hold, but it waits for those that a limit, a turn or a barrier keeps
             back. A paused queue counts as empty. Each message is taken once at most; the report lists in `left` the
             messages that came back.
+        fair: take from several queues by turns, instead of in their order.
+        filter, client_id: as of `Queue.subscribe`.
         lease: how long a claim lasts unless it is renewed; None takes the queue's lease, if it has one.
         poll: list target/ twenty times a second instead of waiting for events.
         stop: asks the worker to stop; a `threading.Event` asks once, and is seen within a second.
@@ -248,15 +250,46 @@ def work(
     """
     if concurrency < 1:
         raise ValueError(f"concurrency {concurrency}: at least 1")
+    queues = list(queue) if isinstance(queue, Iterable) else [queue]
+    if not queues:
+        raise ValueError("work takes a queue, or several: there is none")
     asked = stop if isinstance(stop, Stop) else Stop(stop)
     with ExitStack() as stack:
         # Ctrl-C must not interrupt a claim after the rename, before the subscription knows of it.
         if unhandled := _unhandled_signals():
             stack.enter_context(stop_on_signals(asked, *unhandled))
-        subscription = stack.enter_context(queue.subscribe(max_backlog=concurrency, lease_period=lease))
-        watch = Watch(queue.context.layout.target, poll=poll)
-        stack.enter_context(asked.waking(watch.wake))
-        return _Worker(subscription, handler, watch, asked, concurrency=concurrency, until_empty=until_empty).run()
+        subscriptions = [
+            stack.enter_context(
+                each.subscribe(max_backlog=concurrency, lease_period=lease, filter=filter, client_id=client_id)
+            )
+            for each in queues
+        ]
+        sources = Sources(subscriptions, fair=fair, poll=poll)
+        return run(sources, handler, asked, concurrency=concurrency, until_empty=until_empty)
+
+
+def run(
+    sources: Sources,
+    handler: Handler,
+    stop: Stop,
+    *,
+    concurrency: int = 1,
+    until_empty: bool = False,
+    reporter: Reporter | None = None,
+) -> WorkReport:
+    """Do what `work` does, with subscriptions that the caller opened, and closes.
+
+    Args:
+        sources: the subscriptions; each has a max_backlog of at least `concurrency`.
+        handler, concurrency, until_empty: as of `work`.
+        stop: asks the worker to stop.
+        reporter: hears what becomes of each message; None logs what did not end well.
+    """
+    with stop.waking(sources.watch.wake):
+        worker = _Worker(
+            sources, handler, stop, reporter or Reporter(), concurrency=concurrency, until_empty=until_empty
+        )
+        return worker.run()
 
 
 def _unhandled_signals() -> list[signal.Signals]:
@@ -275,19 +308,20 @@ class _Worker:
 
     def __init__(
         self,
-        subscription: Subscription,
+        sources: Sources,
         handler: Handler,
-        watch: Watch,
         stop: Stop,
+        reporter: Reporter,
         *,
         concurrency: int,
         until_empty: bool,
     ) -> None:
-        self._subscription = subscription
+        self._sources = sources
         self._handler = handler
         self._cancel: Callable[[Message], None] | None = getattr(handler, "cancel", None)
-        self._watch = watch
+        self._watch = sources.watch
         self._stop = stop
+        self._reporter = reporter
         self._concurrency = concurrency
         self._until_empty = until_empty
         self._report = WorkReport()
@@ -295,17 +329,23 @@ class _Worker:
         self._exits_as_if_stopped = False  # a program exited by itself with the status of a stop signal
         self._lock = threading.Lock()
         self._busy = 0  # threads that have a message, or look for one
-        self._running: dict[int, Message] = {}
-        self._inbox: SimpleQueue[Message | None] = SimpleQueue()
+        self._running: dict[int, Taken] = {}
+        self._inbox: SimpleQueue[Taken | None] = SimpleQueue()
         self._ended = threading.Event()
 
     def run(self) -> WorkReport:
         for _ in range(self._concurrency):
             threading.Thread(target=self._run_thread, name="dropq-worker", daemon=True).start()
-        lease = self._subscription.lease
-        renewer = LeaseRenewer(lease, partial(self._renew_running, lease)) if lease else None
+        lease = self._sources.least_lease
+        renewer = LeaseRenewer(lease, self._renew_running) if lease else None
+        told = 0  # how often the worker was asked to stop, as far as the reporter knows
         try:
             while not self._is_done():
+                if self._stop.times != told:
+                    told = self._stop.times
+                    self._reporter.stopping(len(self._running))
+                elif not self._running:
+                    self._reporter.idle()
                 self._watch.wait(self._pause())
         finally:
             self._ended.set()
@@ -330,27 +370,26 @@ class _Worker:
         """Take a message for each free thread; return whether there is nothing more to do."""
         idle = self._busy == 0  # read first: a message that comes back while we take others needs another round
         taken = 0
-        while self._busy < self._concurrency and (message := self._next()) is not None:
+        while self._busy < self._concurrency and (next_one := self._next()) is not None:
             taken += 1
             self._count_busy(1)
-            self._inbox.put(message)
+            self._inbox.put(next_one)
         if taken:
             self._watch.begin()
         if self._stop.times > 1:
             return True
-        # A barrier may wait for messages that came back in this run, which only another run takes.
-        waits = self._subscription._held_up and not self._subscription._waits_for_passed_over
-        return idle and not taken and (self._stopping or (self._until_empty and not waits))
+        return idle and not taken and (self._stopping or (self._until_empty and not self._sources.held_up))
 
-    def _next(self) -> Message | None:
+    def _next(self) -> Taken | None:
         """Claim a message, unless the worker is stopping."""
         if self._stopping:
             return None
         try:
-            message = self._subscription.receive()
-            if message is None:
+            taken = self._sources.receive()
+            if taken is None:
                 return None
-            self._running[id(message)] = message
+            message = taken.message
+            self._running[id(message)] = taken
             # RACE: the calling thread may be giving messages back. Whichever thread removes the message gives it back.
             if self._ended.is_set() and self._running.pop(id(message), None) is not None:
                 message.release(counted=False)
@@ -358,46 +397,48 @@ class _Worker:
         except Exception as error:
             self._fail(error)
             return None
-        return message
+        return taken
 
     def _pause(self) -> float:
         has_free_thread = self._busy < self._concurrency and not self._stopping
-        return self._subscription._next_look if has_free_thread else RESCAN  # a thread that gets free wakes us earlier
+        return self._sources.next_look if has_free_thread else RESCAN  # a thread that gets free wakes us earlier
 
     def _give_back(self) -> None:
         """Cancel the running handlers, if that is possible, and give their messages back."""
         until = time.monotonic() + CANCEL_LIMIT
         while self._busy and self._cancel is not None and time.monotonic() < until:
-            for message in list(self._running.values()):
-                self._cancel_handler(message)  # repeated, as a handler may have only just begun
+            for taken in list(self._running.values()):
+                self._cancel_handler(taken.message)  # repeated, as a handler may have only just begun
             self._watch.wait(0.1)
-        for key, message in list(self._running.items()):
+        for key, taken in list(self._running.items()):
             if self._running.pop(key, None) is None:
                 continue  # RACE: its thread has just finished it
             try:
-                message.release(counted=False)
+                taken.message.release(counted=False)
             except LeaseLost:
                 continue  # its thread has just settled it, or another consumer has it
             self._count("returned")
+            self._tell(taken.message, "returned", "", taken.since)
 
     # -- the worker threads ------------------------------------------------------------------------------------
 
     def _run_thread(self) -> None:
         while (first := self._inbox.get()) is not None:
-            message: Message | None = first
-            while message is not None:
+            taken: Taken | None = first
+            while taken is not None:
+                message = taken.message
                 try:
                     if id(message) in self._running:
-                        with self._subscription._once(message) if self._until_empty else nullcontext():
-                            self._handle_and_settle(message)
+                        with taken.subscription._once(message) if self._until_empty else nullcontext():
+                            self._handle_and_settle(message, taken.since)
                 except BaseException as error:
                     self._fail(error)
                 self._running.pop(id(message), None)
-                message = self._next()
+                taken = self._next()
             self._count_busy(-1)
             self._watch.wake()
 
-    def _handle_and_settle(self, message: Message) -> None:
+    def _handle_and_settle(self, message: Message, since: float) -> None:
         settled_first = not message.held  # at most once: the message was archived before it was delivered
         outcome, settle, why = self._handle(message)
         try:
@@ -414,15 +455,11 @@ class _Worker:
             outcome = "failed"  # it was given back too often, so the queue moved it to error/ or expired/
         if self._until_empty and outcome != "lost" and message.state in WAITING:
             self._report_left(message)
-        if outcome == "lost":
-            log.warning("message %s: its claim was lost while it was handled; nothing was changed", message.id)
-        elif outcome in _LOGGED:
-            words, tries = _LOGGED[outcome], message.delivery_count
-            log.warning("message %s %s (%s), try %d, %s", message.id, words, why, tries, _next_step(message))
         if id(message) in self._running:
             self._count(outcome)
+            self._tell(message, outcome, why, since)
 
-    def _handle(self, message: Message) -> tuple[str, Callable[[], None], str]:
+    def _handle(self, message: Message) -> tuple[Outcome, Callable[[], None], str]:
         """Call the handler; return the outcome, the function that settles the message accordingly, and the reason."""
         give_back = partial(message.release, counted=False)
         try:
@@ -464,8 +501,12 @@ class _Worker:
         self._exits_as_if_stopped = self._exits_as_if_stopped or (status > 0 and not self._stop.asked)
         return self._stop.asked
 
+    def _tell(self, message: Message, outcome: Outcome, why: str, since: float) -> None:
+        reason = why if outcome in ("failed", "retried", "rejected") else ""
+        self._reporter.handled(Handled(message, outcome, reason, time.monotonic() - since))
+
     def _report_left(self, message: Message) -> None:
-        due = _due(message)
+        due = due_ms(message)
         with self._lock:
             self._report.left.append(Left(message.id, utc(due) if due else None))
 
@@ -484,13 +525,13 @@ class _Worker:
 
     # -- the thread of the lease renewer ---------------------------------------------------------------------
 
-    def _renew_running(self, lease: float) -> None:
-        for message in list(self._running.values()):
-            self._renew(message, lease)
+    def _renew_running(self) -> None:
+        for taken in list(self._running.values()):
+            self._renew(taken.message, taken.subscription.lease)
 
-    def _renew(self, message: Message, lease: float) -> None:
+    def _renew(self, message: Message, lease: float | None) -> None:
         try:
-            if message.held:
+            if message.held and lease:
                 message.extend(lease)
         except LeaseLost as error:
             log.debug("%s", error)  # or its thread has just settled it
@@ -506,21 +547,6 @@ class _Worker:
             self._cancel(message)
         except Exception:
             log.exception("message %s: its handler could not be cancelled", message.id)
-
-
-def _due(message: Message) -> int:
-    """Return when a message that was given back may be delivered again, in ms since 1970; 0 for at once."""
-    return message.context.sidecars.parse(message.file).not_before if message.state == "delayed" else 0
-
-
-def _next_step(message: Message) -> str:
-    """Return what the log says about a settled message: when it is delivered again, or where it is."""
-    if message.state == "target":
-        return "again at once"
-    if due := _due(message):
-        wait = max(due - message.context.clock.now_ms(), 0) / 1000
-        return f"again in {format_duration(round(wait, 1))}"
-    return f"it is in {message.state}/"
 
 
 def _traceback(error: BaseException) -> str:

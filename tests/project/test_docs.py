@@ -79,7 +79,7 @@ def test_the_unit_of_the_operations_paper_works_and_stops(tmp_path: Path) -> Non
     with subprocess.Popen(started, stderr=subprocess.PIPE, text=True) as worker:
         until(lambda: queue.counts()["processed"] == 5, "the worker works")
         worker.terminate()
-        assert worker.stderr is not None and worker.stderr.read().startswith("acked=5 failed=0")
+        assert worker.stderr is not None and worker.stderr.read().startswith("5 acknowledged in ")
         assert worker.wait(20) == 0
 
 

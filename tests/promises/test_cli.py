@@ -319,7 +319,9 @@ def test_every_error_of_the_library_has_an_exit_code_of_its_own() -> None:
         (["purge", "q", "x"], 2, "--state"),
         (["prune", "q", "--state", "error", "--yes"], 2, "--keep-age"),
         (["pause"], 2, "--all"),
-        (["work", "q"], 2, "CMD"),
+        (["work", "q"], 2, "no command"),
+        (["work", "--", "cat"], 2, "no queue"),
+        (["work", "q", "-q", "-v", "--", "cat"], 2, "not both"),
         (["work", "q", "--", "no-such-command"], 69, "no-such-command"),
         (["--root", "/proc", "create", "x"], 66, "/proc"),
         (["nosuch"], 2, "nosuch"),
@@ -729,10 +731,10 @@ def test_of_several_receipts_the_good_ones_are_settled(run: Run, q: Queue) -> No
 @pytest.mark.parametrize(
     ("command", "state", "code", "says"),
     [
-        ("exit 0", "processed", 0, "acked=1"),
-        ("exit 3", "error", 1, "failed=1"),
-        ("exit 65", "error", 1, "rejected=1"),
-        ("exit 127", "target", 69, "returned"),
+        ("exit 0", "processed", 0, "1 acknowledged in "),
+        ("exit 3", "error", 1, "1 failed try in "),
+        ("exit 65", "error", 1, "1 rejected in "),
+        ("exit 127", "target", 69, "1 given back unfinished in "),
     ],
 )
 def test_work_settles_by_exit_status(run: Run, q: Queue, command: str, state: str, code: int, says: str) -> None:
@@ -1406,7 +1408,7 @@ def test_a_worker_says_what_it_left(run: Run, root: Root) -> None:
     due = output.time_text(delayed.not_before)
     given_back, counts, left = done.err.splitlines()
     assert "given back (exit status 75), try 1, again in" in given_back
-    assert counts.startswith("acked=0 failed=0 retried=1")
+    assert counts.startswith("1 given back for another try in ")
     assert (done.code, left) == (0, f"1 given back wait until {due} at the latest")
 
 
@@ -1425,7 +1427,99 @@ def test_lines_are_sent_as_they_come(root: Root, q: Queue) -> None:
 def test_a_worker_outlives_commands_that_do_not_read(root: Root, q: Queue) -> None:
     q.send_many([b"x" * 1_000_000] * 3)
     done = ran("--root", str(root.path), "work", "q", "--until-empty", "--", "true")
-    assert done.code == 0 and "acked=3" in done.err
+    assert done.code == 0 and "3 acknowledged in " in done.err
+
+
+def test_a_worker_takes_from_several_queues_in_their_order_or_by_turns(root: Root, q: Queue, run: Run) -> None:
+    other = root.create_queue("other", durability="none")
+    for fair, taken in ((False, "qqoo"), (True, "qoqo")):
+        for _ in range(2):
+            q.send(b"")
+            other.send(b"")
+        done = run("work", *["--fair"] * fair, "q", "other", "--until-empty", "-v", "--json", "--", "true")
+        *lines, sums = done.records
+        assert "".join(line["queue"][0] for line in lines) == taken
+        assert {line["outcome"] for line in lines} == {"acked"} and sums["acked"] == 4
+
+
+def test_a_worker_takes_what_matches_its_filter(q: Queue, run: Run) -> None:
+    for kind in "ab":
+        q.send(kind, type=kind)
+    done = run("work", "q", "--until-empty", "--filter", "JMSType = 'b'", "--client-id", "me", "--", "true")
+    assert done.code == 0 and [message.text for message in q.browse()] == ["a"]
+
+
+def test_a_worker_under_cron_says_nothing_where_nothing_was_done_and_nothing_went_wrong(q: Queue, run: Run) -> None:
+    work = ("work", "q", "--until-empty", "--", "true")
+    assert run(*work).err == ""
+    q.send(b"x")
+    assert run("work", "-q", "q", "--until-empty", "--", "false").err == ""
+    q.send(b"x")
+    assert re.fullmatch(r"1 acknowledged in [0-9.]+ s\n", run(*work).err)
+
+
+def test_a_worker_that_is_asked_for_it_says_what_became_of_each_message(root: Root, run: Run) -> None:
+    tried = root.create_queue("tried", durability="none", redelivery_attempts=1, redelivery_delay="1h")
+    ids = tried.send_many([b"0", b"75", b"65", b"3"])
+    exits = ("--", "sh", "-c", "exit $(cat)")
+    done = run("work", "tried", "-v", "--until-empty", *exits)
+    *lines, sums, left = done.err.splitlines()
+    told = [
+        r"acknowledged",
+        r"given back \(exit status 75\), try 1, again in (1h|59m59.9s)",
+        r"rejected \(exit status 65\), try 1, in error/ now",
+        r"failed \(exit status 3\), try 1 of 2, again in (1h|59m59.9s)",
+    ]
+    for line, sent, words in zip(lines, ids, told, strict=True):
+        assert re.fullmatch(rf"{sent.id} {words}, \d+\.\d s", line)
+    assert sums.startswith("1 acknowledged, 1 failed try, 1 rejected, 1 given back for another try in ")
+    assert sums.endswith("; 1 now in error/") and left.startswith("2 given back wait until ")
+    tried.send_many([b"75", b"65"])
+    again, refused, total = run("work", "tried", "-v", "--json", "--until-empty", *exits).records
+    assert (again["outcome"], again["delivery_count"], again["state"], again["tries"]) == (
+        "retried",
+        1,
+        "delayed",
+        None,
+    )
+    assert again["due"].endswith("Z") and again["queue"] == "tried"
+    assert (refused["outcome"], refused["reason"]) == ("rejected", "exit status 65")
+    assert (refused["state"], refused["due"]) == ("error", None)
+    assert (total["retried"], total["rejected"]) == (1, 1)
+
+
+def test_on_a_terminal_a_worker_shows_each_message_and_a_bar(root: Root, q: Queue) -> None:
+    q.send_many([b"x"] * 100)
+    code, shown = on_terminal("--root", str(root.path), "work", "q", "--until-empty", "-j", "2", "--", "true")
+    assert code == 0 and len(re.findall(r"\S+ acknowledged, \d+\.\d s\n", shown)) == 100
+    assert "working" in shown and "100/100" in shown and re.search(r"100 acknowledged in [0-9.]+ s\n", shown)
+    assert "waiting" not in shown
+    code, shown = on_terminal("--root", str(root.path), "work", "q", "--until-empty", "--", "true")
+    assert (code, shown) == (0, "no message was there to handle\n")
+
+
+def test_a_worker_says_once_that_it_waits_and_what_a_stop_and_a_pause_do(root: Root, q: Queue) -> None:
+    q.pause()
+    master, slave = pty.openpty()
+    shown = bytearray()
+
+    def shows(words: str) -> bool:
+        while select.select([master], [], [], 0)[0]:
+            shown.extend(os.read(master, 4096))
+        return words.encode() in shown
+
+    argv = ("--root", str(root.path), "work", "q", "--", "sh", "-c", "read line; kill -INT $PPID; sleep 0.5")
+    with process(*argv, stdin=slave, stdout=slave, stderr=slave, env=environment(COLUMNS="120")) as worker:
+        os.close(slave)
+        until(lambda: shows("queue q is paused: nothing comes until `dropq resume q`"), "the pause is shown")
+        until(lambda: shows("waiting for messages of q (Ctrl-C ends)"), "the wait is shown")
+        q.resume()
+        q.send(b"one\n")
+        until(lambda: shows("finishing 1 message; a second Ctrl-C or SIGTERM gives it back"), "the stop is shown")
+        until(lambda: shows("1 acknowledged in "), "the sum is shown")
+        assert worker.wait(60) == 0
+    os.close(master)
+    assert [shown.count(words) for words in (b"is paused", b"waiting for", b"finishing")] == [1, 1, 1]
 
 
 def test_on_a_terminal_it_asks(root: Root, q: Queue) -> None:

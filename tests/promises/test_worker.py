@@ -260,8 +260,8 @@ def test_a_line_is_logged_for_each_message_that_does_not_go_well(
         work(queue, handler, until_empty=True)
     first, second, third = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(r"message \S+ given back \(exit status 75\), try 1, again in (4|3.9)s", first)
-    assert re.fullmatch(r"message \S+ rejected \(exit status 65\), try 1, it is in error/", second)
-    assert re.fullmatch(r"message \S+ failed \(exit status 3\), try 1, again in (4|3.9)s", third)
+    assert re.fullmatch(r"message \S+ rejected \(exit status 65\), try 1, in error/ now", second)
+    assert re.fullmatch(r"message \S+ failed \(exit status 3\), try 1 of 2, again in (4|3.9)s", third)
 
 
 def test_a_delay_that_is_none_is_the_handlers_failure(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_claim_that_was_lost_is_counted_and_logged_and_nothing_is_raised(
 
     assert counted(work(queue, handler, until_empty=True)) == {"lost": 1}
     assert where(queue) == {"target": [b"a"]}
-    assert "its claim was lost" in caplog.text
+    assert "lost: its lease ran out, or somebody else settled it; nothing was changed" in caplog.text
     assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
 
 
@@ -459,6 +459,58 @@ def test_a_polling_worker_needs_no_events(tmp_path: Path, monkeypatch: pytest.Mo
         for body in (b"a", b"b"):
             queue.send(body)
             until_processed(queue, body, "polling finds the message")
+
+
+def test_of_several_queues_the_first_that_has_a_message_comes_first(tmp_path: Path) -> None:
+    one, two = make_queue(tmp_path / "one"), make_queue(tmp_path / "two")
+    two.send_many([b"2", b"2"])
+    one.send_many([b"1", b"1"])
+    bodies: list[bytes] = []
+
+    def handler(message: Message) -> None:
+        bodies.append(message.body)
+        if len(bodies) == 3:
+            one.send(b"late")
+
+    assert counted(work([one, two], handler, until_empty=True)) == {"acked": 5}
+    assert bodies == [b"1", b"1", b"2", b"late", b"2"]
+
+
+def test_several_queues_take_turns_where_work_is_fair(tmp_path: Path) -> None:
+    waiting = {"one": 3, "two": 1, "three": 2}
+    queues = [make_queue(tmp_path / name) for name in waiting]
+    for queue, (name, count) in zip(queues, waiting.items(), strict=True):
+        queue.send_many([name] * count)
+    texts: list[str] = []
+    report = work(queues, lambda message: texts.append(message.text), until_empty=True, fair=True)
+    assert counted(report) == {"acked": 6}
+    assert texts == ["one", "two", "three", "one", "three", "one"]
+
+
+def test_a_message_in_any_of_several_queues_wakes_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subscription, "_next_look", 60.0)
+    queues = [make_queue(tmp_path / name) for name in ("one", "two")]
+    with Working(queues, lambda message: None):
+        for queue in (*queues, *queues):
+            body = os.urandom(8)
+            queue.send(body)
+            until_processed(queue, body, "the message is handled")
+
+
+def test_the_filter_and_the_client_id_are_those_of_every_subscription(tmp_path: Path) -> None:
+    queues = [make_queue(tmp_path / name) for name in ("one", "two")]
+    for queue in queues:
+        queue.send(b"yes", type="y")
+        queue.send(b"no", type="n")
+    owners: list[str | None] = []
+    work(queues, lambda message: owners.append(message.owner), until_empty=True, filter="JMSType = 'y'", client_id="me")
+    assert [owner is not None and owner.startswith("me") for owner in owners] == [True, True]
+    assert [where(queue) for queue in queues] == [{"processed": [b"yes"], "target": [b"no"]}] * 2
+
+
+def test_no_queue_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is none"):
+        work([], print)
 
 
 def test_what_no_event_told_of_is_found_by_the_rescan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

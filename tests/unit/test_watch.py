@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -120,6 +121,56 @@ def test_pauses_become_longer_and_are_short_again_for_a_new_wait(folder: Path, m
     watching.begin()
     watching.wait(LONG)
     assert asked[-1] == asked[0]
+
+
+def test_a_file_that_comes_into_any_of_several_folders_ends_the_wait(folder: Path) -> None:
+    other = folder.parent / "other"
+    other.mkdir()
+    watching = Watch(str(folder), str(other))
+    assert watching.observe()
+    for number, each in enumerate((folder, other, folder)):
+        arrive(each, str(number))
+        assert waited(watching, LONG) < SOON
+    other.rename(folder.parent / "old")
+    other.mkdir()
+    assert not watching.wait(0)  # from now on the new one is watched
+    arrive(other, "late")
+    assert waited(watching, LONG) < SOON
+
+
+def test_one_folder_without_events_makes_it_poll_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = folder.parent / "other"
+    other.mkdir()
+    monkeypatch.setattr(watch, "events_reach", lambda path: path == str(folder))
+    watching = Watch(str(folder), str(other))
+    assert not watching.observe() and waited(watching, LONG) < SOON
+
+
+def ready(watching: Watch, timeout: float) -> bool:
+    """Whether the descriptor of a watch becomes readable in a poll of the caller's own."""
+    return bool(select.select([watching], [], [], timeout)[0])
+
+
+@pytest.mark.parametrize("poll", [False, True])
+def test_its_descriptor_tells_the_caller_when_a_wait_would_end(folder: Path, poll: bool) -> None:
+    watching = Watch(str(folder), poll=poll)
+    assert not ready(watching, 0)
+    watching.wake()
+    assert ready(watching, LONG) and watching.wait(0)
+    assert not ready(watching, 0)
+    arrive(folder, "a")
+    assert ready(watching, 0 if poll else LONG) is not poll
+    assert watching.wait(0) is not poll
+    assert not ready(watching, 0)
+
+
+def test_its_descriptor_is_closed_with_it(folder: Path) -> None:
+    observing(folder).fileno()
+    before = open_files()
+    watching = observing(folder)
+    watching.fileno()
+    del watching
+    assert open_files() == before
 
 
 def test_a_fork_of_a_process_that_watched_has_events_of_its_own(folder: Path) -> None:

@@ -1,0 +1,76 @@
+"""What a worker receives from: the subscriptions of one queue or of several, in their order or by turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from dropq.queue.message import Message
+from dropq.storage.watch import Watch
+
+if TYPE_CHECKING:
+    from dropq.queue.subscription import Subscription
+
+
+class Taken(NamedTuple):
+    """A message that a worker received: from which subscription, and when, by `time.monotonic()`."""
+
+    message: Message
+    subscription: Subscription
+    since: float
+
+
+class Sources:
+    """The subscriptions that a worker receives from.
+
+    Any thread may receive. Without `fair`, a message comes from the first subscription that has one.
+
+    Args:
+        subscriptions: of one queue or of several, in the order in which they are asked.
+        fair: ask the subscription first that follows the last one that had a message.
+        poll: list the queues at intervals instead of waiting for events.
+
+    Attributes:
+        watch: waits until a message may have come into one of the queues.
+    """
+
+    def __init__(self, subscriptions: Sequence[Subscription], *, fair: bool = False, poll: bool = False) -> None:
+        self._subscriptions = tuple(subscriptions)
+        self._fair = fair
+        self._first = 0
+        self.watch = Watch(*(each._context.layout.target for each in subscriptions), poll=poll)
+
+    def receive(self) -> Taken | None:
+        """Claim a message; return None if no queue has one for this worker now.
+
+        Raises:
+            DropqError: a queue cannot be read; no message was claimed.
+        """
+        first, count = self._first, len(self._subscriptions)
+        for step in range(count):
+            at = (first + step) % count
+            subscription = self._subscriptions[at]
+            if (message := subscription.receive()) is not None:
+                if self._fair:
+                    self._first = (at + 1) % count
+                return Taken(message, subscription, time.monotonic())
+        return None
+
+    @property
+    def least_lease(self) -> float | None:
+        """The shortest lease of the subscriptions, in seconds; None if none of them has a lease."""
+        return min((each.lease for each in self._subscriptions if each.lease), default=None)
+
+    @property
+    def next_look(self) -> float:
+        """Seconds after which to look again without an event."""
+        return min(each._next_look for each in self._subscriptions)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether a policy of a queue keeps back what waits, for something that this worker is not to wait for itself.
+
+        A barrier may wait for messages that came back in this run, which only another run takes.
+        """
+        return any(each._held_up and not each._waits_for_passed_over for each in self._subscriptions)
