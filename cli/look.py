@@ -213,7 +213,7 @@ def show(ctx: typer.Context, name: QueueName, id: MessageId, json: Json = False)
     """
     shell = Shell(ctx, json)
     (wanted,) = arguments([id])
-    message = _first(shell.queue(name), wanted)
+    message = first_of(shell.queue(name), wanted)
     record = record_of(message)
     if shell.json:
         return shell.line(record, ())
@@ -229,7 +229,7 @@ def show(ctx: typer.Context, name: QueueName, id: MessageId, json: Json = False)
         print(f"\n{output.visible(os.fsdecode(data))}{' ...' if len(data) == PREVIEW else ''}")
 
 
-def _first(queue: Queue, id: str) -> Message:
+def first_of(queue: Queue, id: str) -> Message:
     """Return the first message with an id, in order of delivery; report when several messages have it."""
     first, *others = queue.find_all(id)
     if others:
@@ -262,7 +262,7 @@ def cat(
     queue = shell.queue(name)
 
     def write(id: str) -> None:
-        message = _first(queue, id)
+        message = first_of(queue, id)
         if shell.json:
             shell.line({"id": message.id, **_body(message.body)}, ())
         elif sys.stdout.isatty() and not raw:

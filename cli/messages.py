@@ -17,17 +17,28 @@ import typer
 from dropq.errors import LeaseLost
 
 from . import output
-from .look import record_of
+from .look import first_of, record_of
 from .options import Filter, Json, QueueName, Receipts, duration, lease_of, lease_period
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many, stdin
 
 if TYPE_CHECKING:
     from dropq import Message, Queue, Sent, Typed
+    from dropq.queue.sender import Sender
 
 #: Bytes that `send --lines` reads at once.
 CHUNK = 1 << 16
 
+Properties = Annotated[
+    list[str] | None,
+    typer.Option("-p", "--property", metavar="NAME[:TYPE]=VALUE", help="A property; TYPE is S B Y H I L F or D."),
+]
+Priority = Annotated[int, typer.Option("--priority", metavar="N", help="Higher is delivered first.")]
+Type = Annotated[str | None, typer.Option("--type", metavar="T", help="The JMS type.")]
+ReplyTo = Annotated[str | None, typer.Option("--reply-to", metavar="Q", help="The queue for answers.")]
+ExpiresIn = Annotated[float | None, duration("--expires-in", help="Expire it after this long.")]
+Delay = Annotated[float | None, duration("--delay", help="Deliver it only after this long.")]
+OwnId = Annotated[str | None, typer.Option("--id", help="The message's id, instead of a generated id.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, kept with the message in error/.")]
 
 
@@ -35,19 +46,16 @@ def send(
     ctx: typer.Context,
     name: QueueName,
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to send; - is stdin.")] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("-p", "--property", metavar="NAME[:TYPE]=VALUE", help="A property; TYPE is S B Y H I L F or D."),
-    ] = None,
-    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher is delivered first.")] = 4,
-    type: Annotated[str | None, typer.Option("--type", metavar="T", help="The JMS type.")] = None,
+    properties: Properties = None,
+    priority: Priority = 4,
+    type: Type = None,
     correlation_id: Annotated[
         str | None, typer.Option("--correlation-id", metavar="C", help="The JMS correlation id.")
     ] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="Q", help="The queue for answers.")] = None,
-    expires_in: Annotated[float | None, duration("--expires-in", help="Expire it after this long.")] = None,
-    delay: Annotated[float | None, duration("--delay", help="Deliver it only after this long.")] = None,
-    id: Annotated[str | None, typer.Option("--id", help="The message's id, instead of a generated id.")] = None,
+    reply_to: ReplyTo = None,
+    expires_in: ExpiresIn = None,
+    delay: Delay = None,
+    id: OwnId = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send each line as a message of its own.")] = False,
     move: Annotated[bool, typer.Option("--move", help="Move the files instead of copying them.")] = False,
     json: Json = False,
@@ -67,11 +75,57 @@ def send(
         "reply_to": reply_to,
         "expires_in": expires_in,
         "delay": delay,
-        "properties": dict(_property(text) for text in properties or ()),
+        "properties": _properties(properties),
         "message_id": id,
     }
     sending = _Sending(shell, shell.root.queue(output.unescape(name)), fields)
     return sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
+
+
+def reply(
+    ctx: typer.Context,
+    name: QueueName,
+    receipt: Annotated[
+        str,
+        typer.Argument(metavar="RECEIPT", help="The receipt, or the id, of the message to answer.", show_default=False),
+    ],
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="The file to send; - is stdin.")] = None,
+    properties: Properties = None,
+    priority: Priority = 4,
+    type: Type = None,
+    correlation_id: Annotated[
+        str | None,
+        typer.Option("--correlation-id", metavar="C", help="Instead of the message's correlation id, else its id."),
+    ] = None,
+    reply_to: ReplyTo = None,
+    expires_in: ExpiresIn = None,
+    delay: Delay = None,
+    id: OwnId = None,
+    json: Json = False,
+) -> int:
+    """Send FILE, or standard input, as the answer to a message of QUEUE; prints the answer's id.
+
+    The answer goes to the queue of the same root that the message's reply-to names. Its correlation id is that of the
+    message, or the message's id if it has none. The message itself is not settled: acknowledge it afterwards.
+    """
+    from dropq.queue.replies import correlated, reply_queue
+
+    shell = Shell(ctx, json)
+    sources = _sources(None if file is None else [file], id=id, lines=False, move=False)
+    (named,) = arguments([receipt])
+    queue = shell.queue(name)
+    message = first_of(queue, named) if _is_id(named) else queue.claimed(named)
+    fields = {
+        "priority": priority,
+        "type": type,
+        "correlation_id": correlation_id,
+        "reply_to": reply_to,
+        "expires_in": expires_in,
+        "delay": delay,
+        "properties": _properties(properties),
+        "message_id": id,
+    }
+    return _Sending(shell, reply_queue(message), correlated(message, fields)).send_files(sources, move=False)
 
 
 def _sources(files: list[str] | None, *, id: str | None, lines: bool, move: bool) -> list[str]:
@@ -83,6 +137,10 @@ def _sources(files: list[str] | None, *, id: str | None, lines: bool, move: bool
     if move and (lines or "-" in sources):
         raise UsageError("--move takes whole files: no --lines, and nothing from standard input")
     return sources
+
+
+def _properties(texts: list[str] | None) -> dict[str, Typed]:
+    return dict(_property(text) for text in texts or ())
 
 
 def _property(text: str) -> tuple[str, Typed]:
@@ -104,7 +162,7 @@ class _Sending:
         fields: the arguments of `Queue.send` that all messages share.
     """
 
-    def __init__(self, shell: Shell, queue: Queue, fields: Mapping[str, Any]) -> None:
+    def __init__(self, shell: Shell, queue: Sender, fields: Mapping[str, Any]) -> None:
         self._shell = shell
         self._queue = queue
         self._fields = fields

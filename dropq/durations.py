@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+#: Durations as they are given in Python: `"30s"`, a number of seconds, or a timedelta.
+Duration = str | int | float | timedelta
+
 #: The part of an error that says which durations are allowed.
 ALLOWED = "a duration such as 500ms, 30s, 5m, 2h, 1d or 1h30m, or a number of seconds, at most 36500d,"
 #: The longest duration, in seconds: a hundred years.

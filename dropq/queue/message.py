@@ -11,12 +11,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from traceback import format_exception
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
+from dropq.durations import Duration as Duration
 from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, StorageError
 from dropq.format.claims import Claim, Location
@@ -32,9 +33,7 @@ from dropq.storage.failures import error_context, storage_error
 
 if TYPE_CHECKING:
     from dropq.api import Queue
-
-#: Periods as they are given in Python: `"30s"`, a number of seconds, or a timedelta.
-Duration = str | int | float | timedelta
+    from dropq.queue.sender import Sent
 
 #: The shortest lease, in seconds: names tell deadlines in milliseconds.
 LEAST_LEASE = 0.001
@@ -308,6 +307,25 @@ class Message:
             if self._claim is not None and (renewed := find_claim(self.context, self._claim.owner)) is not None:
                 self._claim.follow(renewed)
             return self.path
+
+    def reply(self, body: bytes | str, **fields: Any) -> Sent:
+        """Send an answer to the queue of the same root that its `reply_to` names; this does not settle the message.
+
+        The answer's correlation id is this message's correlation id, or its id if it has none, as JMS has it.
+
+        Args:
+            body: as for `Queue.send`.
+            fields: the other arguments of `Queue.send`; a `correlation_id` replaces the one above.
+
+        Raises:
+            ValueError: the message has no `reply_to`; nothing was sent.
+            InvalidName: its `reply_to` cannot be the name of a queue; nothing was sent.
+            NoSuchQueue: its `reply_to` names no queue of the root; nothing was sent.
+            QueueFull, StorageError: as of `Queue.send`.
+        """
+        from dropq.queue.replies import correlated, reply_queue
+
+        return reply_queue(self).send(body, **correlated(self, fields))
 
     # -- what becomes of it ----------------------------------------------------------------------------------
 

@@ -14,14 +14,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from io import BufferedWriter
 from typing import IO, Any, NamedTuple
 
-from dropq.durations import parse_duration
+from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, QueueFull, StorageError
 from dropq.format import names
 from dropq.format.typed import Typed, check_text
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.send_limits import SendLimits
-from dropq.queue.message import Duration
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
 from dropq.storage.files import Draft

@@ -1,0 +1,80 @@
+"""Replies: the answer to a message goes to the queue that the message's `reply_to` names, in the same root.
+
+Whoever may send to a queue chooses that name. So it must be the name of a queue, never a path: nothing is written
+outside of the root's queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from dropq.errors import InvalidName, NoSuchQueue
+from dropq.format import names
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.queue.open_queue import open_queue
+from dropq.queue.sender import Sender
+
+
+class Request(Protocol):
+    """A message that may ask for an answer; `Message` is one."""
+
+    context: QueueContext
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+
+    @property
+    def correlation_id(self) -> str | None:
+        """Its correlation id."""
+
+    @property
+    def reply_to(self) -> str | None:
+        """The name of the queue for answers."""
+
+
+class ReplyQueue(Sender):
+    """The queue that answers go to; it only sends."""
+
+    def __init__(self, context: QueueContext) -> None:
+        self.name = context.name
+        self._context = context
+
+    @property
+    def context(self) -> QueueContext:
+        """What dropq's own modules need to know of the queue."""
+        return self._context
+
+    @property
+    def _transitions(self) -> Transitions:
+        return Transitions(self._context)
+
+
+def reply_queue(request: Request) -> ReplyQueue:
+    """Open the queue that a message's answers go to.
+
+    Raises:
+        ValueError: the message has no reply_to.
+        InvalidName: the reply_to cannot be the name of a queue.
+        NoSuchQueue: the reply_to names no queue of the root.
+        ConfigError, StorageError: the queue cannot be opened.
+    """
+    name, of_message = request.reply_to, f"message {request.id} of queue {request.context.name}"
+    if not name:
+        raise ValueError(
+            f"{of_message} has no reply_to: send the answer to a queue that you name, or let the sender give a "
+            "reply_to; nothing was sent"
+        )
+    try:
+        names.check_queue_name(name)
+        return ReplyQueue(open_queue(request.context.root, name))
+    except (InvalidName, NoSuchQueue) as error:
+        raise type(error)(f"the reply_to of {of_message}: {error}; nothing was sent") from error
+
+
+def correlated(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an answer: with the request's correlation id, else its id, unless they have one."""
+    given = fields.get("correlation_id")
+    return {**fields, "correlation_id": given if given is not None else request.correlation_id or request.id}
