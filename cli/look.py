@@ -31,8 +31,22 @@ COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
 #: The columns of `browse --explain`.
 WHY = ("id", "state", "why", "until", "holders", "detail")
-#: Columns that a table leaves out to make room for the further columns.
-LESS = ("priority", "bytes", "type")
+#: The same in plain words, for a terminal.
+PLAIN = {
+    "ready": "a consumer can take it",
+    "paused": "no consumer gets it",
+    "expired": "no consumer gets it",
+    "acked": "its ack came first",
+    "filter": "it does not match",
+    "barrier": "not settled yet",
+    "backlog": "the limit is reached",
+    "turn": "it is for one consumer",
+    "delay": "its time has come",
+}
+#: The columns that a narrow terminal does without, the least important first.
+SPARE = ("bytes", "type", "priority", "delivery_count", "timestamp")
+#: The same of `ls`.
+SPARE_COUNTS = ("working", "processed", "expired")
 #: Bytes of a body that `show` shows on a terminal.
 PREVIEW = 2000
 #: Seconds between two listings by `tail -f`.
@@ -52,10 +66,10 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     names = shell.queues(queues)
     code = shell.each(names, count)
     columns = tuple(records[0]) if records else ()
-    if sys.stdout.isatty() and not shell.json and len(records) > 1:
+    if shell.on_terminal and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
         records.append({"queue": "total", **sums})
-    shell.show(records, columns)
+    shell.show(records, columns, spare=SPARE_COUNTS)
     if not names:
         shell.report_no_queues()
     return code
@@ -143,13 +157,42 @@ def browse(
     """
     shell = Shell(ctx, json)
     if explain:
-        explanations = islice(shell.queue(name).explain(state, filter=filter), count)
-        return shell.show(map(_explained, explanations), WHY)
+        return _show_explained(shell, islice(shell.queue(name).explain(state, filter=filter), count))
     looked_at = state or "target"
     messages = islice(shell.queue(name).browse(looked_at, filter=filter), count)
-    more = MORE.get(looked_at, ())
-    brief = tuple(key for key in COLUMNS if key not in LESS) if more else COLUMNS
-    return shell.show(_records(messages), (*COLUMNS, *more), table=(*brief, *more))
+    return shell.show(_records(messages), (*COLUMNS, *MORE.get(looked_at, ())), spare=SPARE)
+
+
+def _show_explained(shell: Shell, explanations: Iterable[Explanation]) -> None:
+    """Print why messages wait: on a terminal in a few words each, with the details once, below the table."""
+    if not shell.on_terminal:
+        return shell.show(map(_explained, explanations), WHY)
+    details: dict[str, None] = {}
+
+    def records() -> Iterator[Record]:
+        for explanation in explanations:
+            reason, detail = _in_words(explanation)
+            if detail:
+                details[detail] = None
+            yield {**_explained(explanation), "why": reason}
+
+    shell.show(records(), WHY, table=("id", "state", "why", "until"), spare=("state",))
+    for detail in ("", *details) if details else ():
+        output.put(output.escape(detail))
+    return None
+
+
+def _in_words(explanation: Explanation) -> tuple[str, str]:
+    """Return the reason in a few words, and the sentence about it; no sentence if the words say it all."""
+    why, holders = explanation.why, explanation.holders
+    detail = f"{why}: {explanation.detail}"
+    if why == "ready" and not holders:
+        return "ready: no consumer is running", ""
+    if why == "delay" and explanation.until:
+        return "delay: it waits for its time", ""
+    if why not in PLAIN:  # one consumer, or script, holds it
+        return f"{why}: {holders[0]}", "" if why in ("held", "lease") else detail
+    return f"{why}: {PLAIN[why]}", f"{detail} ({', '.join(holders)})" if holders else detail
 
 
 def _explained(explanation: Explanation) -> Record:
@@ -301,17 +344,19 @@ def tail(
     columns = (*COLUMNS, *MORE.get(state, ()))
     seen: set[str] = set()
     arrived = _arrived(queue, state, seen)
-    for message in arrived[max(len(arrived) - count, 0) :]:
-        _print(shell, message, columns)
+    heading = _print(shell, arrived[max(len(arrived) - count, 0) :], columns)
     while follow:
         time.sleep(PAUSE)
-        for message in _arrived(queue, state, seen):
-            _print(shell, message, columns)
+        heading = _print(shell, _arrived(queue, state, seen), columns, heading)
 
 
-def _print(shell: Shell, message: Message, columns: tuple[str, ...]) -> None:
-    for record in _records([message]):
+def _print(shell: Shell, messages: list[Message], columns: tuple[str, ...], above: str = "") -> str:
+    """Print messages below the heading of a table, if there is one above; return the heading that is above now."""
+    if shell.on_terminal:
+        return output.show_table(list(_records(messages)), columns, SPARE, above)
+    for record in _records(messages):
         shell.line(record, columns)
+    return ""
 
 
 def _arrived(queue: Queue, state: State, seen: set[str]) -> list[Message]:

@@ -5,6 +5,7 @@ A claim that `receive` makes outlives the command, so it always has a lease. Any
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from dropq.errors import LeaseLost
 
 from . import output
 from .look import first_of, record_of
-from .options import Filter, Json, QueueName, Receipts, duration, lease_of, lease_period
+from .options import Filter, Json, QueueName, Quiet, Receipts, duration, lease_of, lease_period
 from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
 from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many, stdin
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dropq import Message, Queue, Sent, Typed
     from dropq.queue.sender import Sender
 
+#: The columns of `receive`.
+CLAIM = ("id", "receipt", "path")
 #: Bytes that `send --lines` reads at once.
 CHUNK = 1 << 16
 
@@ -58,6 +61,7 @@ def send(
     id: OwnId = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send each line as a message of its own.")] = False,
     move: Annotated[bool, typer.Option("--move", help="Move the files instead of copying them.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Send each FILE, or standard input, as a message; prints the ids.
@@ -66,7 +70,7 @@ def send(
     as durable as the queue's configuration asks. When the queue is full (max_unprocessed) it exits with 75; if that
     queue discards new messages, it prints no id and exits with 1.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx, json, quiet)
     sources = _sources(files, id=id, lines=lines, move=move)
     fields = {
         "priority": priority,
@@ -201,23 +205,26 @@ class _Sending:
             self._print_ids()
 
     def _send_lines(self, source: str) -> None:
-        for _ in self._shell.progress(self._sent_lines(source), "sent"):
-            pass
-
-    def _sent_lines(self, source: str) -> Iterator[bytes]:
-        """Send each line of a file, or of standard input; yield it after that."""
         with nullcontext(stdin()) if source == "-" else open(source, "rb") as file:
-            chunks = _chunks(file)
-            for chunk in chunks:
-                self._lines_read += len(chunk)
-                try:
-                    for batch in _batches(chunk):
-                        self._send_batch(batch)
-                        yield from batch
-                except Exception:
-                    if file.seekable():  # the report counts all of a file; a pipe may never end
-                        self._lines_read += sum(map(len, chunks))
-                    raise
+            size = _bytes_left(file)
+            for _ in self._shell.progress(
+                self._sent_lines(file), "sent", size, size=None if size is None else _in_file
+            ):
+                pass
+
+    def _sent_lines(self, file: BufferedReader) -> Iterator[bytes]:
+        """Send each line of a file; yield it after that."""
+        chunks = _chunks(file)
+        for chunk in chunks:
+            self._lines_read += len(chunk)
+            try:
+                for batch in _batches(chunk):
+                    self._send_batch(batch)
+                    yield from batch
+            except Exception:
+                if file.seekable():  # the report counts all of a file; a pipe may never end
+                    self._lines_read += sum(map(len, chunks))
+                raise
 
     def _send_batch(self, batch: list[bytes]) -> None:
         try:
@@ -239,7 +246,7 @@ class _Sending:
             raise KeyboardInterrupt
 
     def _print(self, sent: Sent) -> None:
-        if self._reader_left:
+        if self._reader_left or self._shell.quiet:
             return
         try:
             output.write(output.line(sent._asdict(), ("id",), as_json=self._shell.json))
@@ -259,10 +266,27 @@ class _Sending:
         not_sent = self._lines_read - self._accepted - self._discarded
         if code and not_sent > 0:
             output.note(f"sent={self._accepted} not_sent={not_sent}")
+        elif self._shell.quiet:
+            output.note(f"sent={self._accepted}")
         if self._reader_left:
             output.note(f"sent={self._accepted}: not all ids were read")
         if self._discarded:
             output.note(f"discarded={self._discarded}")
+
+
+def _bytes_left(file: BufferedReader) -> int | None:
+    """Return how many bytes of a file were not read yet; None for a pipe."""
+    if not file.seekable():
+        return None
+    here = file.tell()
+    left = file.seek(0, os.SEEK_END) - here
+    file.seek(here)
+    return left
+
+
+def _in_file(line: bytes) -> int:
+    """Return the bytes of a line in its file, with its end."""
+    return len(line) + 1
 
 
 def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
@@ -328,7 +352,10 @@ def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None])
         record = record_of(message)
         with DelayedInterrupt() as interrupt:
             try:
-                output.write(output.line(record, ("id", "receipt", "path"), as_json=shell.json))
+                if shell.on_terminal:
+                    output.write(("\n" if printed else "") + output.block(record, (*CLAIM, "deadline")))
+                else:
+                    output.write(output.line(record, CLAIM, as_json=shell.json))
             except OSError as error:
                 output.discard()
                 if message.owner is None:  # delivered at most once: it cannot come again
@@ -350,6 +377,7 @@ def ack(
     defer: Annotated[
         bool, typer.Option("--defer", help="Remember the ack of a generated id whose message is not here yet.")
     ] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Acknowledge messages: they are done.
@@ -357,7 +385,7 @@ def ack(
     By its id, a message that waits is acknowledged, too. With --defer, the ack of a message that is not here yet is
     remembered for the queue's deferred_ack_expiration. When the message comes, it is archived instead of delivered.
     """
-    shell = Shell(ctx, json)
+    shell = Shell(ctx, json, quiet)
     queue = shell.queue(name)
     named = arguments(receipts, column=1)
 
@@ -366,7 +394,7 @@ def ack(
             output.note("this queue settles messages before it delivers them: there is nothing to acknowledge")
             return
         record = _acked_by_id(queue, receipt, defer) if _is_id(receipt) else _acked(queue.claimed(receipt))
-        if shell.json:
+        if shell.json and not shell.quiet:
             shell.line(record, ())
 
     with despite_closed_stdout():
@@ -418,27 +446,38 @@ def nack(
     name: QueueName,
     receipts: Receipts,
     delay: Annotated[float | None, duration("--delay", help="Keep it from all consumers for this long.")] = None,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Give messages back, to be delivered again; a cancel is counted."""
-    return _settle(Shell(ctx, json), name, receipts, lambda message: message.nack(delay))
+    return _settle(Shell(ctx, json, quiet), name, receipts, lambda message: message.nack(delay))
 
 
 def fail(
-    ctx: typer.Context, name: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
+    ctx: typer.Context,
+    name: QueueName,
+    receipts: Receipts,
+    reason: Reason = "no reason was given",
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Report that handling messages failed.
 
     A message is delivered again, as often as the queue's redelivery_attempts allows, and then goes to error/.
     """
-    return _settle(Shell(ctx, json), name, receipts, lambda message: message.fail(reason))
+    return _settle(Shell(ctx, json, quiet), name, receipts, lambda message: message.fail(reason))
 
 
 def reject(
-    ctx: typer.Context, name: QueueName, receipts: Receipts, reason: Reason = "no reason was given", json: Json = False
+    ctx: typer.Context,
+    name: QueueName,
+    receipts: Receipts,
+    reason: Reason = "no reason was given",
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Refuse messages for good: they go to error/ at once."""
-    return _settle(Shell(ctx, json), name, receipts, lambda message: message.reject(reason))
+    return _settle(Shell(ctx, json, quiet), name, receipts, lambda message: message.reject(reason))
 
 
 def extend(
@@ -468,7 +507,7 @@ def _settle(
             raise LeaseLost("this queue settles messages before it delivers them: it is too late for that")
         message = queue.claimed(receipt)
         verb(message)
-        if columns or shell.json:
+        if columns or (shell.json and not shell.quiet):
             shell.line({"id": message.id, "state": message.state, "receipt": message.receipt}, columns)
 
     with despite_closed_stdout():

@@ -41,6 +41,9 @@ MessageId = Annotated[str, typer.Argument(metavar="ID", help="An id, file name o
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 All = Annotated[bool, typer.Option("--all", help="Take every message of the state.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the sum and the errors: no line for each message, no progress bar.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal to ask on.")]
 Filter = Annotated[
     str | None,

@@ -16,9 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain, islice
-from typing import Literal
+from typing import TYPE_CHECKING, TextIO
 
 from dropq import errors
+
+if TYPE_CHECKING:
+    from .table import Column
 
 #: A record: the values of one line of output, by snake_case key.
 Record = Mapping[str, object]
@@ -53,8 +56,12 @@ _BY_ERRNO = {
 _WORDS = {"ok": ("failed", "ok"), "paused": ("", "paused"), "repaired": ("", "repaired")}
 #: The most rows of a table, which has to be measured as a whole; more are printed as plain lines.
 TABLE_LIMIT = 2000
-#: Characters of an id that a table never breaks.
-LONG = 40
+#: Columns of a table that are never broken: people copy them.
+WHOLE = frozenset({"id", "queue", "key", "path", "owner", "why"})
+#: Columns of a table whose words may be in `WRONG`, and how a terminal shows those words.
+STYLED = frozenset({"level", "verdict", "ok", "paused"})
+WRONG = {"error": "red", "unhealthy": "red", "failed": "red", "warning": "yellow", "paused": "yellow"}
+_WRONG_FIRST = re.compile(rf"^({'|'.join(WRONG)})\b", re.MULTILINE)
 
 
 def exit_code(error: BaseException) -> int:
@@ -218,40 +225,75 @@ def discard() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show(records: Iterable[Record], columns: Sequence[str], *, as_json: bool, table: Sequence[str]) -> None:
-    """Print records: as a table on a terminal, else a line each, as they come."""
+def show(
+    records: Iterable[Record],
+    columns: Sequence[str],
+    *,
+    as_json: bool,
+    table: Sequence[str],
+    spare: Sequence[str] = (),
+) -> None:
+    """Print records: as a table on a terminal, else a line each, as they come.
+
+    Args:
+        records: the records.
+        columns: the columns of a line.
+        as_json: print each record as JSON.
+        table: the columns of a table.
+        spare: those of them that a narrow terminal does without, the least important first.
+    """
     if not as_json and sys.stdout.isatty():
         first = list(islice(records, TABLE_LIMIT + 1))
         if len(first) <= TABLE_LIMIT:
-            return _table(first, table)
+            show_table(first, table, spare)
+            return
         records = chain(first, records)
     for record in records:
         put(line(record, columns, as_json=as_json))
 
 
-def _table(records: Sequence[Record], columns: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def show_table(records: Sequence[Record], columns: Sequence[str], spare: Sequence[str] = (), above: str = "") -> str:
+    """Print records as a table, without columns that are empty; return its heading.
 
-    if not records:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    filled = [key for key in columns if any(cell(record, key) for record in records)]
-    for key in filled:
-        kinds = {type(record.get(key)) for record in records} - {type(None)}
-        justify: Literal["left", "right"] = "right" if kinds <= {int, float} else "left"
-        # Numbers, times and ids stay whole, to be read and copied; long texts are wrapped.
-        short = max(len(_short(record, key)) for record in records) <= LONG
-        whole = kinds <= {int, float, datetime} or (key == "id" and short)
-        table.add_column(key.replace("_", "\n"), justify=justify, overflow="fold", no_wrap=whole)
-    for record in records:
-        table.add_row(*(Text(_short(record, key)) for key in filled))
-    Console(highlight=False).print(table)
+    Args:
+        records: the records.
+        columns: the columns.
+        spare: those that a narrow terminal does without, the least important first.
+        above: the heading that was printed last; the same heading is not printed again.
+    """
+    from .table import Table
+
+    filled = [column for column in (_column(records, key) for key in columns) if any(column.cells)]
+    if not filled:
+        return above
+    table = Table(filled, spare)
+    if not table.fits:
+        put("\n\n".join(block(record, columns) for record in records))
+        return above
+    table.print(heading=table.heading != above)
+    if table.left_out and table.heading != above:
+        note(f"left out: {', '.join(table.left_out)}; --json or a wider terminal shows all")
+    return table.heading
 
 
-def _short(record: Record, key: str) -> str:
-    """Write a value for a table: times to the second."""
+def block(record: Record, columns: Sequence[str]) -> str:
+    """Write a record as a line for each value that it has, for a terminal."""
+    widest = max(map(len, columns))
+    return "\n".join(f"{key + ':':{widest + 1}} {text}" for key in columns if (text := short(record, key)))
+
+
+def _column(records: Sequence[Record], key: str) -> Column:
+    from .table import Column
+
+    kinds = {type(record.get(key)) for record in records} - {type(None)}
+    cells = [short(record, key) for record in records]
+    styles = WRONG if key in STYLED else {count: "red" for count in cells if key == "error" and count != "0"}
+    whole = key in WHOLE or kinds <= {int, float, datetime}
+    return Column(key, cells, whole=whole, right=kinds <= {int, float}, styles=styles)
+
+
+def short(record: Record, key: str) -> str:
+    """Write a value for a terminal: times to the second."""
     value = record.get(key)
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if isinstance(value, datetime) else cell(record, key)
 
@@ -259,7 +301,24 @@ def _short(record: Record, key: str) -> str:
 def note(text: str) -> None:
     """Print a line to stderr: it is for people, and no data."""
     with suppress(OSError):  # nobody can read it: that is no reason to stop
-        print(visible(text), file=sys.stderr, flush=True)
+        print(coloured(visible(text), sys.stderr), file=sys.stderr, flush=True)
+
+
+def coloured(text: str, stream: TextIO) -> str:
+    """Colour the words at the beginnings of lines that say that something is wrong, if the text goes to a terminal."""
+    if not stream.isatty() or not _WRONG_FIRST.search(text):
+        return text
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream)
+
+    def colour(found: re.Match[str]) -> str:
+        with console.capture() as captured:
+            console.print(Text(found[0], WRONG[found[0]]), end="")
+        return captured.get()
+
+    return _WRONG_FIRST.sub(colour, text)
 
 
 def complain(error: Exception) -> None:

@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import output
-from .options import All, DryRun, Filter, Ids, Json, QueueName, QueueNames, QueueOrRoot, State, Yes, duration, state
+from .options import (
+    All,
+    DryRun,
+    Filter,
+    Ids,
+    Json,
+    QueueName,
+    QueueNames,
+    QueueOrRoot,
+    Quiet,
+    State,
+    Yes,
+    duration,
+    state,
+)
 from .output import NEGATIVE, OK, unescape
 from .shell import Shell, UsageError, report_open, reporting_errors
 
@@ -21,8 +35,9 @@ if TYPE_CHECKING:
 
 #: The participle of each bulk verb, for the sum.
 _DONE = {"requeue": "requeued", "replay": "replayed", "move": "moved", "remove": "removed"}
-#: The columns of `fsck`.
+#: The columns of `fsck`; on a terminal the path, which may be long, comes first.
 FINDING = ("level", "kind", "path", "detail", "repaired")
+FINDING_TABLE = ("path", "level", "kind", "detail", "repaired")
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,7 @@ def requeue(
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Bring messages back into target/, as if they were new.
@@ -99,13 +115,16 @@ def requeue(
     """
     from dropq.upkeep import bulk
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
     goal = shell.queue(to).context if to is not None else None
     act = partial(bulk.requeue, state=state, filter=filter, to=goal, keep_expiration=keep_expiration)
     total = task.total()
-    return task.run("requeue", act, total, question=f"Requeue {_many(total, 'all ')} in {state}/ of {task.queue.name}?")
+    expected = total if filter is None else None
+    return task.run(
+        "requeue", act, expected, question=f"Requeue {_many(total, 'all ')} in {state}/ of {task.queue.name}?"
+    )
 
 
 def _point(text: str) -> str:
@@ -136,6 +155,7 @@ def replay(
     to: Annotated[str | None, typer.Option("--to", metavar="Q", help="The queue to send them to, if another.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Send the messages in processed/ again, oldest first.
@@ -144,7 +164,7 @@ def replay(
     """
     from dropq.upkeep.replay import replay as replayed
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=not ids)
     task = _Bulk(shell, shell.queue(name), "processed", wanted, dry_run, yes)
     goal = shell.queue(to) if to is not None else task.queue
@@ -164,12 +184,13 @@ def move(
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Move messages to another queue, with their counters."""
     from dropq.upkeep import bulk
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
     goal = shell.queue(to)
@@ -177,7 +198,8 @@ def move(
         raise UsageError(f"the messages are in {goal.name} already: name another queue to move them to")
     total = task.total()
     question = f"Move {_many(total, 'all ')} in {state}/ of {task.queue.name} to {goal.name}?"
-    return task.run("move", partial(bulk.move, to=goal.context, state=state, filter=filter), total, question=question)
+    act = partial(bulk.move, to=goal.context, state=state, filter=filter)
+    return task.run("move", act, total if filter is None else None, question=question)
 
 
 def purge(
@@ -192,19 +214,21 @@ def purge(
     filter: Filter = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Remove messages for good."""
     from dropq.upkeep import bulk
 
-    shell = Shell(ctx, json)
+    shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
     task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
     total = task.total()
     which = _many(total) if older_than is None else f"what is old enough of {_many(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"
     act = partial(bulk.purge, state=state, filter=filter, older_than=older_than)
-    return task.run("remove", act, total, question=question, always_asks=True)
+    expected = total if filter is None and older_than is None else None
+    return task.run("remove", act, expected, question=question, always_asks=True)
 
 
 def prune(
@@ -217,6 +241,7 @@ def prune(
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Remove the oldest messages of a state for good.
@@ -227,7 +252,7 @@ def prune(
 
     if state != "processed" and keep_age is None and keep_count is None:
         raise UsageError(f"give --keep-age or --keep-count: queues have no limits of their own for {state}/")
-    shell = Shell(ctx, json)
+    shell = Shell(ctx, json, quiet)
     names = shell.queues(queues)
     if not dry_run:
         shell.confirm(f"Prune {state}/ of {', '.join(names)}?", yes=yes)
@@ -359,5 +384,6 @@ def fsck(
     try:
         code = shell.each(names, check, "queues checked", doing="checking")
     finally:  # Ctrl-C ends it: what was found so far is shown
-        shell.show(({key: getattr(finding, key) for key in FINDING} for finding in findings), FINDING)
+        records = ({key: getattr(finding, key) for key in FINDING} for finding in findings)
+        shell.show(records, FINDING, table=FINDING_TABLE)
     return report_open(findings, code)

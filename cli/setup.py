@@ -89,7 +89,7 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
     diagnoses = sorted(shell.root.doctor(named), key=lambda diagnosis: LEVELS.index(diagnosis.level))
     if sys.stdout.isatty() and not shell.json:
         for diagnosis in diagnoses:
-            output.put(_diagnosis_text(diagnosis, shell.root.layout.path))
+            output.put(output.coloured(_diagnosis_text(diagnosis, shell.root.layout.path), sys.stdout))
     else:
         shell.show(({key: getattr(diagnosis, key) for key in DIAGNOSIS} for diagnosis in diagnoses), DIAGNOSIS)
     return report_open(diagnoses)

@@ -55,11 +55,13 @@ class Shell:
     Args:
         context: typer's, which carries what was given before the command.
         json: whether `--json` was given after it.
+        quiet: print no line for a message that nothing went wrong with, and no progress bar.
     """
 
-    def __init__(self, context: typer.Context, json: bool) -> None:
+    def __init__(self, context: typer.Context, json: bool, quiet: bool = False) -> None:
         given = cast(GlobalOptions, context.obj)
         self.json = given.json or json
+        self.quiet = quiet
         self._root = given.root
 
     # -- the root and its queues --------------------------------------------------------------------------------------
@@ -141,33 +143,58 @@ class Shell:
 
     # -- what it prints ------------------------------------------------------------------------------------------
 
-    def show(self, records: Iterable[Record], columns: Sequence[str], *, table: Sequence[str] = ()) -> None:
-        """Print records: as a table on a terminal, which may have other columns, else a line each."""
-        output.show(records, columns, as_json=self.json, table=table or columns)
+    def show(
+        self,
+        records: Iterable[Record],
+        columns: Sequence[str],
+        *,
+        table: Sequence[str] = (),
+        spare: Sequence[str] = (),
+    ) -> None:
+        """Print records: as a table on a terminal, else a line each; `table` and `spare` as for `output.show`."""
+        output.show(records, columns, as_json=self.json, table=table or columns, spare=spare)
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether data go to a person: not as JSON, and not into a pipe."""
+        return not self.json and sys.stdout.isatty()
 
     def line(self, record: Record, columns: Sequence[str]) -> None:
         """Print one record as a line, at once."""
         output.put(output.line(record, columns, as_json=self.json), flush=True)
 
-    def progress(self, items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-        """Yield the items; where stderr is a terminal, show the progress there."""
-        if not sys.stderr.isatty() or (total is not None and total < BAR_FROM):
+    def progress(
+        self, items: Iterable[T], what: str, total: int | None = None, *, size: Callable[[T], int] | None = None
+    ) -> Iterator[T]:
+        """Yield the items; where stderr is a terminal, show the progress there.
+
+        Args:
+            items: the items.
+            what: the title of the bar.
+            total: how many items are expected; if it is known, the time left is shown, too.
+            size: the bytes of an item, where the total counts bytes.
+        """
+        if self.quiet or not sys.stderr.isatty() or (total is not None and total < BAR_FROM):
             yield from items
             return
-        with self.bar(what, total) as bar:
+        with self.bar(what, total, in_bytes=size is not None) as bar:
             for item in items:
                 yield item
-                bar.advance(bar.task_ids[0])
+                bar.advance(bar.task_ids[0], 1 if size is None else size(item))
 
-    def bar(self, what: str, total: int | None) -> Progress:
+    def bar(self, what: str, total: int | None, *, in_bytes: bool = False) -> Progress:
         """Return a progress bar for stderr, which is a terminal, with one task."""
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        count = progress.DownloadColumn() if in_bytes else progress.MofNCompleteColumn()
+        columns = [progress.TextColumn("{task.description}"), progress.BarColumn(None), count]
+        columns += [progress.TimeElapsedColumn()]
+        if total is not None:
+            columns += [progress.TextColumn("left"), progress.TimeRemainingColumn()]
         console = Console(stderr=True)
         # Lines for a terminal are printed above the bar; those for a pipe must not be caught.
-        bar = Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+        bar = progress.Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
         bar.add_task(what, total=total)
         return bar
 
@@ -210,7 +237,8 @@ class Shell:
         def records() -> Iterator[Record]:
             for outcome in self.progress(outcomes, done, total):
                 count[outcome.ok] += 1
-                yield asdict(outcome)
+                if not (self.quiet and outcome.ok):
+                    yield asdict(outcome)
                 if interrupt.came:
                     return
 
