@@ -60,7 +60,10 @@ TABLE_LIMIT = 2000
 WHOLE = frozenset({"id", "queue", "key", "path", "owner", "why"})
 #: Columns of a table whose words may be in `WRONG`, and how a terminal shows those words.
 STYLED = frozenset({"level", "verdict", "ok", "paused"})
-WRONG = {"error": "red", "unhealthy": "red", "failed": "red", "warning": "yellow", "paused": "yellow"}
+WRONG = {
+    **dict.fromkeys(("error", "unhealthy", "failed", "rejected"), "red"),
+    **dict.fromkeys(("warning", "paused", "given back", "lost"), "yellow"),
+}
 _WRONG_FIRST = re.compile(rf"^({'|'.join(WRONG)})\b", re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dropq.durations import format_duration
-from dropq.worker.reporter import Handled, Reporter
+from dropq.worker.reporter import WORDS, Handled, Reporter
 
 from . import output
 from .shell import BAR_FROM, Shell
@@ -124,7 +124,8 @@ class WorkReporter(Reporter):
 
     def _line(self, handled: Handled) -> str:
         queue = f"{handled.message.queue.name} " if len(self._queues) > 1 else ""
-        return f"{queue}{handled.message.id} {handled.words}, {handled.seconds:.1f} s"
+        outcome = f"{WORDS[handled.outcome]:{len(WORDS['acked'])}}"
+        return f"{outcome} {queue}{handled.message.id} in {handled.seconds:.1f} s{handled.details}"
 
 
 def _record(handled: Handled) -> dict[str, object]:

@@ -54,15 +54,19 @@ class Handled:
 
     @property
     def words(self) -> str:
-        """What happened, why, and what comes next, in words."""
-        text = WORDS[self.outcome] + (f" ({self.reason})" if self.reason else "")
+        """What happened, why, and what comes next."""
+        return WORDS[self.outcome] + self.details
+
+    @property
+    def details(self) -> str:
+        """What follows the outcome in a sentence: why, and what comes next; empty where all is well."""
         if self.outcome == "lost":
-            return f"{text}: its lease ran out, or somebody else settled it; nothing was changed"
+            return ": its lease ran out, or somebody else settled it; nothing was changed"
         if self.outcome not in ("failed", "retried", "rejected"):
-            return text
+            return ""
         tries = self.message.delivery_count
         of = f" of {self.tries}" if self.tries is not None and tries <= self.tries else ""
-        return f"{text}, try {tries}{of}, {self._next_step}"
+        return f" ({self.reason}), try {tries}{of}, {self._next_step}"
 
     @property
     def _next_step(self) -> str:

@@ -1465,13 +1465,13 @@ def test_a_worker_that_is_asked_for_it_says_what_became_of_each_message(root: Ro
     done = run("work", "tried", "-v", "--until-empty", *exits)
     *lines, sums, left = done.err.splitlines()
     told = [
-        r"acknowledged",
-        r"given back \(exit status 75\), try 1, again in (1h|59m59.9s)",
-        r"rejected \(exit status 65\), try 1, in error/ now",
-        r"failed \(exit status 3\), try 1 of 2, again in (1h|59m59.9s)",
+        ("acknowledged", ""),
+        ("given back  ", r" \(exit status 75\), try 1, again in (1h|59m59.9s)"),
+        ("rejected    ", r" \(exit status 65\), try 1, in error/ now"),
+        ("failed      ", r" \(exit status 3\), try 1 of 2, again in (1h|59m59.9s)"),
     ]
-    for line, sent, words in zip(lines, ids, told, strict=True):
-        assert re.fullmatch(rf"{sent.id} {words}, \d+\.\d s", line)
+    for line, sent, (outcome, details) in zip(lines, ids, told, strict=True):
+        assert re.fullmatch(rf"{outcome} {sent.id} in \d+\.\d s{details}", line)
     assert sums.startswith("1 acknowledged, 1 failed try, 1 rejected, 1 given back for another try in ")
     assert sums.endswith("; 1 now in error/") and left.startswith("2 given back wait until ")
     tried.send_many([b"75", b"65"])
@@ -1491,7 +1491,7 @@ def test_a_worker_that_is_asked_for_it_says_what_became_of_each_message(root: Ro
 def test_on_a_terminal_a_worker_shows_each_message_and_a_bar(root: Root, q: Queue) -> None:
     q.send_many([b"x"] * 100)
     code, shown = on_terminal("--root", str(root.path), "work", "q", "--until-empty", "-j", "2", "--", "true")
-    assert code == 0 and len(re.findall(r"\S+ acknowledged, \d+\.\d s\n", shown)) == 100
+    assert code == 0 and len(re.findall(r"acknowledged \S+ in \d+\.\d s\n", shown)) == 100
     assert "working" in shown and "100/100" in shown and re.search(r"100 acknowledged in [0-9.]+ s\n", shown)
     assert "waiting" not in shown
     code, shown = on_terminal("--root", str(root.path), "work", "q", "--until-empty", "--", "true")
