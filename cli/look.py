@@ -31,7 +31,7 @@ COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
 #: The columns of `browse --explain`.
 WHY = ("id", "state", "why", "until", "holders", "detail")
-#: The same in plain words, for a terminal.
+#: Why a message waits, in plain words for a terminal; of a message that is held, a terminal shows the holder instead.
 PLAIN = {
     "ready": "a consumer can take it",
     "paused": "no consumer gets it",
@@ -184,15 +184,15 @@ def _show_explained(shell: Shell, explanations: Iterable[Explanation]) -> None:
 
 def _in_words(explanation: Explanation) -> tuple[str, str]:
     """Return the reason in a few words, and the sentence about it; no sentence if the words say it all."""
-    why, holders = explanation.why, explanation.holders
+    why, holders = explanation.why, ", ".join(explanation.holders)
     detail = f"{why}: {explanation.detail}"
     if why == "ready" and not holders:
         return "ready: no consumer is running", ""
     if why == "delay" and explanation.until:
         return "delay: it waits for its time", ""
-    if why not in PLAIN:  # one consumer, or script, holds it
-        return f"{why}: {holders[0]}", "" if why in ("held", "lease") else detail
-    return f"{why}: {PLAIN[why]}", f"{detail} ({', '.join(holders)})" if holders else detail
+    if why not in PLAIN:  # a consumer or a script holds it
+        return f"{why}: {holders}", "" if why in ("held", "lease") else detail
+    return f"{why}: {PLAIN[why]}", f"{detail} ({holders})" if holders else detail
 
 
 def _explained(explanation: Explanation) -> Record:

@@ -64,6 +64,7 @@ WRONG = {
     **dict.fromkeys(("error", "unhealthy", "failed", "rejected"), "red"),
     **dict.fromkeys(("warning", "paused", "given back", "lost"), "yellow"),
 }
+_CODE = {"red": 31, "yellow": 33}
 _WRONG_FIRST = re.compile(rf"^({'|'.join(WRONG)})\b", re.MULTILINE)
 
 
@@ -308,20 +309,13 @@ def note(text: str) -> None:
 
 
 def coloured(text: str, stream: TextIO) -> str:
-    """Colour the words at the beginnings of lines that say that something is wrong, if the text goes to a terminal."""
-    if not stream.isatty() or not _WRONG_FIRST.search(text):
+    """Colour the words at the beginnings of lines that say that something is wrong, where tables are coloured, too.
+
+    It does without rich, whose import may be what fails while an error is reported.
+    """
+    if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return text
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=stream)
-
-    def colour(found: re.Match[str]) -> str:
-        with console.capture() as captured:
-            console.print(Text(found[0], WRONG[found[0]]), end="")
-        return captured.get()
-
-    return _WRONG_FIRST.sub(colour, text)
+    return _WRONG_FIRST.sub(lambda found: f"\x1b[{_CODE[WRONG[found[0]]]}m{found[0]}\x1b[0m", text)
 
 
 def complain(error: Exception) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from rich.cells import cell_len
 from test_cli import Ran, environment, failed, process
 
-from dropq import Message, Queue, Root
+from dropq import Diagnosis, Message, Queue, Root
 from dropq.cli import main as cli
 from dropq.cli import output
 
@@ -109,7 +110,7 @@ def second(message: Message, what: str = "timestamp") -> str:
 
 def fits(text: str, width: int, *whole: str) -> bool:
     """Tell whether no line is longer than the terminal, apart from lines of a value that is never broken."""
-    return all(len(line) <= width or line in whole for line in plain(text).splitlines())
+    return all(cell_len(line) <= width or line in whole for line in plain(text).splitlines())
 
 
 def words(text: str) -> str:
@@ -221,6 +222,12 @@ def test_fsck_shows_the_path_whole_and_the_level_in_colour(screen: Screen, q: Qu
     assert str(path) in plain(shown) and f"{YELLOW}warning" in shown
 
 
+def test_wide_characters_take_the_room_that_they_need(screen: Screen, q: Queue) -> None:
+    failed(q, b"x", reason="\u9867\u5ba2\u756a\u53f7" * 20)
+    code, shown, _ = screen(80, "browse", "q", "--state", "error")
+    assert code == 0 and fits(shown, 80) and plain(shown).count("\u9867") == 20
+
+
 # -- receive and tail ------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +312,12 @@ def test_what_is_wrong_is_coloured_unless_that_is_not_wanted(screen: Screen, q: 
     for off in ({"NO_COLOR": "1"}, {"NO_COLOR": "false"}, {"TERM": "dumb"}):
         code, shown, _ = screen(80, *argv, **off)
         assert code == 1 and "unhealthy" in shown and RED not in shown
+
+
+def test_doctor_colours_how_bad_it_is(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Root, "doctor", lambda self, queues: [Diagnosis("no-locks", "/srv", "no flock")])
+    code, shown, _ = screen(80, "doctor")
+    assert code == 1 and shown.startswith(f"{YELLOW}warning\x1b[0m  locks")
 
 
 def test_errors_are_coloured_unless_that_is_not_wanted(screen: Screen, piped: Piped) -> None:
