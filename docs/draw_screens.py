@@ -23,8 +23,8 @@ COLUMNS, LINES = 80, 40
 #: Pixels of a character, and around all.
 ACROSS, DOWN, MARGIN = 8.4, 19, 14
 
-#: A terminal's colours, on a dark ground.
-COLOURS = {"red": "#ff7b7b", "yellow": "#f0c674"}
+#: A terminal's red and yellow by their numbers, for a dark ground.
+COLOURS = {1: "#ff7b7b", 3: "#f0c674"}
 
 #: What a session does unseen, then the commands that are shown.
 SESSIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -85,8 +85,8 @@ def chunks(leader: int) -> Iterator[bytes]:
 
 def span(text: str, style: Style) -> str:
     """Return a part of a line as SVG."""
-    name = style.color.name if style.color is not None else ""
-    colour = f' fill="{COLOURS[name]}"' if name else ""
+    number = style.color.number if style.color is not None else None
+    colour = f' fill="{COLOURS[number]}"' if number is not None else ""
     weight = ' font-weight="bold"' if style.bold else ""
     return f"<tspan{colour}{weight}>{escape(text)}</tspan>"
 
