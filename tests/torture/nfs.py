@@ -135,10 +135,19 @@ def contention(clients: Clients) -> Row:
 def _come_to(count: int, processed: Path, notes: Path) -> None:
     """Wait until so many messages were processed, or something went wrong."""
     until(
-        lambda: len(os.listdir(processed)) >= count or os.listdir(notes / "violations"),
+        lambda: _messages_in(processed) >= count or os.listdir(notes / "violations"),
         f"{count} messages to be processed",
         timeout=PATIENCE,
     )
+
+
+def _messages_in(folder: Path) -> int:
+    """Count the messages in a folder; an empty file only reserves a name, and may go."""
+    count = 0
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            count += entry.stat().st_size > 0
+    return count
 
 
 def _child(work: Callable[..., None], root: Path, queue: str, *arguments: Any) -> int:
