@@ -6,6 +6,7 @@ import configparser
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,12 @@ from shlex import quote
 
 import pytest
 from helpers import until
+from torture.fresh import MADE
 
 import dropq
 
 TOP = Path(__file__).parents[2]
-PAPERS = [TOP / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+PAPERS = [TOP / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "sample_root/README.md")]
 PAPERS += sorted((TOP / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -26,46 +28,188 @@ def blocks(paper: Path, *kinds: str) -> list[tuple[str, str]]:
     return [(kind, text) for kind, text in BLOCK.findall(paper.read_text()) if kind in kinds]
 
 
+def anchors(paper: Path) -> set[str]:
+    """Return what a link can name in a paper: its headings, as forges write them."""
+    headings = re.findall(r"^#+ (.+)$", paper.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
 def test_every_link_leads_somewhere(paper: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", paper.read_text()):
-        assert (paper.parent / target).exists(), f"{paper.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", paper.read_text()):
+        there = paper.parent / target if target else paper
+        assert there.exists(), f"{paper.name} links to {target}"
+        assert not anchor or anchor in anchors(there), f"{paper.name} links to {target}#{anchor}"
 
 
-def test_the_tour_of_the_readme_runs_word_for_word(tmp_path: Path) -> None:
-    bin_folder = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+def printed_comments(program: str) -> list[str]:
+    """Return what the comments behind the calls of print in a program say that it prints."""
+    return re.findall(r"print\(.*\)+  # (.+)$", program, re.MULTILINE)
+
+
+def shown_steps(paper: Path) -> list[tuple[str, str]]:
+    """Return the commands of a paper's console blocks, each with the output that is shown for it."""
+    steps: list[tuple[str, str]] = []
+    for _, text in blocks(paper, "console"):
+        for line in text.splitlines(keepends=True):
+            if line.startswith("$ "):
+                steps.append((line[2:], ""))
+            else:
+                steps[-1] = (steps[-1][0], steps[-1][1] + line)
+    return steps
+
+
+def comparable(output: str) -> str:
+    """Return an output with words in place of ids and periods, which differ from run to run, and with single spaces."""
+    output = re.sub(r"\b\d{16}-\d{10}\b", "ID", output)
+    return re.sub(r" +$", "", re.sub(r"[ \t]+", " ", re.sub(r"\b\d+\.\d s\b", "PERIOD", output)), flags=re.MULTILINE)
+
+
+def test_the_tour_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("DROPQ_ROOT", None)
-    script = ["set -e"]
-    for number, (kind, text) in enumerate(blocks(TOP / "README.md", "console", "python")):
-        if kind == "console":
-            commands = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
-            # A worker that met a bad message ends by telling so.
-            script += [f"{command} || [ $? = 1 ]" if "exit 65" in command else command for command in commands]
-        elif "needs the extra" not in text:
-            (tmp_path / f"example{number}.py").write_text(text)
-            script.append(f"(cd {quote(str(tmp_path))} && {quote(sys.executable)} example{number}.py)")
+    steps = shown_steps(TOP / "README.md")
+    mark = "@@@@\n"
+    script = "".join(f"{command}printf '{mark}'\n" for command, _ in steps)
     done = subprocess.run(
-        ["sh", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
+        ["sh", "-c", script], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=120,
+    )  # fmt: skip
+    outputs = done.stdout.replace(str(tmp_path), "/home/ann").split(mark)
+    assert outputs.pop() == "", "the shell ended early"
+    for (command, shown), output in zip(steps, outputs, strict=True):
+        assert comparable(output) == comparable(shown), f"$ {command}{output}"
+    (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs the extra" not in text)
+    ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == printed_comments(example)
+    root = dropq.Root(tmp_path / "work")
+    counts = {queue.name: {state: n for state, n in queue.counts().items() if n} for queue in root.queues()}
+    assert counts == {"jobs": {"processed": 2}, "orders": {"processed": 5}}, "the tour leaves no message behind"
+
+
+def test_the_tour_of_the_readme_fits_a_terminal_of_80_columns() -> None:
+    assert [
+        line for _, text in blocks(TOP / "README.md", "console") for line in text.splitlines() if len(line) > 80
+    ] == []
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A copy of the checkout and the environment of a user who has an empty home, and this machine's package index."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    probe = ["-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "wheel"]
+    probed = subprocess.run([sys.executable, *probe], cwd=folder, capture_output=True, text=True)
+    if probed.returncode:
+        pytest.skip(f"pip reaches no package index here: {probed.stderr.splitlines()[-1]}")
+    shutil.copytree(TOP, folder / "checkout", ignore=MADE, symlinks=True)
+    (folder / "home").mkdir()
+    home = Path.home()
+    others = ("DROPQ_", "PIPX_", "VIRTUAL_", "XDG_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    environment |= {
+        "HOME": str(folder / "home"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        # Where pip finds its settings and its cache.
+        "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME", str(home / ".config")),
+        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(home / ".cache")),
+    }
+    return folder / "checkout", environment
+
+
+def install(lines: str, found: str, newcomer: tuple[Path, dict[str, str]]) -> None:
+    """Run lines of the README, and check that the command that they install is the one that is found, and works."""
+    checkout, environment = newcomer
+    done = subprocess.run(
+        ["sh", "-ec", f"{lines}\n{found}\nmkdir ~/$$ && cd ~/$$ && dropq init && dropq create orders"],
+        cwd=checkout, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    counts = dropq.Root(tmp_path / "work").queue("orders").counts()
-    assert counts["processed"] == 5
-    assert sum(counts.values()) == 5
-    assert "no item in it" in done.stdout  # `dropq show` tells why the message failed
-    assert "hello" in done.stdout
-    assert "hello again" in done.stdout
-    assert "1 held, as many as max_backlog allows" in done.stdout
-    jobs = dropq.Root(tmp_path / "work").queue("jobs")
-    assert [message.text for message in jobs.browse("processing")] == ['{"urgency": 5, "region": "US"}\n']
+    assert done.stdout.endswith("/orders\n")
 
 
-def test_the_unit_of_the_operations_paper_works_and_stops(tmp_path: Path) -> None:
-    ((_, text),) = blocks(TOP / "docs/operations.md", "ini")
-    unit = configparser.ConfigParser(interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string(text)
-    service = unit["Service"]
+@pytest.mark.timeout(900)
+def test_the_lines_of_the_readme_install_dropq_into_a_virtual_environment(
+    newcomer: tuple[Path, dict[str, str]],
+) -> None:
+    lines, _ = (text for _, text in blocks(TOP / "README.md", "sh"))
+    install(lines, '[ "$(command -v dropq)" = ~/dropq/bin/dropq ]', newcomer)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not shutil.which("pipx"), reason="there is no pipx: apt-get install pipx")
+def test_the_line_of_the_readme_installs_dropq_with_pipx(newcomer: tuple[Path, dict[str, str]]) -> None:
+    _, line = (text for _, text in blocks(TOP / "README.md", "sh"))
+    install(line, "PATH=~/.local/bin:/usr/bin:/bin", newcomer)
+
+
+OPERATIONS = TOP / "docs/operations.md"
+
+
+def cron_lines() -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the commands of the crontab as cron reads them."""
+    ((_, text),) = (block for block in blocks(OPERATIONS, "text") if "PATH=" in block[1])
+    variables = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    commands = re.findall(r"^(?:[\d*/]+ +){5}(.+)$", text, re.MULTILINE)
+    assert len(variables) + len(commands) == len(text.splitlines())
+    assert not [line for line in commands if re.search(r"(?<!\\)%", line)], "a bare % ends a command of cron's"
+    return variables, [line.replace("\\%", "%") for line in commands]
+
+
+def run_as_cron(line: str, variables: dict[str, str], folder: Path) -> str:
+    """Run a command in the environment in which cron runs it, and return what cron would mail."""
+    places = {"/opt/dropq/bin": str(Path(sys.executable).parent), "/srv/queues": str(folder / "root")}
+    places["/usr/local/bin/report"] = str(folder / "report")
+    here = {"HOME": str(folder), "LOGNAME": "ann", "PATH": "/usr/bin:/bin", "SHELL": "/bin/sh", **variables}
+    for said, place in places.items():
+        line = line.replace(said, quote(place))
+        here = {name: value.replace(said, place) for name, value in here.items()}
+    set_here = [f"{name}={value}" for name, value in here.items()]
+    done = subprocess.run(
+        ["env", "-i", *set_here, "/bin/sh", "-c", line], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=120,
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_the_crontab_works_its_queues_and_is_silent_while_nothing_is_wrong(tmp_path: Path) -> None:
+    variables, commands = cron_lines()
+    root = dropq.Root.create(tmp_path / "root")
+    queues = [root.create_queue(name, durability="none") for name in ("orders", "reports")]
+    (tmp_path / "report").write_text("#!/bin/sh\nexec cat > ~/seen\n")
+    (tmp_path / "report").chmod(0o755)
+    unfit = any(finding.open for finding in root.doctor())  # of the machine that tests
+    for line in commands:
+        printed = run_as_cron(line, variables, tmp_path)
+        assert printed == "" or (unfit and " doctor " in line), f"{line}\n{printed}"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d\n", (tmp_path / "seen").read_text())
+    assert queues[1].counts()["processed"] == 1
+
+
+def test_the_crontab_reports_a_lost_queue_and_a_failed_message(tmp_path: Path) -> None:
+    variables, commands = cron_lines()
+    looks, works = (next(line for line in commands if word in line) for word in (" ls ", " work "))
+    root = dropq.Root.create(tmp_path / "root")
+    assert "no queue 'orders'" in run_as_cron(looks, variables, tmp_path)
+    root.create_queue("reports", durability="none").send("2024-11-05")
+    (tmp_path / "report").write_text("#!/bin/sh\necho no paper >&2\nexit 65\n")
+    (tmp_path / "report").chmod(0o755)
+    assert "no paper" in run_as_cron(works, variables, tmp_path)
+
+
+def units() -> dict[str, configparser.ConfigParser]:
+    """Return the units of the operations paper, by their file names."""
+    found = {}
+    for _, text in blocks(OPERATIONS, "ini"):
+        unit = configparser.ConfigParser(interpolation=None, strict=False)
+        unit.optionxform = str  # type: ignore[assignment,method-assign]
+        unit.read_string(text)
+        found[text.splitlines()[0].removeprefix("# /etc/systemd/system/")] = unit
+    return found
+
+
+def test_the_worker_unit_of_the_operations_paper_works_and_stops(tmp_path: Path) -> None:
+    service = units()["dropq-orders.service"]["Service"]
     assert (service["KillMode"], service["Restart"]) == ("mixed", "always")
     started = service["ExecStart"].split()
     assert [started[0], started[2], started[-2]] == [
@@ -83,13 +227,32 @@ def test_the_unit_of_the_operations_paper_works_and_stops(tmp_path: Path) -> Non
         assert worker.wait(20) == 0
 
 
+def test_the_timer_unit_runs_what_the_crontab_runs() -> None:
+    (text,) = (text for _, text in blocks(OPERATIONS, "ini") if "oneshot" in text)
+    _, commands = cron_lines()
+    started = re.findall(r"^ExecStart=/opt/dropq/bin/(.+)$", text.replace("/srv/queues", '"$ROOT"'), re.MULTILINE)
+    assert [f'out=$({command} 2>&1) || echo "$out"' for command in started] == commands[:2]
+    assert units()["dropq-upkeep.timer"]["Timer"]["OnCalendar"] == "*:0/5"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze: apt-get install systemd")
+def test_systemd_finds_nothing_wrong_in_the_units(tmp_path: Path) -> None:
+    for text in (text for _, text in blocks(OPERATIONS, "ini")):
+        file = tmp_path / text.splitlines()[0].rpartition("/")[2]
+        file.write_text(re.sub(r"/opt/dropq/bin/dropq|/usr/local/bin/handle-order", "/bin/sh", text))
+    files = sorted(map(str, tmp_path.iterdir()))
+    assert len(files) == 3
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_examples_of_the_python_paper_print_what_it_says(tmp_path: Path) -> None:
     program = "\n".join(text for _, text in blocks(TOP / "docs/python.md", "python"))
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == re.findall(r"^ *print\(.*\)  # (.+)$", program, re.MULTILINE)
+    assert done.stdout.splitlines() == printed_comments(program)
 
 
 def test_the_python_paper_names_everything_that_is_public() -> None:
