@@ -107,7 +107,7 @@ def reply(
     id: OwnId = None,
     json: Json = False,
 ) -> int:
-    """Send FILE, or standard input, as the answer to a message of QUEUE; prints the answer's id.
+    """Answer a message with FILE, or standard input; prints the id.
 
     The answer goes to the queue of the same root that the message's reply-to names. Its correlation id is that of the
     message, or the message's id if it has none. The message itself is not settled: acknowledge it afterwards.
