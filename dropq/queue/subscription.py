@@ -110,7 +110,7 @@ class Subscription:
         self._sweep = sweep
         self._attend_at = 0.0
         self._held: dict[str, Message] = {}
-        self._looped: dict[str, int] = {}  # by a claim's owner: the thread whose loop the message was handed to
+        self._looped: dict[str, object] = {}  # by a claim's owner: the thread or task whose loop has the message
         self._waiting = Waiting(context.layout.target, context.timing)
         self._lock = threading.RLock()
         self._looker = 0  # the thread that looks for a message, under the lock; 0 for none
@@ -142,16 +142,32 @@ class Subscription:
         """
         if self._closed or self._forks != FORKS.count:
             self._refuse()
+        return self._receive(timeout)
+
+    def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] | None = None) -> Message | None:
+        """Do what `receive` does; return None, too, once closed, and soon after it was given up and `_wake` was called.
+
+        Args:
+            timeout: as for `receive`.
+            given_up: whether nobody waits for the message any more; the caller returns what was claimed meanwhile.
+        """
         news = self._waiting.news
         message = self._next()
         if message is None and self._looker == threading.get_ident():
             return None  # this thread's own look waits for its signal handler, which is here
         if message is None and self._admission is not None:
-            message = self._admission.after_others(self._next, lambda: self._closed)
+            ended = (lambda: self._closed) if given_up is None else (lambda: self._closed or given_up())
+            message = self._admission.after_others(self._next, ended)
         if message is not None or timeout == 0:
             return message
         until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
-        return self._waiting.wait(news, until, look=self._next, next_look=lambda: self._next_look)
+        return self._waiting.wait(
+            news, until, look=self._next, next_look=lambda: self._next_look, given_up=given_up or bool
+        )
+
+    def _wake(self) -> None:
+        """Let the thread that waits for a message see whether it was given up."""
+        self._waiting.wake()
 
     def receive_many(self, n: int, timeout: Duration | None = 0) -> list[Message]:
         """Claim up to n messages: wait for the first, then take as many of the others as are there.
@@ -159,15 +175,21 @@ class Subscription:
         Raises:
             ValueError: n is below 1, or more than the subscription may hold.
         """
+        if self._closed:
+            self._refuse()
+        return self._receive_many(n, timeout, bool)
+
+    def _receive_many(self, n: int, timeout: Duration | None, given_up: Callable[[], bool]) -> list[Message]:
+        """Do what `receive_many` does; take nothing more once it was given up, as `_receive` does."""
         if n < 1 or (self.max_backlog is not None and n > self.max_backlog):
             most = "at least 1 is to be asked for"
             if n > 0:
                 most = f"this subscription may hold {self.max_backlog}: give subscribe() a max_backlog of {n}, or None"
             raise ValueError(f"receive_many({n}): {most}; nothing was received")
-        first = self.receive(timeout)
+        first = self._receive(timeout, given_up)
         messages = [] if first is None else [first]
         try:
-            while messages and len(messages) < n and (message := self._next()) is not None:
+            while messages and len(messages) < n and not given_up() and (message := self._next()) is not None:
                 messages.append(message)
         except DropqError as error:
             log.warning("receive_many: %d of %d: %s", len(messages), n, error)  # what was claimed is the caller's
@@ -185,29 +207,35 @@ class Subscription:
         return ack_all(messages)
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages as they come, for ever; settle each before the loop goes on, as max_backlog is 1 by default.
+        """Yield messages as they come, until it is closed; settle each before the next, as max_backlog is 1 by default.
 
         Raises:
             BacklogReached: it holds as many messages as it may, and all were handed to loops of this thread: no other
                 can come. They stay held.
         """
+        if self._closed:
+            self._refuse()
         while True:
-            self._check_loop()
-            message = self.receive(None)
+            self._check_loop(threading.get_ident())
+            message = self._receive(None)
             if message is None:
                 return
-            if message.owner is not None:  # at most once, nothing is held
-                self._looped[message.owner] = threading.get_ident()
+            self._note_loop(message, threading.get_ident())
             yield message
 
-    def _check_loop(self) -> None:
-        """Refuse to wait for messages that only the loop of this thread would settle."""
+    def _note_loop(self, message: Message, looper: object) -> None:
+        """Note that a message was handed to a loop of a thread, or of a task."""
+        if message.owner is not None:  # at most once, nothing is held
+            self._looped[message.owner] = looper
+
+    def _check_loop(self, looper: object) -> None:
+        """Refuse to wait for messages that only the loop of this thread, or of this task, would settle."""
         most = self.max_backlog
         if most is None or len(self._held) < most or self._closed or self._inherited:
             return
         self._forget_lost()
-        held, thread = self._held.copy(), threading.get_ident()
-        if len(held) < most or any(self._looped.get(owner) != thread for owner in held):
+        held = self._held.copy()
+        if len(held) < most or any(self._looped.get(owner) != looper for owner in held):
             return  # RACE: another thread may settle what it received, and this loop waits for that
         ids = [message.id for message in held.values()]
         more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""

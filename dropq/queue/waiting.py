@@ -39,7 +39,13 @@ class Waiting:
         self.waits = False
 
     def wait(
-        self, news: object, until: float, *, look: Callable[[], Message | None], next_look: Callable[[], float]
+        self,
+        news: object,
+        until: float,
+        *,
+        look: Callable[[], Message | None],
+        next_look: Callable[[], float],
+        given_up: Callable[[], bool],
     ) -> Message | None:
         """Look for a message each time that there may be one; return None when the time is over, or once closed.
 
@@ -48,12 +54,13 @@ class Waiting:
             until: when to give up, by `time.monotonic()`.
             look: looks for a message.
             next_look: returns the seconds after which to look again without news.
+            given_up: whether to return None at the next wake-up.
         """
         if not self._turn.acquire(timeout=max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0)):
             return None
         waits, self.waits = self.waits, True  # a signal handler may receive while its own thread waits
         try:
-            return self._look_again(news, until, look, next_look)
+            return self._look_again(news, until, look, next_look, given_up)
         finally:
             self.waits = waits
             self._turn.release()
@@ -61,15 +68,20 @@ class Waiting:
                 self.wake()  # what woke this wait of a signal handler may be for the wait that it interrupted
 
     def _look_again(
-        self, news: object, until: float, look: Callable[[], Message | None], next_look: Callable[[], float]
+        self,
+        news: object,
+        until: float,
+        look: Callable[[], Message | None],
+        next_look: Callable[[], float],
+        given_up: Callable[[], bool],
     ) -> Message | None:
         watch = self._watch = self._watch or Watch(self._folder)
         if self._closed:  # RACE: a close that comes later finds the watch, and one that came before is seen here
             self._watch = None
             return None
         watch.begin()
-        while not self._closed and (left := until - time.monotonic()) > 0:
-            if news is self.news:
+        while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
+            if news is self.news:  # RACE: who gives up says so first, and then brings news
                 watch.wait(min(left, next_look()))
                 self.news = object()
             news = self.news
@@ -78,12 +90,12 @@ class Waiting:
                 return message
             if (took := time.thread_time() - began) > self._timing.long_look:  # at many messages for others
                 rest = min(took, RESCAN) * self._timing.listing_share
-                self._rest(watch, min(until, time.monotonic() + rest))
+                self._rest(watch, min(until, time.monotonic() + rest), given_up)
         return None
 
-    def _rest(self, watch: Watch, until: float) -> None:
-        """Wait without a look, unless the subscription is closed."""
-        while not self._closed and (left := until - time.monotonic()) > 0:
+    def _rest(self, watch: Watch, until: float, given_up: Callable[[], bool]) -> None:
+        """Wait without a look, unless the subscription is closed, or the wait given up."""
+        while not (self._closed or given_up()) and (left := until - time.monotonic()) > 0:
             watch.rest(left)
 
     def wake(self) -> None:

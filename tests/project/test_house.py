@@ -86,6 +86,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         ("re2", ("dropq/filters/regex.py",)),
         ("typer", ("cli/",)),
         ("rich", ("cli/",)),
+        ("pytest", ("dropq/testing.py",)),
     ],
 )
 def test_a_heavy_package_has_one_importer(package: str, home: tuple[str, ...]) -> None:

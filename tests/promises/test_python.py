@@ -18,7 +18,7 @@ import pytest
 from helpers import Clock, make_queue, take, until, where
 
 import dropq
-from dropq import BacklogReached, Message, NoSuchQueue, Queue, Root
+from dropq import BacklogReached, DropqError, Message, NoSuchQueue, Queue, Root
 from dropq.cli import output
 from dropq.diagnosis.health import MAX_ERROR
 
@@ -118,6 +118,17 @@ def test_a_cap_of_the_queue_is_named_where_it_is_what_stops_the_loop(tmp_path: P
             pytest.raises(BacklogReached, match="a larger max_per_subscription_backlog of the queue"),
         ):
             list(subscription)
+
+
+def test_a_loop_ends_where_its_subscription_is_closed_while_a_message_is_handled(queue: Queue) -> None:
+    queue.send_many([b"a", b"b"])
+    with queue.subscribe() as subscription:
+        for message in subscription:
+            message.ack()
+            subscription.close()
+        with pytest.raises(DropqError, match="is closed"):
+            next(iter(subscription))
+    assert where(queue) == {"processed": [b"a"], "target": [b"b"]}
 
 
 def test_a_loop_at_most_once_has_nothing_to_settle(tmp_path: Path) -> None:
