@@ -17,6 +17,7 @@ from helpers import until
 from torture.fresh import MADE
 
 import dropq
+from dropq import aio
 
 TOP = Path(__file__).parents[2]
 PAPERS = [TOP / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "sample_root/README.md")]
@@ -246,8 +247,38 @@ def test_systemd_finds_nothing_wrong_in_the_units(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def is_tests(text: str) -> bool:
+    """Whether an example is a module of tests."""
+    return "\ndef test_" in text
+
+
+def test_the_tests_of_a_handler_in_the_python_paper_pass(tmp_path: Path) -> None:
+    (example,) = (text for _, text in blocks(TOP / "docs/python.md", "python") if is_tests(text))
+    (tmp_path / "test_orders.py").write_text(example)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    done = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_reference_of_the_python_paper_says_what_the_code_says() -> None:
+    paper = (TOP / "docs/python.md").read_text()
+    written = runpy.run_path(str(TOP / "docs/python_reference.py"))["with_reference"](paper)
+    assert written == paper, "run docs/python_reference.py again"
+
+
+def test_the_reference_has_every_public_attribute() -> None:
+    reference = (TOP / "docs/python.md").read_text().partition("\n## Reference\n")[2]
+    for kind in (dropq.Root, dropq.Queue, dropq.Subscription, dropq.Message, aio.Queue, aio.Subscription, aio.Message):
+        _, _, part = reference.partition(
+            f"\n### {'dropq.aio' if kind.__module__ == 'dropq.aio' else 'dropq'}.{kind.__name__}\n"
+        )
+        part = part.partition("\n### ")[0]
+        public = {name for name in dir(kind) if not name.startswith("_")} - {"context", "layout", "config"}
+        assert [name for name in sorted(public) if not re.search(rf"[`\s]{name}\b", part)] == [], kind
+
+
 def test_the_examples_of_the_python_paper_print_what_it_says(tmp_path: Path) -> None:
-    program = "\n".join(text for _, text in blocks(TOP / "docs/python.md", "python"))
+    program = "\n".join(text for _, text in blocks(TOP / "docs/python.md", "python") if not is_tests(text))
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
@@ -256,7 +287,7 @@ def test_the_examples_of_the_python_paper_print_what_it_says(tmp_path: Path) -> 
 
 
 def test_the_python_paper_names_everything_that_is_public() -> None:
-    paper = (TOP / "docs/python.md").read_text()
+    paper, _, _ = (TOP / "docs/python.md").read_text().partition("\n## Reference\n")
     assert [name for name in dropq.__all__ if not re.search(rf"\b{name}\b", paper)] == []
 
 
