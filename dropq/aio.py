@@ -203,6 +203,12 @@ async def _to_its_end(call: concurrent.futures.Future[T]) -> T:
     return ended.result()
 
 
+def _looked_at(ended: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging an error that is raised, or logged, by whoever decides about the call."""
+    if not ended.cancelled():
+        ended.exception()
+
+
 class _Call:
     """A receive in a thread. Its messages are the task's that takes them; or it was given up, and they go back.
 
@@ -340,6 +346,7 @@ class Subscription:
         """Look once for n messages, or wait for the first of them."""
         call = self._begin(n, seconds, looper)
         ended = asyncio.wrap_future(call.future)
+        ended.add_done_callback(_looked_at)
         try:
             done, _ = await asyncio.wait([ended], timeout=seconds or None)
             if not done and not call.future.cancel():  # it is its turn, and its thread knows the time, too
@@ -423,7 +430,8 @@ class Subscription:
         except LeaseLost:
             pass  # its lease ran out, and it has gone back
         except DropqError as error:
-            log.warning("message %s of a receive that was given up returns with the next sweep: %s", message.id, error)
+            what = "a receive that was given up stays held until the subscription is closed"
+            log.warning("message %s of %s: %s", message.id, what, error)
 
     def _open(self) -> dropq.queue.subscription.Subscription:
         """In a thread: return the subscription, opened by the first that needs it."""

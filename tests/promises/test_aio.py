@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -591,8 +592,8 @@ def test_at_most_once_the_next_receive_gets_what_a_cancelled_one_had_taken(tmp_p
     assert where(queue) == {"processed": [b"x"]}
 
 
-def test_an_error_of_a_receive_is_raised_and_its_call_is_forgotten(
-    queue: ThreadsQueue, monkeypatch: pytest.MonkeyPatch
+def test_an_error_of_a_receive_is_raised_or_logged_once_and_its_call_is_forgotten(
+    queue: ThreadsQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
         async with aio.Queue(queue).subscribe() as subscription:
@@ -606,12 +607,14 @@ def test_an_error_of_a_receive_is_raised_and_its_call_is_forgotten(
                 patch.setattr(opened, "_receive", refuse)
                 with pytest.raises(StorageError):
                     await subscription.receive()
-                assert await cancelled(subscription.receive())
+                assert await cancelled(subscription.receive(), 1, "woken")
             assert subscription._calls == set()
             with pytest.raises(ValueError, match="receive_many"):
                 await subscription.receive_many(0)
 
     asyncio.run(run())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == ["queue q: a receive that was given up failed: no"]
 
 
 def test_a_queue_that_cannot_be_subscribed_to_says_why(queue: ThreadsQueue) -> None:
