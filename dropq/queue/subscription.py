@@ -142,7 +142,9 @@ class Subscription:
         """
         if self._closed or self._forks != FORKS.count:
             self._refuse()
-        return self._receive(timeout)
+        news = self._waiting.news
+        message = self._next()
+        return message if message is not None else self._wait(news, timeout, None)
 
     def _receive(self, timeout: Duration | None, given_up: Callable[[], bool] | None = None) -> Message | None:
         """Do what `receive` does; return None, too, once closed, and soon after it was given up and `_wake` was called.
@@ -153,13 +155,18 @@ class Subscription:
         """
         news = self._waiting.news
         message = self._next()
-        if message is None and self._looker == threading.get_ident():
+        return message if message is not None else self._wait(news, timeout, given_up)
+
+    def _wait(self, news: object, timeout: Duration | None, given_up: Callable[[], bool] | None) -> Message | None:
+        """Wait for a message, after a look that found none."""
+        if self._looker == threading.get_ident():
             return None  # this thread's own look waits for its signal handler, which is here
-        if message is None and self._admission is not None:
+        if self._admission is not None:
             ended = (lambda: self._closed) if given_up is None else (lambda: self._closed or given_up())
-            message = self._admission.after_others(self._next, ended)
-        if message is not None or timeout == 0:
-            return message
+            if (message := self._admission.after_others(self._next, ended)) is not None:
+                return message
+        if timeout == 0:
+            return None
         until = math.inf if timeout is None else time.monotonic() + parse_duration(timeout)
         return self._waiting.wait(
             news, until, look=self._next, next_look=lambda: self._next_look, given_up=given_up or bool
