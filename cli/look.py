@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from shutil import copyfileobj
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dropq.errors import LeaseLost, NoSuchMessage, NoSuchQueue
+from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format.layout import WITH_REASON
 
 from . import output
@@ -47,6 +47,21 @@ PLAIN = {
 SPARE = ("bytes", "type", "priority", "delivery_count", "timestamp")
 #: The same of `ls`.
 SPARE_COUNTS = ("working", "processed", "expired")
+#: The headers that filters know.
+HEADERS = (
+    "JMSPriority",
+    "JMSMessageID",
+    "JMSDeliveryMode",
+    "JMSTimestamp",
+    "JMSCorrelationID",
+    "JMSType",
+    "JMSReplyTo",
+    "JMSExpiration",
+    "JMSRedelivered",
+    "JMSXDeliveryCount",
+)
+#: How many messages are searched for the properties that a filter names.
+CHECKED = 1000
 #: Bytes of a body that `show` shows on a terminal.
 PREVIEW = 2000
 #: Seconds between two listings by `tail -f`.
@@ -64,6 +79,8 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
         records.append({"queue": queue.name, **counts, "paused": queue.paused})
 
     names = shell.queues(queues)
+    if not names:
+        shell.check_root()
     code = shell.each(names, count)
     columns = tuple(records[0]) if records else ()
     if shell.on_terminal and len(records) > 1:
@@ -110,8 +127,7 @@ def health(
 
     shell.show(records(), ("queue", "verdict", "kind", "message"))
     if not codes:
-        if shell.doubt:
-            raise NoSuchQueue(f"{shell.root.path} has no queues{shell.doubt}")
+        shell.check_root()
         shell.report_no_queues()
     return output.verdict(codes)
 
@@ -159,8 +175,12 @@ def browse(
     if explain:
         return _show_explained(shell, islice(shell.queue(name).explain(state, filter=filter), count))
     looked_at = state or "target"
-    messages = islice(shell.queue(name).browse(looked_at, filter=filter), count)
-    return shell.show(_records(messages), (*COLUMNS, *MORE.get(looked_at, ())), spare=SPARE)
+    queue = shell.queue(name)
+    messages = islice(queue.browse(looked_at, filter=filter), count)
+    first = list(islice(messages, 1))
+    shell.show(_records(chain(first, messages)), (*COLUMNS, *MORE.get(looked_at, ())), spare=SPARE)
+    if filter is not None and not first and count != 0:
+        _explain_filter(queue, looked_at, filter)
 
 
 def _show_explained(shell: Shell, explanations: Iterable[Explanation]) -> None:
@@ -193,6 +213,21 @@ def _in_words(explanation: Explanation) -> tuple[str, str]:
     if why not in PLAIN:  # a consumer or a script holds it
         return f"{why}: {holders}", "" if why in ("held", "lease") else detail
     return f"{why}: {PLAIN[why]}", f"{detail} ({holders})" if holders else detail
+
+
+def _explain_filter(queue: Queue, state: str, filter: str) -> None:
+    """Report which properties a filter names that no message of a state has: they may be misspelt."""
+    from dropq.filters import compile_filter
+
+    named: dict[object, None] = {}
+    compile_filter(filter).matches(named.setdefault)
+    used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))
+    for name in named:
+        if not isinstance(name, str) or name.startswith("JMS") or name in used:
+            continue
+        header = next((header for header in HEADERS if header.lower() in (f"jms{name}".lower(), name.lower())), None)
+        meant = f"the header is {header}" if header else f"if it is text, write it in quotes: '{name}'"
+        output.note(f"no message in {state}/ of {queue.name} has the property {name}: {meant}")
 
 
 def _explained(explanation: Explanation) -> Record:

@@ -7,16 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from . import output
 from .output import BUG, INTERRUPTED, NEGATIVE, OK
+from .parsing import SETTINGS, Command, Group, directory
 from .shell import GlobalOptions
 
 #: Every command, under the heading that `dropq --help` lists it by, with the module that has it.
@@ -32,40 +31,11 @@ COMMANDS = {
     ),
 }
 
-
-def _process_value(param: Any, ctx: Any, value: Any) -> Any:
-    """Convert the value of a parameter for its command. Text and defaults need no conversion.
-
-    typer converts the rest. Its converter imports pydantic, which takes longer than sending a message.
-    """
-    kind = getattr(param, "type_descriptor", None)  # a typer that keeps it elsewhere converts everything
-    if kind is None or (param.required and param.value_is_missing(value)):
-        return type(param).process_value(param, ctx, value)
-    if value is None:
-        value = () if param.multiple or param.nargs == -1 else None
-    elif kind.parameter_info.parser is not None:
-        value = kind.parameter_info.parser(value)
-    elif kind.annotation not in (str, list[str]) and value is not param.default:
-        return type(param).process_value(param, ctx, value)
-    return value if param.callback is None else param.callback(ctx, param, value)
+#: The environment variable by which a shell asks for completions.
+COMPLETION = "_DROPQ_COMPLETE"
 
 
-class _Quick:
-    """Gives each parameter of a command `_process_value`, so that no parameter waits for a converter in vain."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, each with `_process_value` instead of its own method."""
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            param.process_value = partial(_process_value, param)
-        return params
-
-
-class _Single(_Quick, TyperCommand):
-    """One command."""
-
-
-class _Running(_Single):
+class _Running(Command):
     """A command that runs another one, which follows `--`: the arguments of the first keep this `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -85,7 +55,7 @@ class _Commands(Mapping[str, Any]):
         if isinstance(found, typer.Typer):
             return get_command(found)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, cls=_Running if name == "work" else _Single)(found)
+        alone.command(name, cls=_Running if name == "work" else Command)(found)
         return get_command(alone)
 
     def __iter__(self) -> Iterator[str]:
@@ -95,7 +65,7 @@ class _Commands(Mapping[str, Any]):
         return len(self._homes)
 
 
-class _Grouped(_Quick, TyperGroup):
+class _Grouped(Group):
     """All commands; its help lists them under their headings."""
 
     def __init__(self, **options: Any) -> None:
@@ -130,6 +100,22 @@ def _version(wanted: bool) -> None:
         raise typer.Exit(OK)
 
 
+def _install_completion(wanted: bool) -> None:
+    if wanted:
+        from .completion import install
+
+        print("\n".join(install()))
+        raise typer.Exit(OK)
+
+
+def _show_completion(wanted: bool) -> None:
+    if wanted:
+        from .completion import script
+
+        print(script()[1], end="")
+        raise typer.Exit(OK)
+
+
 def _dropq(
     ctx: typer.Context,
     root: Annotated[
@@ -138,12 +124,28 @@ def _dropq(
             "--root",
             metavar="DIR",
             envvar="DROPQ_ROOT",
-            help="The root; by default the nearest directory with a dropq.toml, from the working directory up.",
+            help="The root; else DROPQ_ROOT in the environment, else the nearest directory with a dropq.toml, from the "
+            "working directory up.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    install: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion",
+            callback=_install_completion,
+            is_eager=True,
+            help="Let this shell complete commands, queues and ids; prints where the script is, and how to load it.",
+        ),
+    ] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show-completion", callback=_show_completion, is_eager=True, help="Print this shell's completion script."
+        ),
     ] = False,
 ) -> None:
     """A message queue made of directories: a message is a file, its state is its folder, each change is one rename.
@@ -152,12 +154,19 @@ def _dropq(
     66 no such queue or message, or none to receive, 69 something is not installed, 70 a fault of dropq, 73 cannot
     create, 74 I/O, 75 try later, 77 permission, 78 configuration.
     """
-    ctx.obj = GlobalOptions(root or None, json)
+    ctx.obj = GlobalOptions(root if root is None else directory(root), json)
 
 
 def build() -> typer.Typer:
     """Return the application with all of its commands."""
-    app = typer.Typer(name="dropq", cls=_Grouped, no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(
+        name="dropq",
+        cls=_Grouped,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings=SETTINGS,
+    )
     app.callback()(_dropq)
     return app
 
@@ -170,6 +179,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         _set_up()
+    if COMPLETION in os.environ:
+        from .completion import register
+
+        register()
     try:
         code = get_command(build()).main(args=argv, prog_name="dropq", standalone_mode=False)
         output.flush()

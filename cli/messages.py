@@ -34,14 +34,20 @@ CHUNK = 1 << 16
 
 Properties = Annotated[
     list[str] | None,
-    typer.Option("-p", "--property", metavar="NAME[:TYPE]=VALUE", help="A property; TYPE is S B Y H I L F or D."),
+    typer.Option(
+        "-p",
+        "--property",
+        metavar="NAME[:TYPE]=VALUE",
+        help="A property. TYPE is S (text, the default), B (boolean), Y, H, I, L (whole numbers of 8 to 64 bits), "
+        "F or D (float, double).",
+    ),
 ]
 Priority = Annotated[int, typer.Option("--priority", metavar="N", help="Higher is delivered first.")]
-Type = Annotated[str | None, typer.Option("--type", metavar="T", help="The JMS type.")]
-ReplyTo = Annotated[str | None, typer.Option("--reply-to", metavar="Q", help="The queue for answers.")]
+Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="The JMS type.")]
+ReplyTo = Annotated[str | None, typer.Option("--reply-to", metavar="QUEUE", help="The queue for answers.")]
 ExpiresIn = Annotated[float | None, duration("--expires-in", help="Expire it after this long.")]
 Delay = Annotated[float | None, duration("--delay", help="Deliver it only after this long.")]
-OwnId = Annotated[str | None, typer.Option("--id", help="The message's id, instead of a generated id.")]
+OwnId = Annotated[str | None, typer.Option("--id", metavar="ID", help="The message's id, instead of a generated id.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, kept with the message in error/.")]
 
 
@@ -53,7 +59,7 @@ def send(
     priority: Priority = 4,
     type: Type = None,
     correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", metavar="C", help="The JMS correlation id.")
+        str | None, typer.Option("--correlation-id", metavar="ID", help="The JMS correlation id.")
     ] = None,
     reply_to: ReplyTo = None,
     expires_in: ExpiresIn = None,
@@ -72,18 +78,22 @@ def send(
     """
     shell = Shell(ctx, json, quiet)
     sources = _sources(files, id=id, lines=lines, move=move)
-    fields = {
+    fields: dict[str, Any] = {
         "priority": priority,
         "type": type,
         "correlation_id": correlation_id,
         "reply_to": reply_to,
         "expires_in": expires_in,
         "delay": delay,
-        "properties": _properties(properties),
         "message_id": id,
     }
-    sending = _Sending(shell, shell.root.queue(output.unescape(name)), fields)
-    return sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
+    try:
+        fields["properties"] = _properties(properties)
+        sending = _Sending(shell, shell.root.queue(output.unescape(name)), fields)
+        return sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
+    except ValueError as error:  # all messages share what is wrong
+        error.add_note("nothing was sent")
+        raise
 
 
 def reply(
@@ -99,7 +109,7 @@ def reply(
     type: Type = None,
     correlation_id: Annotated[
         str | None,
-        typer.Option("--correlation-id", metavar="C", help="Instead of the message's correlation id, else its id."),
+        typer.Option("--correlation-id", metavar="ID", help="Instead of the message's correlation id, else its id."),
     ] = None,
     reply_to: ReplyTo = None,
     expires_in: ExpiresIn = None,
@@ -205,7 +215,7 @@ class _Sending:
             self._print_ids()
 
     def _send_lines(self, source: str) -> None:
-        with nullcontext(stdin()) if source == "-" else open(source, "rb") as file:
+        with nullcontext(stdin()) if source == "-" else _opened(source) as file:
             size = _bytes_left(file)
             for _ in self._shell.progress(
                 self._sent_lines(file), "sent", size, size=None if size is None else _in_file
@@ -289,6 +299,13 @@ def _in_file(line: bytes) -> int:
     return len(line) + 1
 
 
+def _opened(path: str) -> BufferedReader:
+    from dropq.storage.failures import error_context
+
+    with error_context("no line of it was sent"):
+        return open(path, "rb")
+
+
 def _chunks(file: BufferedReader) -> Iterator[list[bytes]]:
     """Yield lines without their ends, as many at a time as there are, so that a slow writer's are not held back."""
     begun: list[bytes] = []
@@ -343,7 +360,20 @@ def receive(
                 if returned := subscription._give_back_but({owner for owner in printed if owner}):
                     output.note(f"{how_many(returned, None, 'given back')}: their receipts were not printed")
             raise
-    return OK if messages else NO_INPUT
+    if messages:
+        return OK
+    output.note(_nothing_of(queue))
+    return NO_INPUT
+
+
+def _nothing_of(queue: Queue) -> str:
+    """Write why there is nothing to receive."""
+    if queue.paused:
+        return f"queue {queue.name} is paused: nothing comes until `dropq resume {queue.name}`, or `dropq resume --all`"
+    if waiting := queue.counts()["target"]:
+        why = f"`dropq browse {queue.name} --explain` shows why"
+        return f"nothing to receive: of {waiting} in target/ of {queue.name} none is for this consumer now; {why}"
+    return f"nothing to receive: queue {queue.name} has no message in target/"
 
 
 def _hand_over(shell: Shell, messages: list[Message], printed: list[str | None]) -> None:

@@ -47,7 +47,7 @@ Quiet = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal to ask on.")]
 Filter = Annotated[
     str | None,
-    typer.Option("--filter", metavar="F", help="Only messages that match.", show_default=False),
+    typer.Option("--filter", metavar="FILTER", help="Only messages that match.", show_default=False),
 ]
 
 
@@ -71,7 +71,7 @@ def _lease_seconds(text: str) -> float:
 
 def duration(*names: str, help: str, parser: Callable[[str], float] = _seconds) -> Any:
     """Return an option that takes a duration, in seconds for the command."""
-    return typer.Option(*names, parser=parser, metavar="D", help=help, show_default=False)
+    return typer.Option(*names, parser=parser, metavar="DURATION", help=help, show_default=False)
 
 
 #: An option that takes how long a lease lasts, in seconds for the command.
@@ -85,4 +85,4 @@ def lease_of(queue: Queue, given: float | None) -> float:
 
 def state(help: str) -> Any:
     """Return the option that names a state."""
-    return typer.Option("--state", metavar="S", help=f"{help} One of {', '.join(ALL_STATES)}.")
+    return typer.Option("--state", metavar="STATE", help=f"{help} One of {', '.join(ALL_STATES)}.")

@@ -95,13 +95,20 @@ def _many(count: int, which: str = "") -> str:
     return "1 message" if count == 1 else f"{which}{count} messages"
 
 
+def _those(count: int, filter: str | None) -> str:
+    """Write of which messages a question is."""
+    return _many(count, "all ") if filter is None else f"what matches of {_many(count)}"
+
+
 def requeue(
     ctx: typer.Context,
     name: QueueName,
     ids: Ids = None,
     everything: All = False,
     state: Annotated[State, state("The state they are in.")] = "error",
-    to: Annotated[str | None, typer.Option("--to", metavar="Q", help="The queue to bring them to, if another.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="QUEUE", help="The queue to bring them to, if another.")
+    ] = None,
     keep_expiration: Annotated[bool, typer.Option("--keep-expiration", help="Keep their expirations.")] = False,
     filter: Filter = None,
     dry_run: DryRun = False,
@@ -123,7 +130,7 @@ def requeue(
     total = task.total()
     expected = total if filter is None else None
     return task.run(
-        "requeue", act, expected, question=f"Requeue {_many(total, 'all ')} in {state}/ of {task.queue.name}?"
+        "requeue", act, expected, question=f"Requeue {_those(total, filter)} in {state}/ of {task.queue.name}?"
     )
 
 
@@ -152,7 +159,9 @@ def replay(
         ),
     ] = None,
     filter: Filter = None,
-    to: Annotated[str | None, typer.Option("--to", metavar="Q", help="The queue to send them to, if another.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="QUEUE", help="The queue to send them to, if another.")
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     quiet: Quiet = False,
@@ -197,7 +206,7 @@ def move(
     if task.queue.name == goal.name:
         raise UsageError(f"the messages are in {goal.name} already: name another queue to move them to")
     total = task.total()
-    question = f"Move {_many(total, 'all ')} in {state}/ of {task.queue.name} to {goal.name}?"
+    question = f"Move {_those(total, filter)} in {state}/ of {task.queue.name} to {goal.name}?"
     act = partial(bulk.move, to=goal.context, state=state, filter=filter)
     return task.run("move", act, total if filter is None else None, question=question)
 
@@ -224,7 +233,7 @@ def purge(
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
     task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
     total = task.total()
-    which = _many(total) if older_than is None else f"what is old enough of {_many(total)}"
+    which = _those(total, filter) if older_than is None else f"what is old enough of {_many(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"
     act = partial(bulk.purge, state=state, filter=filter, older_than=older_than)
     expected = total if filter is None and older_than is None else None
@@ -267,10 +276,11 @@ def prune(
     return shell.report(outcomes(), _in_sum("remove", dry_run=dry_run), state=state) or output.verdict(codes)
 
 
+Switched = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="The queues; or give --all.")]
 Root = Annotated[bool, typer.Option("--all", help="The whole root, with queues that are created later.")]
 
 
-def pause(ctx: typer.Context, queues: QueueNames = None, everything: Root = False, json: Json = False) -> int:
+def pause(ctx: typer.Context, queues: Switched = None, everything: Root = False, json: Json = False) -> int:
     """Make queues look empty to consumers, until they are resumed.
 
     Senders go on, and consumers keep the messages that they hold.
@@ -278,7 +288,7 @@ def pause(ctx: typer.Context, queues: QueueNames = None, everything: Root = Fals
     return _switch(Shell(ctx, json), queues, everything, paused=True)
 
 
-def resume(ctx: typer.Context, queues: QueueNames = None, everything: Root = False, json: Json = False) -> int:
+def resume(ctx: typer.Context, queues: Switched = None, everything: Root = False, json: Json = False) -> int:
     """End the pause of queues."""
     return _switch(Shell(ctx, json), queues, everything, paused=False)
 
@@ -328,6 +338,8 @@ def sweep(
         "jobs_older_than": jobs_older_than,
     }
     reports: list[SweepReport] = []
+    if name is None:
+        shell.check_root()
     names = shell.queues(None if name is None else [name])
     code = shell.each(names, lambda name: reports.append(shell.queue(name).sweep(**ages)), "swept")
     if code and not reports:
@@ -372,6 +384,8 @@ def fsck(
     from dropq.diagnosis import fsck as checks
 
     shell = Shell(ctx, json)
+    if not queues:
+        shell.check_root()
     repair = repair and not dry_run
     if repair:
         shell.confirm(f"Repair {', '.join(queues) if queues else 'the whole root'}?", yes=yes)

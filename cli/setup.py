@@ -21,6 +21,7 @@ from dropq.format.layout import QueueLayout
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
+from .parsing import Command, Group
 from .shell import GlobalOptions, Shell, UsageError, report_open
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _options(settings: Sequence[str]) -> dict[str, object]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise UsageError(f"--set {setting}: KEY=VALUE is allowed")
+            raise UsageError(f"--set {setting}: write KEY=VALUE, such as --set lease_period=5m")
         if key in ("name", "self", "dropboxmq"):
             raise UsageError(f"--set {setting}: {key} is not an option of a queue")
         options[key] = _toml(text)
@@ -158,10 +159,13 @@ def delete(
 
     It refuses a queue that has messages to work on, unless --force is given.
     """
-    from dropq.upkeep.queues import TO_WORK_ON
+    from dropq.upkeep.queues import TO_WORK_ON, refuse_unsettled
 
     shell = Shell(ctx, json)
-    queue = shell.queue(name)
+    try:
+        queue = shell.queue(name)
+    except NoSuchQueue as error:  # to make it is no way out
+        raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
     counts = queue.counts()
     listed = ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
     if dry_run:
@@ -169,6 +173,8 @@ def delete(
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK
+    if not force:
+        refuse_unsettled(queue.context)
     shell.confirm(f"Delete queue {queue.name} ({listed})?", yes=yes)
     shell.root.delete_queue(queue.name, force=force)
     output.note(f"queue {queue.name} is deleted: {listed}")
@@ -177,6 +183,7 @@ def delete(
 
 config = typer.Typer(
     name="config",
+    cls=Group,
     help="Show the configuration, and check it.",
     no_args_is_help=True,
     add_completion=False,
@@ -184,7 +191,7 @@ config = typer.Typer(
 )
 
 
-@config.command("show")
+@config.command("show", cls=Command)
 def config_show(
     ctx: typer.Context,
     name: QueueName,
@@ -211,7 +218,7 @@ def config_show(
     shell.show(records(), ("key", "value", "source"))
 
 
-@config.command("check")
+@config.command("check", cls=Command)
 def config_check(
     ctx: typer.Context,
     files: Annotated[

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from errno import EBADF
 from functools import cached_property
 from io import BufferedReader
 from types import FrameType
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import typer
 
-from dropq.errors import DropqError, NoSuchQueue
+from dropq.errors import DropqError, NoSuchQueue, StorageError
 from dropq.format.layout import RootLayout
 
 from . import output
@@ -76,7 +77,7 @@ class Shell:
         from dropq import Root
 
         _log_to_stderr()
-        return Root(self._root or _nearest_root())
+        return Root(self._root or nearest_root())
 
     def queue(self, name: str) -> Queue:
         """Return a queue that is there.
@@ -87,6 +88,17 @@ class Shell:
         queue = self.root.queue(unescape(name))
         _ = queue.layout  # opened here, so that its errors are reported once
         return queue
+
+    def check_root(self) -> None:
+        """Refuse a directory that has neither a dropq.toml nor a queue: it is hardly the root that was meant.
+
+        Raises:
+            NoSuchQueue: it has neither.
+        """
+        from dropq.diagnosis.health import queues
+
+        if self.doubt and not queues(self.root.context):
+            raise NoSuchQueue(f"{self.root.path} has no queues{self.doubt}")
 
     def report_no_queues(self) -> None:
         """Report that a root has no queues, or that none can be used; raise the doubt that it is a root."""
@@ -335,11 +347,20 @@ def despite_closed_stdout() -> Iterator[None]:
 
 
 def stdin() -> BufferedReader:
-    """Return standard input, as bytes."""
+    """Return standard input, as bytes.
+
+    Raises:
+        StorageError: it was closed before dropq began.
+    """
+    if sys.__stdin__ is None:
+        raise StorageError(
+            "standard input is closed: nothing was read, and nothing was done; give </dev/null for an empty input",
+            errno=EBADF,
+        )
     return cast(BufferedReader, sys.stdin.buffer)
 
 
-def _nearest_root() -> str:
+def nearest_root() -> str:
     """Return the nearest directory, from the working directory up, that is a root."""
     folder = os.getcwd()
     while not os.path.exists(RootLayout(folder).config_file):

@@ -44,7 +44,7 @@ def work(
     fair: Annotated[bool, typer.Option("--fair", help="Take from the queues by turns.")] = False,
     filter: Filter = None,
     client_id: Annotated[
-        str | None, typer.Option("--client-id", metavar="C", help="The worker's name in processing/.")
+        str | None, typer.Option("--client-id", metavar="NAME", help="The worker's name in processing/.")
     ] = None,
     lease: Annotated[
         float | None,
@@ -136,7 +136,7 @@ def wait(
     count: Annotated[
         int | None, typer.Option("--count", metavar="N", min=0, help="Until at least N messages wait.")
     ] = None,
-    id: Annotated[str | None, typer.Option("--id", help="Until this message is settled.")] = None,
+    id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Until this message is settled.")] = None,
     timeout: Annotated[float | None, duration("--timeout", help="Wait at most this long, then exit with 75.")] = None,
     json: Json = False,
 ) -> int:

@@ -27,6 +27,8 @@ _NO_GROUPS = (
     "this key belongs to AMPS's GroupLocalQueue, which one server of a group owns; dropq has no servers,"
     " and every host that sees the root shares its queues: leave it out"
 )
+#: A line of TOML whose value is a duration without quotes: the key and the duration.
+_BARE_PERIOD = re.compile(r"\s*(\S+)\s*=\s*([0-9.]+[a-zA-Z]\w*)")
 #: Pairs of keys that a queue cannot both have, and why.
 _FORBIDDEN = (
     ("priority", "barrier_expression", "a barrier needs messages in the order of their times"),
@@ -181,7 +183,11 @@ def _read(path: str) -> dict[str, object] | None:
     except (ValueError, RecursionError) as error:
         place = re.search(r"at line (\d+)", str(error))
         line = int(place[1]) if place else data.count(b"\n") + 1
-        raise ConfigError(f"{path}: line {line}: this is not valid TOML ({error})") from error
+        written = _BARE_PERIOD.match(
+            (data.decode("utf-8-sig").splitlines() or [""])[min(line, data.count(b"\n") + 1) - 1]
+        )
+        hint = f'; a duration stands in quotes: {written[1]} = "{written[2]}"' if written else ""
+        raise ConfigError(f"{path}: line {line}: this is not valid TOML ({error}){hint}") from error
 
 
 # From tables to entries, by canonical key.

@@ -70,7 +70,7 @@ def _re2() -> Any:
     except ImportError as missing:
         raise Unavailable(
             "LIKE in a filter over bodies needs the package google-re2, which is not installed for this Python: "
-            "install dropq with its extra `amps`"
+            "install dropq with its extra `amps`: pip install 'dropq[amps]'"
         ) from missing
     return re2
 

@@ -543,7 +543,11 @@ DELETED = re.compile(r"\.deleted-[0-9]+\Z", re.ASCII)
 
 def check_queue_name(name: str) -> None:
     """Raise InvalidName if a queue cannot have a name."""
-    if not name or name[0] == "." or "/" in name or len(to_bytes(name)) > NAME_MAX:
+    if len(to_bytes(name)) > NAME_MAX:
+        raise InvalidName(
+            f"{name!r} cannot name a queue: it is longer than {NAME_MAX} bytes, the most of a folder's name"
+        )
+    if not name or name[0] == "." or "/" in name:
         raise InvalidName(
             f"{name!r} cannot name a queue: give the name of a folder, without / and without a dot at the start"
         )

@@ -91,6 +91,8 @@ class QueueContext:
         """
         if isinstance(error, FileNotFoundError) and not reading.exists(self.layout.target):
             return NoSuchQueue(f"queue {self.layout.home} is not there any more; {outcome}")
+        if error.filename is None:  # a call on an open file, such as a write
+            error.filename = self.layout.base
         return storage_error(error, outcome)
 
     @contextmanager

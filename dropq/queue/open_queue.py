@@ -30,6 +30,8 @@ def open_root(path: str, clock: Clock | None) -> RootContext:
     layout = RootLayout(path)
     with error_context("the root cannot be opened"):
         if not reading.is_folder(layout.path):
+            if reading.exists(layout.path):
+                raise NoSuchQueue(f"no root at {layout.path}: this is no directory; name the directory of the queues")
             raise NoSuchQueue(f"no root at {layout.path}: `dropq init {layout.path}` makes one")
     refuse_links((layout.private, layout.meta, layout.queues))
     clock = clock or ServerClock(layout.clock)
@@ -87,6 +89,8 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
     if layout is None:
         refuse_closed(root.layout.path, name)
+        if reading.exists(home := f"{root.layout.path}/{name}"):
+            raise NoSuchQueue(f"{home} is no queue: it has no folder target/; `dropq ls` shows the queues of the root")
         near = difflib.get_close_matches(name, queue_names(root), n=1)
         hint = f"is it {near[0]!r}? " if near else ""
         raise NoSuchQueue(

@@ -127,7 +127,9 @@ def require_pyspark() -> None:
     try:
         import pyspark  # noqa: F401
     except ImportError as missing:
-        raise Unavailable("Spark is not installed for this Python: install dropq with its extra `spark`") from missing
+        raise Unavailable(
+            "Spark is not installed for this Python: get it with dropq's extra `spark`: pip install 'dropq[spark]'"
+        ) from missing
 
 
 def _set_environment(local: bool) -> None:

@@ -22,7 +22,7 @@ from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import forget, make_known
 from dropq.lifecycle.sidecars import collect
 from dropq.queue import browsing
-from dropq.queue.open_queue import group_number, open_queue
+from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
@@ -80,6 +80,10 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         with suppress(OSError):  # fsck finds what cannot be removed now
             store.remove_tree(hidden)
         if isinstance(error, FileExistsError):
+            if find_layout(root.layout.path, name) is None:
+                raise QueueExists(
+                    f"queue {name!r} was not made: {home} is there, and is no queue; move it away, or give another name"
+                ) from error
             raise QueueExists(f"queue {name!r} is there already: {home}") from error
         raise storage_error(error, f"queue {name!r} was not made") from error
     with error_context(f"queue {name!r} is made, but a power cut may take it back"):
@@ -95,7 +99,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     if not force:
         with context.error_context("nothing was removed"):
             jobs.sweep(context)  # what was committed and is not sent yet waits to be worked on
-        _refuse_unsettled(context)
+        refuse_unsettled(context)
     mark = f"{root.clock.now_ms()}-{os.urandom(3).hex()}"
     hidden = f"{root.layout.path}/.{_cut(name)}"
     away = f"{hidden}.deleted-{mark}"
@@ -121,14 +125,16 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
         raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
 
 
-def _refuse_unsettled(context: QueueContext) -> None:
+def refuse_unsettled(context: QueueContext) -> None:
+    """Raise StorageError if a queue has messages to work on; nothing is changed."""
     with context.error_context("nothing was changed"):
         counts = browsing.counts(context)
     waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
     if waiting:
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
         raise StorageError(
-            f"queue {context.name!r} has messages to work on ({listed}): drain it, or force it; nothing was removed",
+            f"queue {context.name!r} has messages to work on ({listed}): wait until they are done, or give --force; "
+            "nothing was removed",
             path=context.layout.home,
             errno=errno.ENOTEMPTY,
         )
@@ -148,7 +154,7 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
             store.make_folder(folder)
         store.move_folder(gone.home, home)
         jobs.sweep(context)
-        _refuse_unsettled(context)
+        refuse_unsettled(context)
         raise StorageError(
             f"queue {name!r} holds what is no message in target/ or processing/: `dropq fsck {name} --repair` sets "
             "it aside, or force it; nothing was removed",

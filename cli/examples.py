@@ -1,0 +1,43 @@
+"""An example or two for the help of each command. The tests run them in a root with the queues orders and invoices."""
+
+from __future__ import annotations
+
+#: Lines for a shell, by the command's name. RECEIPT stands for what `dropq receive` printed.
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("dropq init shop", "echo hello | dropq send orders", "dropq browse orders"),
+    "init": ("dropq init shop",),
+    "create": ("dropq create returns --set lease_period=5m --set redelivery_attempts=2",),
+    "delete": ("dropq delete invoices --dry-run", "dropq delete invoices --force --yes"),
+    "doctor": ("dropq doctor --root /mnt/queues", "dropq doctor orders"),
+    "config": ("dropq config show orders", "dropq config check"),
+    "config show": ("dropq config show orders", "dropq config show orders lease_period"),
+    "config check": ("dropq config check", "dropq config check orders/queue.toml"),
+    "ls": ("dropq ls", "dropq ls orders --json"),
+    "health": ("dropq health --max-age 1h --max-count 1000",),
+    "browse": ("dropq browse orders --filter \"customer = 'Café Zentral'\"", "dropq browse orders --explain"),
+    "show": ("dropq show orders report.csv",),
+    "cat": ("dropq cat orders report.csv",),
+    "tail": ("dropq tail orders -n 3", "dropq tail -f orders --state error"),
+    "send": ("echo '{\"item\": 7}' | dropq send orders -p customer=ann --priority 6", "dropq send orders *.csv"),
+    "receive": ("dropq receive orders -n 10 --wait 30s --lease 5m",),
+    "ack": ("dropq ack orders RECEIPT", "dropq receive orders | dropq ack orders -"),
+    "nack": ("dropq nack orders RECEIPT --delay 5m",),
+    "fail": ("dropq fail orders RECEIPT --reason 'the till did not answer'",),
+    "reject": ("dropq reject orders RECEIPT --reason 'no such customer'",),
+    "extend": ("dropq extend orders RECEIPT --by 5m",),
+    "reply": ("echo 42 | dropq reply orders RECEIPT",),
+    "work": (
+        "dropq work orders invoices -- wc -c {}",
+        "dropq work orders -j 4 --until-empty --timeout 1m -- grep -q item",
+    ),
+    "wait": ("dropq wait orders --empty --timeout 1h", "dropq wait orders --count 1 --timeout 30s"),
+    "requeue": ("dropq requeue orders --all --dry-run", "dropq requeue orders --all --yes"),
+    "replay": ("dropq replay orders --from 2025-06-02T09:00Z --dry-run", "dropq replay orders --to invoices --yes"),
+    "move": ("dropq move orders invoices report.csv", "dropq move orders invoices --all --dry-run"),
+    "purge": ("dropq purge orders --state error --older-than 30d --yes",),
+    "prune": ("dropq prune orders --keep-age 7d --dry-run", "dropq prune --keep-count 1000 --yes"),
+    "pause": ("dropq pause orders", "dropq pause --all"),
+    "resume": ("dropq resume orders", "dropq resume --all"),
+    "sweep": ("dropq sweep", "dropq sweep orders --unleased-older-than 1d"),
+    "fsck": ("dropq fsck", "dropq fsck orders --repair --yes"),
+}

@@ -1,0 +1,153 @@
+"""How the words of a command line become a command's arguments, and how its help is laid out.
+
+Every command takes `-h`, and `--root` after its name as well as before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from .examples import EXAMPLES
+from .shell import GlobalOptions
+
+#: What `-h` needs to be an option of every command.
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+#: What a help says, once, of a value that one of its options takes.
+VALUES = {
+    "DURATION": "DURATION is such as 30s, 5m, 1h or 1h30m; a bare number is seconds.",
+    "FILTER": 'FILTER is such as "JMSPriority > 4 AND region = \'EU\'" or, for JSON bodies, "/order/total > 100".',
+}
+
+
+class Readable:
+    """What commands and groups of commands share: how they convert, complete and show their parameters."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, each with the conversion and the completion of this module."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        params[-1:-1] = _inherited(ctx)  # before --help
+        for param in params:
+            param.process_value = partial(_process_value, param)
+            param.shell_complete = partial(_complete, param)
+        return params
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return what follows the command's name in the line of its usage."""
+        arguments = (param for param in self.get_params(ctx) if param.param_type_name == "argument")
+        group = [self.subcommand_metavar] if isinstance(self, TyperGroup) else []
+        return ["[OPTIONS]", *map(_usage, arguments), *group]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the options, what their values look like, and examples."""
+        params = self.get_params(ctx)
+        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
+            rows = [_row(param) for param in params if param.param_type_name == kind and not param.hidden]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+        for value in filter(VALUES.__contains__, dict.fromkeys(param.metavar for param in params)):
+            formatter.write_paragraph()
+            formatter.write_text(VALUES[value])
+        if isinstance(self, TyperGroup):
+            self.format_commands(ctx, formatter)
+        if lines := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
+            with formatter.section("Example"):
+                formatter.write("".join(f"{' ' * formatter.current_indent}{line}\n" for line in lines))
+
+
+class Command(Readable, TyperCommand):
+    """A command."""
+
+
+class Group(Readable, TyperGroup):
+    """A group of commands."""
+
+
+def _inherited(ctx: Any) -> Iterator[Any]:
+    """Yield the `--root` of a command, which it has from the list of all commands."""
+    if ctx.parent is None:
+        return
+    for param in ctx.find_root().command.params:
+        if param.name == "root":
+            root = copy(param)
+            root.expose_value, root.envvar, root.callback = False, None, _set_root
+            root.help = "The root, as before the command."
+            yield root
+
+
+def _set_root(ctx: Any, param: Any, value: str | None) -> None:
+    if value is not None:
+        ctx.obj = replace(ctx.obj or GlobalOptions(None, False), root=directory(value))
+
+
+def directory(root: str) -> str:
+    """Return the directory that `--root` names.
+
+    Raises:
+        typer.BadParameter: it is empty, as a variable of a script may be.
+    """
+    if not root:
+        raise typer.BadParameter("it is empty: name the directory of the root", param_hint="'--root'")
+    return root
+
+
+def _process_value(param: Any, ctx: Any, value: Any) -> Any:
+    """Convert the value of a parameter for its command. Text and defaults need no conversion.
+
+    typer converts the rest. Its converter imports pydantic, which takes longer than sending a message.
+    """
+    kind = getattr(param, "type_descriptor", None)  # a typer that keeps it elsewhere converts everything
+    if kind is None or (param.required and param.value_is_missing(value)):
+        return type(param).process_value(param, ctx, value)
+    if value is None:
+        value = () if param.multiple or param.nargs == -1 else None
+    elif kind.parameter_info.parser is not None:
+        value = kind.parameter_info.parser(value)
+    elif kind.annotation is int:
+        value = _whole(value, param.min)
+    elif kind.annotation not in (str, list[str]) and value is not param.default:
+        return type(param).process_value(param, ctx, value)
+    return value if param.callback is None else param.callback(ctx, param, value)
+
+
+def _whole(value: int | str, least: int | None) -> int:
+    """Return the whole number that a text stands for."""
+    try:
+        number = int(value)
+    except ValueError:
+        number = None
+    if number is None or (least is not None and number < least):
+        allowed = "a whole number" if least is None else f"a whole number from {least} on"
+        raise typer.BadParameter(f"{value!r} is not {allowed}")
+    return number
+
+
+def _complete(param: Any, ctx: Any, incomplete: str) -> list[Any]:
+    """Return what the shell may offer for the value of a parameter."""
+    from . import completion
+
+    found = completion.values(ctx, param.metavar, incomplete)
+    return type(param).shell_complete(param, ctx, incomplete) if found is None else found
+
+
+def _usage(argument: Any) -> str:
+    name = argument.display_name_raw + (
+        "..." if argument.nargs == -1 and "..." not in argument.display_name_raw else ""
+    )
+    return name if argument.required else f"[{name}]"
+
+
+def _row(param: Any) -> tuple[str, str]:
+    """Return a line of a help: how a parameter is written, and what it is."""
+    if param.param_type_name == "argument":
+        return param.display_name_raw, param.help
+    written = ", ".join(sorted(param.opts, key=len)) + ("" if param.is_flag else f" {param.display_name_raw}")
+    notes = [f"[default: {param.default}]"] if param.show_default and param.default not in (None, False) else []
+    return written, " ".join([param.help, *notes])

@@ -1,0 +1,184 @@
+"""Each shell completes commands, queues, states, keys and ids, and takes odd names as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from dropq import Root
+
+#: The options by which each shell does without a user's settings.
+SHELLS = {
+    "bash": ["--noprofile", "--norc"],
+    "zsh": ["-f"],
+    "fish": ["--no-config"],
+}
+#: Names of queues in which a shell finds something to evaluate, to expand or to split at, and what is typed of each.
+ODD = {
+    "two words": "tw",
+    "it's $(touch made)": "it",
+    "`touch made`;x": "\\`",
+    "a:b=c": "a",
+    "q*": "q",
+    "~z": "\\~",
+    'dou"ble': "dou",
+    "back\\slash": "ba",
+    "né": "n",
+}
+PROMPT = "ready> "
+
+
+class Terminal:
+    """A shell on a terminal of its own, which has loaded the completion of dropq.
+
+    Args:
+        shell: its name.
+        folder: its working directory.
+        home: the user's.
+        installed: it reads the user's settings, and loads the completion by them.
+    """
+
+    def __init__(self, shell: str, folder: Path, home: Path, *, installed: bool = False) -> None:
+        shim = home / "bin" / "dropq"
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dropq "$@"\n')
+        shim.chmod(0o755)
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("DROPQ", "XDG", "ZDOTDIR"))}
+        env |= {"HOME": str(home), "PATH": f"{shim.parent}:{env['PATH']}", "TERM": "dumb", "LC_ALL": "C.UTF-8"}
+        env |= {"PS1": PROMPT, "fish_greeting": ""}
+        started = [shutil.which(shell), *(() if installed else SHELLS[shell]), "-i"]
+        self.shell, self.home = shell, home
+        self.child = pexpect.spawn(
+            str(started[0]), started[1:], env=env, cwd=str(folder), timeout=90, dimensions=(50, 250), encoding="utf-8"
+        )
+        if shell == "fish":
+            self.child.send(f"function fish_prompt; echo -n '{PROMPT}'; end\r")
+        elif installed:
+            self.child.send(f"PS1='{PROMPT}'\r")
+        self.child.expect(rf"(?<!'){PROMPT}")
+        if not installed:
+            self.run("dropq --show-completion > ../script")
+            self.run("source ../script")
+
+    def run(self, line: str) -> str:
+        """Type a line, with \\t for the key Tab; return what was on the terminal until its command had ended."""
+        status = "$status" if self.shell == "fish" else "$?"
+        self.child.send(f"{line}; echo ended-{status}\r")
+        self.child.expect(rf"^(.*)ended-\d+\r*\n.*{PROMPT}")
+        assert isinstance(self.child.match, re.Match)
+        return str(self.child.match[1])
+
+    def records(self, line: str) -> list[dict[str, Any]]:
+        """Run a line that prints JSON; return what it printed."""
+        return [json.loads(text) for text in re.findall(r"\{.*\}", self.run(line))]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    root = Root.create(tmp_path / "root")
+    orders = root.create_queue("orders", durability="none")
+    orders.send("a", message_id="first")
+    orders.send("b", message_id="second $(touch made)")
+    for name in ODD:
+        root.create_queue(name, durability="none")
+    return root
+
+
+@pytest.fixture(params=SHELLS)
+def terminal(request: pytest.FixtureRequest, root: Root, tmp_path: Path) -> Iterator[Terminal]:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed (apt install {request.param})")
+    terminal = Terminal(request.param, root.path, tmp_path / "home")
+    yield terminal
+    terminal.child.close(force=True)
+
+
+def test_each_queue_is_completed_whatever_its_name_has(terminal: Terminal, root: Root) -> None:
+    for name, typed in ODD.items():
+        assert [record["queue"] for record in terminal.records(f"dropq --json ls {typed}\t")] == [name]
+    assert not (root.path / "made").exists()
+
+
+def test_commands_options_states_keys_ids_and_receipts_are_completed(terminal: Terminal, root: Root) -> None:
+    with root.queue("orders").subscribe(lease_period=60, detached=True) as subscription:
+        held = subscription.receive()
+        assert held is not None
+        (shown,) = terminal.records("dropq --js\t bro\t ord\t --stat\t processi\t")
+        assert shown["id"] == "first"
+        (acked,) = terminal.records(f"dropq ack orders {held.file[:9]}\t --json")
+    assert acked["id"] == "first"
+    (body,) = terminal.records("dropq cat orders sec\t --json")
+    assert (body["id"], body["body"]) == ("second $(touch made)", "b")
+    (setting,) = terminal.records("dropq config sh\t orders --json lease_per\t")
+    assert setting["key"] == "lease_period"
+    assert "created" in terminal.run(f"cd {root.path}; dropq create new --set lease_per\t5m && echo created")
+    assert root.queue("new").config.lease_period == 300
+
+
+def test_what_stands_in_open_quotes_is_completed(terminal: Terminal) -> None:
+    assert [record["queue"] for record in terminal.records("dropq --json ls 'two w\t")] == ["two words"]
+    assert [record["queue"] for record in terminal.records('dropq --json ls "two w\t')] == ["two words"]
+
+
+def test_the_names_of_files_are_completed_where_a_file_is_meant(terminal: Terminal, root: Root) -> None:
+    (root.path / "mail.txt").write_text("sent")
+    terminal.run("dropq send orders mail.t\t")
+    assert "sent" in [message.text for message in root.queue("orders").browse()]
+    assert "no queue 'mail'" in terminal.run("dropq ls mail\t")
+
+
+def test_an_installed_completion_says_where_it_is_and_works_in_the_next_terminal(
+    terminal: Terminal, root: Root, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        told = terminal.run("dropq --install-completion")
+    (place,) = set(re.findall(rf"{terminal.home}/\S*dropq[/.]\S*(?:bash|zsh|fish)\b", told))
+    assert "_dropq_completion" in Path(place).read_text()
+    startup = {"bash": ".bashrc", "zsh": ".zshrc"}.get(terminal.shell)
+    if startup is not None:
+        assert (terminal.home / startup).read_text() == f"source {place}\n"
+        assert f"source {place}" in told
+    again = Terminal(terminal.shell, root.path, terminal.home, installed=True)
+    try:
+        assert [record["queue"] for record in again.records("dropq --json ls tw\t")] == ["two words"]
+    finally:
+        again.child.close(force=True)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        ("ls", {}),
+        ("browse", {"DROPQ_ROOT": "missing"}),
+        ("show q", {}),
+        ("show nosuch", {"DROPQ_ROOT": "root"}),
+        ("browse --root missing", {"DROPQ_ROOT": "root"}),
+    ],
+)
+def test_a_root_or_queue_that_is_missing_completes_nothing_and_prints_nothing(
+    shell: str, command: str, environment: dict[str, str], root: Root, tmp_path: Path
+) -> None:
+    words = [f"dropq {command} "] if shell == "bash" else [*command.split(), ""]
+    for end, printed in (("", ""), ("orders", "plain\torders")):
+        if end:  # the same question finds queues where there is a root
+            words = ["dropq ls --root root or"] if shell == "bash" else ["ls", "--root", "root", "or"]
+        done = subprocess.run(
+            [sys.executable, "-m", "dropq", *words],
+            env={**os.environ, "_DROPQ_COMPLETE": f"complete_{shell}", **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stdout.strip("\n"), done.stderr) == (0, printed, "")
