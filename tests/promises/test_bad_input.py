@@ -523,8 +523,8 @@ def test_a_root_of_a_newer_format_is_refused_with_both_numbers(tmp_path: Path) -
 
 def test_what_is_no_root_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    for path in (tmp_path / "nothing", tmp_path / "file"):
-        with pytest.raises(NoSuchQueue, match="dropq init"):
+    for path, way_out in ((tmp_path / "nothing", "dropq init"), (tmp_path / "file", "name the directory")):
+        with pytest.raises(NoSuchQueue, match=way_out):
             Root(path)
     with pytest.raises(StorageError, match="was not made"):
         Root.create(tmp_path / "file")
