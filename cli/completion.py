@@ -26,7 +26,7 @@ from .output import escape, unescape
 if TYPE_CHECKING:
     from dropq import Message, Queue, Root
 
-#: The most messages whose ids are offered.
+#: The most words that are offered.
 MOST = 200
 
 FILES = [Item("", type="file")]
@@ -46,10 +46,11 @@ def values(ctx: Any, metavar: str | None, incomplete: str) -> list[Item] | None:
     if offers is None or (metavar == "ID" and ctx.command.name == "send"):  # a new id
         return None
     try:
-        found = [escape(text) for text in offers(ctx)]
+        found = (escape(text) for text in offers(ctx))
+        fitting = (text for text in found if text.startswith(incomplete) and not text.startswith("-"))
+        return [Item(text) for text in islice(fitting, MOST)]
     except (DropqError, OSError):
         return []
-    return [Item(text) for text in found if text.startswith(incomplete) and not text.startswith("-")]
 
 
 def _root(ctx: Any) -> Root:
@@ -72,7 +73,7 @@ def _queue(ctx: Any) -> Queue:
 
 def _messages(ctx: Any, states: Iterable[str]) -> Iterator[Message]:
     queue = _queue(ctx)
-    return islice((message for state in states for message in queue.browse(state)), MOST)
+    return (message for state in states for message in queue.browse(state))
 
 
 def _ids(ctx: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: Lines for a shell, by the command's name. RECEIPT stands for what `dropq receive` printed.
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "": ("dropq init shop", "echo hello | dropq send orders", "dropq browse orders"),
+    "": ("dropq init .", "dropq create returns", "dropq ls"),
     "init": ("dropq init shop",),
     "create": ("dropq create returns --set lease_period=5m --set redelivery_attempts=2",),
     "delete": ("dropq delete invoices --dry-run", "dropq delete invoices --force --yes"),

@@ -92,24 +92,24 @@ class Interrupted(Exception):
     """Raised when Ctrl-C ends a command; the message is what was done until then."""
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:  # a shell that completes a line does not run it
         from dropq import __version__
 
         print(f"dropq {__version__}")
         raise typer.Exit(OK)
 
 
-def _install_completion(wanted: bool) -> None:
-    if wanted:
+def _install_completion(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
         from .completion import install
 
         print("\n".join(install()))
         raise typer.Exit(OK)
 
 
-def _show_completion(wanted: bool) -> None:
-    if wanted:
+def _show_completion(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
         from .completion import script
 
         print(script()[1], end="")

@@ -62,8 +62,9 @@ class WorkReporter(Reporter):
     def __enter__(self) -> WorkReporter:
         if not self._quiet:
             self._report_paused()
-        total = sum(queue.counts()["target"] for queue in self._queues) if self._until_empty else 0
-        if self._on_terminal and total >= BAR_FROM:
+        is_counted = self._until_empty and self._on_terminal
+        total = sum(queue.counts()["target"] for queue in self._queues) if is_counted else 0
+        if total >= BAR_FROM:
             self._bar = self._shell.bar("working", total)
             self._bar.start()
         return self
@@ -82,12 +83,13 @@ class WorkReporter(Reporter):
                 self._set_aside[handled.message.state] += 1
             if self._bar is not None:
                 self._bar.advance(self._bar.task_ids[0])
-        if self._as_json:
-            self._shell.line(_record(handled), ())
-        elif self._each:
-            output.note(self._line(handled))
-        elif not self._quiet:
-            super().handled(handled)
+            # Under the lock: two threads that print at once may mix their lines.
+            if self._as_json:
+                self._shell.line(_record(handled), ())
+            elif self._each:
+                output.note(self._line(handled))
+            elif not self._quiet:
+                super().handled(handled)
 
     def idle(self) -> None:
         """Show once what the worker waits for, and each time that a queue is paused."""

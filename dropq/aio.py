@@ -5,9 +5,10 @@ cancellation arrives. Any other verb that is cancelled runs to its end first, so
 
 **Threads.** Tasks that wait would use up a pool that others share, such as that of `asyncio.to_thread`; then nobody
 could settle. So each `Queue` has threads of its own, made when they are needed: up to `THREADS` for verbs that end
-soon, and as many for sends, which may wait for room in that queue. Each `Subscription` has one more, in which one
+soon, as many for sends, which may wait for room in that queue, and as many for replies, which may wait for room in
+another. Each `Subscription` has one more, in which one
 receive waits for a message, and the others wait for their turn. Any number of tasks may wait, in any number of event
-loops.
+loops. The end of the program waits for none of these threads: what they hold then goes back, as after a crash.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -39,8 +39,10 @@ __all__ = ["Message", "Queue", "Subscription"]
 
 log = logging.getLogger("dropq")
 
-#: How many threads a queue has for verbs that end soon, and how many for sends.
+#: How many threads a queue has for verbs that end soon, for sends, and for replies.
 THREADS = 8
+#: Seconds after which a thread ends that has nothing to do.
+IDLE = 5.0
 
 T = TypeVar("T")
 
@@ -55,8 +57,9 @@ class Queue:
     def __init__(self, queue: dropq.api.Queue) -> None:
         #: The queue as threads use it.
         self.queue = queue
-        self._verbs = ThreadPoolExecutor(THREADS, "dropq-verbs")
-        self._sends = ThreadPoolExecutor(THREADS, "dropq-sends")
+        self._verbs = _Threads(THREADS, "dropq-verbs")
+        self._sends = _Threads(THREADS, "dropq-sends")
+        self._replies = _Threads(THREADS, "dropq-replies")
         self._forks = FORKS.count
         self._own: Subscription | None = None
         self._lock = threading.Lock()
@@ -183,10 +186,65 @@ class Queue:
     async def _send(self, act: Callable[[], T]) -> T:
         return await _to_its_end(self._submit(act, self._sends))
 
-    def _submit(self, act: Callable[[], T], threads: ThreadPoolExecutor | None = None) -> concurrent.futures.Future[T]:
+    async def _reply(self, act: Callable[[], T]) -> T:
+        return await _to_its_end(self._submit(act, self._replies))
+
+    def _submit(self, act: Callable[[], T], threads: _Threads | None = None) -> concurrent.futures.Future[T]:
         if self._forks != FORKS.count:
             raise DropqError(f"{self!r} was made before a fork, and its threads are the parent's: make another here")
         return (threads or self._verbs).submit(act)
+
+
+class _Threads:
+    """Threads that call functions, made when they are needed.
+
+    Those of `concurrent.futures` would keep the program from ending while a receive waits, and take no call any more
+    once the main thread has ended, although event loops in other threads still have messages to settle.
+
+    Args:
+        most: how many threads there are at most.
+        name: theirs.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._calls: deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = deque()
+        self._changed = threading.Condition()
+        self._threads = self._free = 0
+
+    def submit(self, act: Callable[[], T]) -> concurrent.futures.Future[T]:
+        """Let a thread call a function; return what becomes of the call."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._changed:
+            if self._free <= len(self._calls) and self._threads < self._most:
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._threads += 1
+            self._calls.append((future, act))
+            self._changed.notify()
+        return future
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            future, act = call
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(act())
+                except BaseException as error:
+                    future.set_exception(error)
+            del call, future, act  # nothing is kept alive by a thread that waits
+
+    def _next(self) -> tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None:
+        """Wait for a call; return None if none has come, and let the thread end."""
+        with self._changed:
+            if not self._calls:
+                self._free += 1
+                self._changed.wait_for(lambda: self._calls, IDLE)
+                self._free -= 1
+            if self._calls:
+                return self._calls.popleft()
+            self._threads -= 1
+            return None
 
 
 async def _to_its_end(call: concurrent.futures.Future[T]) -> T:
@@ -241,7 +299,7 @@ class Subscription:
         self.queue = queue
         self._opening = opening
         self._opened: dropq.queue.subscription.Subscription | None = None
-        self._waiter = ThreadPoolExecutor(1, "dropq-receive")
+        self._waiter = _Threads(1, "dropq-receive")
         self._calls: set[_Call] = set()
         self._unseen: deque[dropq.queue.message.Message] = deque()
         self._closed = False
@@ -462,7 +520,6 @@ class Subscription:
                 ids = ", ".join(message.id for message in self._unseen)
                 log.warning("queue %s: settled at most once, and received by nobody: %s", self.queue.queue.name, ids)
                 self._unseen.clear()
-        self._waiter.shutdown(wait=False)
 
 
 class _Plain(Generic[T]):
@@ -541,7 +598,7 @@ class Message:
 
     async def reply(self, body: bytes | str, **fields: Any) -> Sent:
         """Send an answer, as `dropq.Message.reply` does; cancelled as `Queue.send` is."""
-        return await self.queue._send(partial(self.message.reply, body, **fields))
+        return await self.queue._reply(partial(self.message.reply, body, **fields))
 
     async def ack(self) -> None:
         """Acknowledge it: it moves to processed/, or is removed if the queue keeps no history."""

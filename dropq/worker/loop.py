@@ -344,7 +344,7 @@ class _Worker:
                 if self._stop.times != told:
                     told = self._stop.times
                     self._reporter.stopping(len(self._running))
-                elif not self._running:
+                elif not self._busy and not self._stopping:
                     self._reporter.idle()
                 self._watch.wait(self._pause())
         finally:
@@ -503,7 +503,10 @@ class _Worker:
 
     def _tell(self, message: Message, outcome: Outcome, why: str, since: float) -> None:
         reason = why if outcome in ("failed", "retried", "rejected") else ""
-        self._reporter.handled(Handled(message, outcome, reason, time.monotonic() - since))
+        try:
+            self._reporter.handled(Handled(message, outcome, reason, time.monotonic() - since))
+        except Exception as error:  # such as a full disk: the messages are settled as if nobody listened
+            self._fail(error)
 
     def _report_left(self, message: Message) -> None:
         due = due_ms(message)

@@ -31,11 +31,18 @@ class Sources:
         fair: ask the subscription first that follows the last one that had a message.
         poll: list the queues at intervals instead of waiting for events.
 
+    Raises:
+        ValueError: two subscriptions are of one queue; no message was claimed.
+
     Attributes:
         watch: waits until a message may have come into one of the queues.
     """
 
     def __init__(self, subscriptions: Sequence[Subscription], *, fair: bool = False, poll: bool = False) -> None:
+        homes = [each._context.layout.home for each in subscriptions]
+        for each, home in zip(subscriptions, homes, strict=True):
+            if homes.count(home) > 1:
+                raise ValueError(f"queue {each._context.name} is named twice: name each queue once")
         self._subscriptions = tuple(subscriptions)
         self._fair = fair
         self._first = 0

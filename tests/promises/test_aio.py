@@ -646,3 +646,73 @@ def test_dropq_alone_imports_neither_asyncio_nor_what_uses_it() -> None:
         [sys.executable, "-c", told], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
     assert done.stdout.split() == []
+
+
+def program(queue: ThreadsQueue, text: str) -> str:
+    """Run a program with a queue `q` for asyncio; return what it prints."""
+    begin = f"""
+import asyncio, threading
+from dropq import Root, aio
+queue = Root({str(queue.root.path)!r}).queue({queue.name!r})
+q = aio.Queue(queue)
+"""
+    done = subprocess.run([sys.executable, "-c", begin + text], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_receive_that_waits_does_not_keep_a_program_from_ending(queue: ThreadsQueue) -> None:
+    text = """
+loop = asyncio.new_event_loop()
+task = loop.create_task(q.receive(None))
+loop.call_later(0.2, loop.stop)
+loop.run_forever()
+task._log_destroy_pending = False  # asyncio would report the task
+print("ends")
+"""
+    assert program(queue, text) == "ends\n"
+
+
+def test_a_loop_in_another_thread_settles_and_closes_after_the_main_thread_has_ended(queue: ThreadsQueue) -> None:
+    text = """
+async def consume():
+    async with q.subscribe() as subscription:
+        waits.set()
+        message = await subscription.receive(None)
+        await message.ack()
+
+def send_late():
+    main.join()
+    queue.send(b"late")
+
+waits, main = threading.Event(), threading.main_thread()
+threading.Thread(target=lambda: asyncio.run(consume())).start()
+waits.wait()
+threading.Thread(target=send_late).start()
+"""
+    program(queue, text)
+    assert where(queue) == {"processed": [b"late"]}
+
+
+def test_replies_that_wait_for_room_elsewhere_hold_up_no_send(queue: ThreadsQueue) -> None:
+    full = queue.root.create_queue("full", durability="none", max_unprocessed=1, overflow="block")
+    full.send(b"x")
+    queue.send(b"ask", reply_to="full")
+
+    async def main() -> None:
+        async with aio.Queue(queue) as q:
+            message = await q.receive()
+            assert message is not None
+            replies = [asyncio.create_task(message.reply(b"answer")) for _ in range(2 * aio.THREADS)]
+            await asyncio.sleep(0)
+            assert (await q.send(b"not held up")).accepted
+            for _ in replies:
+                await asyncio.to_thread(until, lambda: full.counts()["target"], "an answer")
+                taken = full.receive()
+                assert taken is not None
+                taken.ack()
+            await asyncio.gather(*replies)
+            await message.ack()
+
+    asyncio.run(main())
+    assert full.counts()["target"] == 1

@@ -182,3 +182,23 @@ def test_a_root_or_queue_that_is_missing_completes_nothing_and_prints_nothing(
             timeout=60,
         )
         assert (done.returncode, done.stdout.strip("\n"), done.stderr) == (0, printed, "")
+
+
+def completed(home: Path, line: str) -> str:
+    """What dropq answers to the script of bash for a line."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "_DROPQ_COMPLETE": "complete_bash", "_DROPQ_BREAKS": " "}
+    done = subprocess.run([sys.executable, "-m", "dropq", line], env=env, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_completing_a_line_does_nothing_that_the_line_would_do(tmp_path: Path) -> None:
+    for option in ("--install-completion", "--show-completion", "--version"):
+        assert "plain\tls" in completed(tmp_path, f"dropq {option} l")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_id_is_completed_wherever_its_message_is_among_many(tmp_path: Path) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("q", durability="none")
+    ids = [one.id for one in queue.send_many([b"x"] * 300)]
+    for id in (ids[0], ids[-1]):
+        assert completed(tmp_path, f"dropq --root {tmp_path}/root show q {id}") == f"plain\t{id}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -22,7 +23,9 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.storage import watch
 from dropq.worker import loop
 from dropq.worker.command import Command
-from dropq.worker.loop import Fail, Stop, stop_on_signals
+from dropq.worker.loop import Fail, Stop, run, stop_on_signals
+from dropq.worker.reporter import Handled, Reporter
+from dropq.worker.sources import Sources
 
 
 def until_processed(queue: Queue, body: bytes, what: str) -> None:
@@ -508,9 +511,36 @@ def test_the_filter_and_the_client_id_are_those_of_every_subscription(tmp_path: 
     assert [where(queue) for queue in queues] == [{"processed": [b"yes"], "target": [b"no"]}] * 2
 
 
-def test_no_queue_at_all_is_refused() -> None:
+def test_no_queue_at_all_and_a_queue_that_is_named_twice_are_refused(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.send(b"a")
     with pytest.raises(ValueError, match="there is none"):
         work([], print)
+    with pytest.raises(ValueError, match="queue q is named twice: name each queue once"):
+        work([queue, reopened(queue)], print)
+    assert [message.delivery_count for message in queue.browse()] == [0]
+
+
+def test_a_reporter_that_raises_ends_the_worker_and_no_message_is_the_worse_for_it(tmp_path: Path) -> None:
+    class Full(Reporter):
+        def handled(self, handled: Handled) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    queue = make_queue(tmp_path)
+    queue.send_many([b"a", b"b", b"c"])
+    begun, stop = threading.Semaphore(0), Stop()
+
+    def handler(message: Message) -> None:
+        begun.release()
+        stop.ask()
+        stop.ask()
+        until(lambda: not message.held, "the message is given back")
+
+    before = threading.active_count()
+    with queue.subscribe(max_backlog=3) as subscription, pytest.raises(OSError, match="No space left"):
+        run(Sources([subscription]), handler, stop, concurrency=3, reporter=Full())
+    assert {message.delivery_count for message in queue.browse()} == {0} and queue.counts()["target"] == 3
+    until(lambda: threading.active_count() == before, "the worker's threads have ended")
 
 
 def test_what_no_event_told_of_is_found_by_the_rescan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

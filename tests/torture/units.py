@@ -65,7 +65,7 @@ def run(options: Options) -> Iterable[Row]:
         time.sleep(chance.uniform(0, WORKS))
         told = unit.stop(chance)
         row.kills += 1
-        returned += int(found[1]) if (found := re.search(r"returned=(\d+)", told)) else 0
+        returned += int(found[1]) if (found := re.search(r"(\d+) given back unfinished", told)) else 0
         row.wrong += [f"stop {number}: {line}" for line in (*unit.wrong, *_counted(queue))]
     unit = Unit(queue, options.folder / "last")
     until(lambda: not _waits(queue), "all is worked off", timeout=STOPS_WITHIN + len(names))
