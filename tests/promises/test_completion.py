@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pexpect
@@ -142,12 +143,13 @@ def test_an_installed_completion_says_where_it_is_and_works_in_the_next_terminal
 ) -> None:
     for _ in range(2):
         told = terminal.run("dropq --install-completion")
-    (place,) = set(re.findall(rf"{terminal.home}/\S*dropq[/.]\S*(?:bash|zsh|fish)\b", told))
+    home = re.escape(str(terminal.home))
+    (place,) = set(re.findall(rf"{home}/\S*dropq[/.]\S*(?:bash|zsh|fish)\b", told))
     assert "_dropq_completion" in Path(place).read_text()
     startup = {"bash": ".bashrc", "zsh": ".zshrc"}.get(terminal.shell)
     if startup is not None:
-        assert (terminal.home / startup).read_text() == f"source {place}\n"
-        assert f"source {place}" in told
+        assert (terminal.home / startup).read_text() == f"source {quote(place)}\n"
+        assert f"source {quote(place)}" in told
     again = Terminal(terminal.shell, root.path, terminal.home, installed=True)
     try:
         assert [record["queue"] for record in again.records("dropq --json ls tw\t")] == ["two words"]
@@ -201,4 +203,4 @@ def test_an_id_is_completed_wherever_its_message_is_among_many(tmp_path: Path) -
     queue = Root.create(tmp_path / "root").create_queue("q", durability="none")
     ids = [one.id for one in queue.send_many([b"x"] * 300)]
     for id in (ids[0], ids[-1]):
-        assert completed(tmp_path, f"dropq --root {tmp_path}/root show q {id}") == f"plain\t{id}\n"
+        assert completed(tmp_path, f"dropq --root {quote(str(tmp_path))}/root show q {id}") == f"plain\t{id}\n"

@@ -201,7 +201,7 @@ def test_a_command_of_a_worker_answers_with_what_its_environment_says(asked: Que
     from dropq.worker.command import Command
 
     asked.send("question", reply_to="answers", correlation_id="c")
-    script = f'tr a-z A-Z | {sys.executable} -m dropq reply "$DROPQ_QUEUE" "$DROPQ_RECEIPT" >/dev/null'
+    script = f'tr a-z A-Z | "{sys.executable}" -m dropq reply "$DROPQ_QUEUE" "$DROPQ_RECEIPT" >/dev/null'
     with Command(["sh", "-c", script]) as command:
         report = dropq.work(asked, command, until_empty=True, lease="1m")
     assert report.acked == 1, reason_in(asked, "error")

@@ -311,7 +311,7 @@ def ask(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
             patch.setattr(sys, "stdout", out)
             patch.setattr(sys, "stderr", err)
-            return cli.main(shlex.split(standing.filled(line))), out.getvalue(), err.getvalue()
+            return cli.main([standing.filled(word) for word in shlex.split(line)]), out.getvalue(), err.getvalue()
 
     return ask
 
@@ -348,7 +348,7 @@ def test_a_standard_input_that_is_closed_is_no_empty_input(
 def test_a_root_that_may_not_be_read_is_named(standing: Standing, ask: Callable[[str], Answer], line: str) -> None:
     standing.root.path.chmod(0)
     try:
-        code, _, err = unprivileged(lambda: ask(f"--root {standing.root.path} {line}"))
+        code, _, err = unprivileged(lambda: ask(f"--root {shlex.quote(str(standing.root.path))} {line}"))
     finally:
         standing.root.path.chmod(0o755)
     assert code in (77, 78) and "Permission denied" in err and str(standing.root.path) in err
