@@ -47,19 +47,6 @@ PLAIN = {
 SPARE = ("bytes", "type", "priority", "delivery_count", "timestamp")
 #: The same of `ls`.
 SPARE_COUNTS = ("working", "processed", "expired")
-#: The headers that filters know.
-HEADERS = (
-    "JMSPriority",
-    "JMSMessageID",
-    "JMSDeliveryMode",
-    "JMSTimestamp",
-    "JMSCorrelationID",
-    "JMSType",
-    "JMSReplyTo",
-    "JMSExpiration",
-    "JMSRedelivered",
-    "JMSXDeliveryCount",
-)
 #: How many messages are searched for the properties that a filter names.
 CHECKED = 1000
 #: Bytes of a body that `show` shows on a terminal.
@@ -218,14 +205,16 @@ def _in_words(explanation: Explanation) -> tuple[str, str]:
 def _explain_filter(queue: Queue, state: str, filter: str) -> None:
     """Report which properties a filter names that no message of a state has: they may be misspelt."""
     from dropq.filters import compile_filter
+    from dropq.filters.grammar import HEADERS
 
+    headers = (*HEADERS, "JMSXDeliveryCount")
     named: dict[object, None] = {}
     compile_filter(filter).matches(named.setdefault)
     used = set(chain.from_iterable(message.properties for message in islice(queue.browse(state), CHECKED)))
     for name in named:
         if not isinstance(name, str) or name.startswith("JMS") or name in used:
             continue
-        header = next((header for header in HEADERS if header.lower() in (f"jms{name}".lower(), name.lower())), None)
+        header = next((header for header in headers if header.lower() in (f"jms{name}".lower(), name.lower())), None)
         meant = f"the header is {header}" if header else f"if it is text, write it in quotes: '{name}'"
         output.note(f"no message in {state}/ of {queue.name} has the property {name}: {meant}")
 

@@ -96,7 +96,7 @@ def _many(count: int, which: str = "") -> str:
 
 
 def _those(count: int, filter: str | None) -> str:
-    """Write of which messages a question is."""
+    """Write which messages a question is about."""
     return _many(count, "all ") if filter is None else f"what matches of {_many(count)}"
 
 

@@ -262,7 +262,7 @@ async def _to_its_end(call: concurrent.futures.Future[T]) -> T:
 
 
 def _looked_at(ended: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging an error that is raised, or logged, by whoever decides about the call."""
+    """Keep asyncio from logging the error of a call: its task raises the error, or `_return` logs it."""
     if not ended.cancelled():
         ended.exception()
 

@@ -183,9 +183,7 @@ def _read(path: str) -> dict[str, object] | None:
     except (ValueError, RecursionError) as error:
         place = re.search(r"at line (\d+)", str(error))
         line = int(place[1]) if place else data.count(b"\n") + 1
-        written = _BARE_PERIOD.match(
-            (data.decode("utf-8-sig").splitlines() or [""])[min(line, data.count(b"\n") + 1) - 1]
-        )
+        written = _BARE_PERIOD.match(data.decode("utf-8-sig").split("\n")[line - 1])
         hint = f'; a duration stands in quotes: {written[1]} = "{written[2]}"' if written else ""
         raise ConfigError(f"{path}: line {line}: this is not valid TOML ({error}){hint}") from error
 

@@ -1,6 +1,6 @@
 """Replies: the answer to a message goes to the queue that the message's `reply_to` names, in the same root.
 
-Whoever may send to a queue chooses that name. So it must be the name of a queue, never a path: nothing is written
+The sender of the message chose that name. So it must be the name of a queue, never a path: nothing is written
 outside of the root's queues.
 """
 

@@ -451,13 +451,26 @@ def test_a_mount_that_is_gone_is_told_by_every_verb(
     ("text", "said"),
     [
         (b"lease_period = \n", ["line 1", "not valid TOML"]),
+        (b"lease_period = 5m\n", ["line 1", "a duration stands in quotes: lease_period = '5m'"]),
+        (b"priority = [1,\n", ["line 2", "not valid TOML"]),
+        (b'client = """\nabc\n\n', ["line 4", "not valid TOML"]),
         (b"\xff\xfe\x00", ["UTF-8"]),
         (b"lease_peroid = '5m'\n", ["lease_peroid", "lease_period"]),
         (b"lease_period = 'soon'\n", ["lease_period", "soon", "30s"]),
         (b"self_destruct = true\n", ["self_destruct", "not built"]),
         (b"name = 'other'\n", ["other", "'q'"]),
     ],
-    ids=["no-toml", "no-text", "unknown-key", "bad-value", "not-built", "other-name"],
+    ids=[
+        "no-toml",
+        "no-quotes",
+        "no-end-of-list",
+        "no-end-of-text",
+        "no-text",
+        "unknown-key",
+        "bad-value",
+        "not-built",
+        "other-name",
+    ],
 )
 def test_a_configuration_that_cannot_be_used_is_refused_with_file_and_key(
     tmp_path: Path, text: bytes, said: list[str]
