@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from dropq.errors import NoSuchQueue, StorageError
-from dropq.format.layout import QueueLayout
+from dropq.format.addresses import layouts
 
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Yes
@@ -203,7 +203,7 @@ def config_show(
 
     shell = Shell(ctx, json)
     queue, root = shell.queue(name), shell.root
-    settings = explain_queue(queue.name, root.context.config, root.layout.config_file, queue.layout.config_file)
+    settings = explain_queue(queue.name, root.context.config, root.layout.config_file, queue.layout)
     if key is not None and key not in {setting.key for setting in settings}:
         near = get_close_matches(key.lower(), [setting.key for setting in settings], n=1)
         hint = f"; the nearest is {near[0]}" if near else ""
@@ -244,7 +244,6 @@ def config_check(
 
 def _config_files(shell: Shell) -> Iterator[str]:
     """Return the configuration files of the root and its queues, which may be too broken to open."""
-    homes = [f"{shell.root.path}/{queue.name}" for queue in shell.root.queues()]
-    layouts = [layout(home) for home in homes for layout in (QueueLayout.flat, QueueLayout.incoming)]
-    files = (shell.root.layout.config_file, *(layout.config_file for layout in layouts))
+    possible = (layouts(str(shell.root.path), queue.name) for queue in shell.root.queues())
+    files = (shell.root.layout.config_file, *(layout.config_file for each in possible for layout in each))
     return filter(os.path.exists, files)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dropq.api import Queue, Root
+    from dropq.api import Queue, Root, Topic
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.fsck_kinds import Finding
@@ -72,6 +72,7 @@ __all__ = [
     "StorageError",
     "Subscription",
     "SweepReport",
+    "Topic",
     "Typed",
     "Unavailable",
     "WorkReport",
@@ -101,6 +102,7 @@ _HOMES = {
     "Stop": "worker.loop",
     "Subscription": "queue.subscription",
     "SweepReport": "upkeep.sweep",
+    "Topic": "api",
     "Typed": "format.typed",
     "WorkReport": "worker.loop",
     "work": "worker.loop",

@@ -1,4 +1,4 @@
-"""`Root`, a directory that holds queues, and `Queue`, with the verbs that users call.
+"""`Root`, a directory that holds queues, and `Queue` and `Topic`, with the verbs that users call.
 
 A verb has no rule of its own: it opens what it needs, and calls the room that has the rule. Several threads may share a
 queue object, a signal handler may use it at any moment, and a child may use it after a fork. So it has no lock, for
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -17,16 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, DropqError
-from dropq.format import names
+from dropq.errors import ConfigError, DropqError, NoSuchQueue
+from dropq.format.addresses import SubscriptionName, check_address, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
+from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
 from dropq.queue.open_queue import find_layout, open_queue, open_root, queue_names
-from dropq.queue.sender import Sender
+from dropq.queue.sender import Sender, Sent
 from dropq.storage.clock import Clock
 from dropq.storage.failures import error_context
 from dropq.storage.files import Storage
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.fsck_kinds import Finding
     from dropq.diagnosis.health import Health
     from dropq.queue.subscription import Subscription
+    from dropq.topics.publishing import Publishing
     from dropq.upkeep.bulk import Outcome
     from dropq.upkeep.sweep import SweepReport
 
@@ -104,6 +109,35 @@ class Root:
         """Return the queues of the root, ordered by name."""
         return [Queue(self, name) for name in queue_names(self.context)]
 
+    def topic(self, name: str, *, client_id: str | None = None) -> Topic:
+        """Return the topic of a name; its first use opens it, and raises NoSuchQueue if it is not there.
+
+        Args:
+            name: its name, such as `sales.eu`.
+            client_id: who publishes and subscribes with this object.
+
+        Raises:
+            InvalidName: a topic cannot have the name.
+        """
+        return Topic(self, name, client_id=client_id)
+
+    def create_topic(self, name: str, **options: Any) -> Topic:
+        """Create a topic; it appears complete, by one rename.
+
+        Args:
+            name: its name; dots part it from the topics above it, whose subscriptions get what is published to it.
+            options: keys of queue.toml, which are written there: those of what is published, and defaults of the
+                topic's subscriptions.
+
+        Raises:
+            QueueExists: a topic, or a queue, of that name is there already.
+            InvalidName, ConfigError: the name, or an option, cannot be used; nothing was created.
+        """
+        from dropq.topics import subscriptions
+
+        subscriptions.create_topic(self.context, name, options)
+        return self.topic(name)
+
     def create_queue(self, name: str, *, dropboxmq: bool = False, **options: Any) -> Queue:
         """Create a queue; it appears complete, by one rename.
 
@@ -137,7 +171,7 @@ class Root:
         """
         from dropq.upkeep import queues
 
-        names.check_queue_name(name)
+        check_address(name)
         queues.delete(self.context, name, force=force)
 
     def sweep(
@@ -242,11 +276,14 @@ class Queue(Sender):
     """
 
     def __init__(self, root: Root, name: str) -> None:
-        names.check_queue_name(name)
+        check_address(name)
         self.root = root
         self.name = name
+        self._context: QueueContext | None = None
         self._opened: Transitions | None = None
         self._own: Subscription | None = None
+        #: What the end of a subscription does beyond returning what it holds.
+        self._at_end: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} in {self.root.path}>"
@@ -262,15 +299,42 @@ class Queue(Sender):
             ConfigError: its configuration cannot be used.
             StorageError: a folder is missing, or lies on another file system.
         """
-        return self._transitions.context
+        context = self._context
+        if context is None:
+            # RACE: threads that open the queue at the same moment get equal results; the last of them stays.
+            context = self._context = open_queue(self.root.context, self.name, self)
+            if context.config.underlying_topic is not None:
+                self._note_view(context)
+        return context
 
     @property
     def _transitions(self) -> Transitions:
+        """What sends to the queue."""
         opened = self._opened
         if opened is None:
-            # RACE: threads that open the queue at the same moment get equal results; the last of them stays.
-            opened = self._opened = Transitions(open_queue(self.root.context, self.name, self))
+            opened = self._opened = self._outlet(self.context)
         return opened
+
+    def _outlet(self, context: QueueContext) -> Transitions:
+        """Return what sends: what is sent to a topic, or to a view on topics, is published."""
+        if not context.layout.is_topic and context.config.underlying_topic is None:
+            return Transitions(context)
+        from dropq.topics.publishing import outlet
+
+        return outlet(context)
+
+    def _note_view(self, context: QueueContext) -> None:
+        from dropq.topics.views import note_view
+
+        with suppress(OSError):  # this user may not: whoever may, makes it known
+            note_view(self.root.layout, self.name, context.storage)
+
+    def _limits_of_sends(self) -> SendLimits:
+        limits = super()._limits_of_sends()
+        own = self.context
+        if own is self._goal or own.config.max_unprocessed is None or own.config.overflow != "reject":
+            return limits
+        return SendLimits(self.name, own, then=limits)
 
     @property
     def layout(self) -> QueueLayout:
@@ -326,6 +390,7 @@ class Queue(Sender):
             lease_period=lease_period,
             detached=detached,
             sweep=QuickSweep(context),
+            at_end=self._at_end,
         )
 
     def receive(self, timeout: Duration | None = 0) -> Message | None:
@@ -645,6 +710,220 @@ class Queue(Sender):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class Topic:
+    """A topic of a root: each of its subscriptions gets what is published to it, as do those of the topics above it.
+
+    Args:
+        root: the root.
+        name: the topic's name; dots part it from the topics above it.
+        client_id: who publishes and subscribes with this object; None for nobody of a name.
+
+    Raises:
+        InvalidName: a topic cannot have the name.
+    """
+
+    def __init__(self, root: Root, name: str, *, client_id: str | None = None) -> None:
+        check_topic_name(name)
+        self.root = root
+        self.name = name
+        self.client_id = client_id
+        #: The queue of what is published and not distributed yet, with the verbs of any queue.
+        self.queue = Queue(root, name)
+        self.queue._publisher = client_id or ""
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name!r} in {self.root.path}>"
+
+    def exists(self) -> bool:
+        """Return whether the topic is there."""
+        found = find_layout(self.root.layout.path, self.name)
+        return found is not None and found.is_topic
+
+    @property
+    def _context(self) -> QueueContext:
+        context = self.queue.context
+        if not context.layout.is_topic:
+            raise NoSuchQueue(f"{self.name!r} is a queue, and no topic: {context.layout.home}")
+        return context
+
+    def publish(self, body: bytes | str, *, timeout: Duration | None = None, **fields: Any) -> Sent:
+        """Publish a message; once this returns it is sent, as durably as the topic's configuration asks.
+
+        It returns when all receivers have the message. It does not wait for a topic that is paused, nor for a receiver
+        that is full: then `distributed` is False in what it returns, and the message is not to be sent again.
+
+        Args:
+            body: as for `Queue.send`.
+            timeout: how long to wait for the end of a pause, or for a full receiver; None does not wait.
+            fields: the other arguments of `Queue.send`.
+
+        Raises:
+            NoSuchQueue, StorageError, QueueFull, ValueError: as of `Queue.send`; nothing was published.
+        """
+        transitions = self._publishing
+        transitions.patience.seconds = None if timeout is None else parse_duration(timeout)
+        try:
+            return self.queue.send(body, **fields)
+        finally:
+            transitions.patience.seconds = None
+
+    @property
+    def _publishing(self) -> Publishing:
+        from dropq.topics.publishing import Publishing
+
+        _ = self._context  # a queue that has the topic's name is refused
+        transitions = self.queue._transitions
+        assert isinstance(transitions, Publishing)
+        return transitions
+
+    def subscribe(
+        self,
+        name: str,
+        *,
+        client_id: str | None = None,
+        filter: str | None = None,
+        durable: bool = True,
+        no_local: bool = False,
+        recovery_point: str | date | None = None,
+        max_backlog: int | None = 1,
+        lease_period: Duration | None = None,
+    ) -> Subscription:
+        """Begin to receive what is published from now on; make the subscription, unless it is there.
+
+        A durable subscription is a folder, and goes on getting messages when nobody receives; whoever gives its name
+        and client id again shares it. One with another filter, with or without local messages, or of another topic, is
+        removed first with what it holds, as JMS has it. A subscription that is not durable is for this call alone, and
+        goes when it is closed.
+
+        Args:
+            name: the subscription's name.
+            client_id: whose it is; None takes the topic object's. A durable one needs a client id.
+            filter: only messages that match it come into the subscription.
+            durable: keep the subscription when nobody receives.
+            no_local: leave out what is published under the same client id.
+            recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `creation`, an id
+                or an ISO 8601 time; None begins now.
+            max_backlog, lease_period: as for `Queue.subscribe`.
+
+        Raises:
+            NoSuchQueue: there is no such topic.
+            InvalidName, InvalidFilter, ConfigError: the name or the filter cannot be used.
+            Unavailable: the subscription of before is in use.
+            ValueError: a durable subscription has no client id.
+        """
+        subscription = self._subscription(name, client_id, no_local=no_local, durable=durable)
+        queue = self._made(subscription, filter, recovery_point, durable=durable)
+        return queue.subscribe(client_id=subscription.client_id, max_backlog=max_backlog, lease_period=lease_period)
+
+    def create_subscription(
+        self,
+        name: str,
+        *,
+        client_id: str | None = None,
+        filter: str | None = None,
+        no_local: bool = False,
+        recovery_point: str | date | None = None,
+    ) -> Queue:
+        """Make a durable subscription, as `subscribe` does, and receive nothing yet; return its queue.
+
+        Args:
+            name, client_id, filter, no_local, recovery_point: as for `subscribe`.
+
+        Raises:
+            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, ValueError: as of `subscribe`.
+        """
+        subscription = self._subscription(name, client_id, no_local=no_local, durable=True)
+        return self._made(subscription, filter, recovery_point, durable=True)
+
+    def _made(
+        self, subscription: SubscriptionName, filter: str | None, recovery_point: str | date | None, *, durable: bool
+    ) -> Queue:
+        """Return the queue of a subscription, which is made unless it is there as it was asked for."""
+        from dropq.topics import subscriptions
+        from dropq.upkeep.recovery import recover_if_needed
+        from dropq.upkeep.replay import checked
+
+        if filter is not None:
+            from dropq.filters import check_chooses
+
+            check_chooses(filter)
+        address = subscriptions.subscribe(
+            self._context,
+            subscription,
+            {} if filter is None else {"filter": filter},
+            recovery_point=None if recovery_point is None else checked(recovery_point),
+            ephemeral=not durable,
+        )
+        queue = self.root.queue(address)
+        with error_context(f"subscription {address} is made, and what the topic archived comes with the next sweep"):
+            recover_if_needed(queue.context)
+        if not durable:
+            queue._at_end = partial(_remove, self.root, queue.layout)
+        return queue
+
+    def _subscription(self, name: str, client_id: str | None, *, no_local: bool, durable: bool) -> SubscriptionName:
+        client_id = client_id or self.client_id
+        if durable:
+            if client_id is None:
+                raise ValueError(
+                    f"subscription {name!r} of topic {self.name}: a durable subscription needs a client_id, by which "
+                    "it is found again; nothing was made"
+                )
+            return SubscriptionName(name, client_id, no_local)
+        unique = secrets.token_hex(3)
+        return SubscriptionName(f"{name}-{unique}", client_id or f"{_host()}-{os.getpid()}", no_local)
+
+    def unsubscribe(self, name: str, *, client_id: str | None = None) -> None:
+        """Remove a durable subscription with what it holds; a copy that is on its way ends in the topic's error/.
+
+        Args:
+            name: the subscription's name.
+            client_id: whose it is; None takes the topic object's.
+
+        Raises:
+            NoSuchQueue: there is no such subscription.
+            Unavailable: it is in use; nothing was changed.
+            ValueError: there is no client id.
+        """
+        from dropq.topics import subscriptions
+
+        wanted = self._subscription(name, client_id, no_local=False, durable=True)
+        found = [each for each in subscriptions.of_client(self.root.context, wanted) if self._has(each)]
+        if not found:
+            raise NoSuchQueue(f"topic {self.name} has no subscription {name!r} of client {wanted.client_id!r}")
+        for address in found:
+            subscriptions.remove(self.root.context, address)
+
+    def _has(self, address: str) -> bool:
+        return address.startswith(f"{self.name}/")
+
+    def subscriptions(self) -> list[Queue]:
+        """Return the topic's own subscriptions, ordered by name."""
+        return [queue for queue in self.root.queues() if self._has(queue.name)]
+
+    def close(self) -> None:
+        """End what the object has opened."""
+        self.queue.close()
+
+    def __enter__(self) -> Topic:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _remove(root: Root, layout: QueueLayout) -> None:
+    """Remove the subscription of a holder that ends."""
+    from dropq.topics import subscriptions
+
+    with suppress(NoSuchQueue):  # RACE: a sweep was first
+        subscriptions.take_away(root.context, layout)
+
+
+def _host() -> str:
+    return socket.gethostname().split(".")[0][:9]
 
 
 def _seconds(period: Duration | None) -> float | None:

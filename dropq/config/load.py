@@ -18,8 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dropq.config.schema import FORMAT, UNSET, QueueConfig, RootConfig, kinds
-from dropq.errors import ConfigError
+from dropq.config.schema import FORMAT, UNSET, QueueConfig, RootConfig, is_expression, kinds, underlies
+from dropq.errors import ConfigError, Unavailable
+from dropq.format.addresses import layouts
+from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout
 
 #: AMPS's keys of a queue that is hosted by a group of servers.
 _GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
@@ -35,6 +37,18 @@ _FORBIDDEN = (
     ("target_queue_depth", "priority", "only a look at all messages shows which come first"),
     ("target_queue_depth", "barrier_expression", "a barrier must see every message before it"),
 )
+#: The keys that count for what is published to a topic. The others in a topic's file are the defaults of its
+#: subscriptions, and so is its message_type.
+_TOPIC_KEYS = frozenset(
+    (
+        *("expiration", "expiration_model", "message_type", "max_unprocessed", "overflow", "history", "max_history"),
+        *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore"),
+    )
+)
+#: The keys that make a queue a view on topics, which neither a topic nor a subscription can be.
+_OF_VIEWS = ("underlying_topic", "default_publish_target")
+#: What becomes of messages for a subscription that is full, where nobody says: the topic waits.
+_BLOCKS = "block"
 _QUEUE_KEYS = (*kinds(QueueConfig), "name")
 _ROOT_KEYS = tuple(kinds(RootConfig))
 #: Keys that a dropq.toml can have and a queue.toml cannot.
@@ -80,24 +94,27 @@ def load_root(path: str) -> RootConfig:
     return config
 
 
-def load_queue(name: str, root: RootConfig, root_file: str, queue_file: str) -> QueueConfig:
+def load_queue(name: str, root: RootConfig, root_file: str, layout: QueueLayout) -> QueueConfig:
     """Read the configuration of a queue: values of queue.toml, else of the root's [defaults], else built-in ones.
 
+    A topic has its file beside `.incoming/`. A subscription has a file of its own, and what its topic's file says for
+    subscriptions.
+
     Args:
-        name: the queue's name; a name in queue.toml must be the same.
+        name: the queue's address; a name in queue.toml must be the same.
         root: the root's configuration, with its [defaults].
         root_file: the file of that configuration, for errors about a default.
-        queue_file: the path of queue.toml, which may be missing.
+        layout: where the queue's files are; any of them may be missing.
 
     Raises:
         ConfigError: the files have problems; the error lists all of them.
     """
-    return _build_or_raise(*_queue_entries(root, root_file, _read(queue_file) or {}, queue_file, name=name))
+    return _build_or_raise(*_entries_of(name, root, root_file, layout))
 
 
-def explain_queue(name: str, root: RootConfig, root_file: str, queue_file: str) -> list[Setting]:
+def explain_queue(name: str, root: RootConfig, root_file: str, layout: QueueLayout) -> list[Setting]:
     """List every key of a queue with its value and the file that sets it; the arguments are those of `load_queue`."""
-    entries, problems = _queue_entries(root, root_file, _read(queue_file) or {}, queue_file, name=name)
+    entries, problems = _entries_of(name, root, root_file, layout)
     values = _to_toml_values(_build_or_raise(entries, problems))
     return [Setting(key, value, entries[key].source if key in entries else "default") for key, value in values.items()]
 
@@ -133,14 +150,33 @@ def check_file(path: str) -> list[str]:
     base = os.path.basename(path)
     if base == "dropq.toml" or (base != "queue.toml" and {_snake(key) for key in table} & _ROOT_ONLY):
         return _build_root(table, path)[1]
-    folder = os.path.dirname(os.path.abspath(path))
-    root, root_file, name = RootConfig(), os.path.join(os.path.dirname(folder), "dropq.toml"), None
-    if base == "queue.toml" and os.path.exists(root_file):
-        name = os.path.basename(folder)
-        with suppress(ConfigError):  # a check of the root's file reports the root's problems
-            root = load_root(root_file)
-    entries, problems = _queue_entries(root, root_file, table, path, name=name)
-    return problems + _build(entries)[1]
+    root_folder, name, layout = _place_of(os.path.abspath(path))
+    root, root_file = RootConfig(), os.path.join(root_folder, "dropq.toml")
+    if layout is None or not os.path.exists(root_file):
+        entries, problems = _queue_entries(root, root_file, table, path, name=None)
+        return problems + _build(entries)[1]
+    with suppress(ConfigError):  # a check of the root's file reports the root's problems
+        root = load_root(root_file)
+    try:
+        entries, problems = _entries_of(name, root, root_file, layout)
+    except ConfigError as error:  # the file of a subscription's topic cannot be read
+        return str(error).split("\n")
+    return [problem.replace(layout.config_file, path) for problem in problems + _build(entries)[1]]
+
+
+def _place_of(path: str) -> tuple[str, str, QueueLayout | None]:
+    """Return the folder that is the root of a queue.toml, and the queue's address and layout there, by the path."""
+    folder, base = os.path.split(path)
+    above, topics, below = folder.rpartition(f"/{TOPIC_ROOT}/")
+    if topics:
+        topic, _, name = below.partition(f"/{SUBSCRIPTIONS}/")
+        address = topic.replace("/", ".") + (f"/{name}" if name else "")
+        root = above
+    else:
+        home = os.path.dirname(folder) if os.path.basename(folder) == INCOMING else folder
+        root, address = os.path.split(home)
+    possible = layouts(root, address)
+    return root, address, next((each for each in possible if each.config_file == f"{folder}/{base}"), None)
 
 
 def toml_text(options: Mapping[str, object]) -> str:
@@ -189,6 +225,37 @@ def _read(path: str) -> dict[str, object] | None:
 
 
 # From tables to entries, by canonical key.
+
+
+def _entries_of(
+    name: str, root: RootConfig, root_file: str, layout: QueueLayout
+) -> tuple[dict[str, _Entry], list[str]]:
+    """Return what the files say of a queue, a topic or a subscription, and their problems."""
+    own = _read(layout.config_file) or {}
+    if not layout.topic:
+        return _queue_entries(root, root_file, own, layout.config_file, name=name)
+    defaults, problems = _table_entries(root.defaults, root_file, name="")
+    entries, more = _table_entries(own, layout.config_file, name=name)
+    problems += more
+    if layout.is_topic:
+        problems += _values(QueueConfig, {key: entries[key] for key in entries.keys() - _TOPIC_KEYS})[1]
+        problems += [entries[key].problem("only a queue can be a view") for key in _OF_VIEWS if key in entries]
+        merged = defaults | entries
+        return {key: merged[key] for key in merged if key in _TOPIC_KEYS}, problems
+    topic_file = f"{layout.topic}/queue.toml"
+    of_topic, more = _table_entries(_read(topic_file) or {}, topic_file, name=None)
+    problems += more
+    problems += [entries[key].problem("only a queue can be a view") for key in _OF_VIEWS if key in entries]
+    if "overflow" in entries and entries["overflow"].value == "reject":
+        problems.append(
+            entries["overflow"].problem(
+                'a subscription cannot reject what was published; "block" makes the topic wait, "discard" drops it'
+            )
+        )
+    defaults = {key: defaults[key] for key in defaults if key not in (*_OF_VIEWS, "overflow")}
+    defaults["overflow"] = _Entry(_BLOCKS, "overflow", "default")
+    inherited = {key: of_topic[key] for key in of_topic if key not in _TOPIC_KEYS or key == "message_type"}
+    return defaults | inherited | entries, problems
 
 
 def _queue_entries(
@@ -317,7 +384,24 @@ def _conflicts(entries: Mapping[str, _Entry]) -> list[str]:
     if "barrier_expression" in active and "semantics" in active and active["semantics"].value == "at-most-once":
         why = "a barrier is held until it is acknowledged"
         problems.append(f"{_both_places(active['barrier_expression'], active['semantics'])} exclude each other: {why}")
-    return problems
+    return problems + _view_problems(active.get("underlying_topic"), active.get("default_publish_target"))
+
+
+def _view_problems(topics: _Entry | None, target: _Entry | None) -> list[str]:
+    """Return what is wrong with the topics of a view, as AMPS has it: a publish goes to one of them."""
+    if topics is None:
+        return [] if target is None else [target.problem("only a view has one: set underlying_topic, too")]
+    if not isinstance(topics.value, str) or not isinstance(target.value if target else "", str):
+        return []  # told as wrong values
+    if target is None:
+        regex = "this is a regular expression: set default_publish_target, the topic that sends to the queue go to"
+        return [topics.problem(regex)] if is_expression(topics.value) else []
+    try:
+        if underlies(topics.value, str(target.value)):
+            return []
+    except (Unavailable, ValueError):
+        return []  # it is told when the view is opened, or as a wrong value
+    return [target.problem(f"it is none of the topics that {topics.spelling} = {_short_toml(topics.value)} names")]
 
 
 def _raise_problems(problems: list[str]) -> None:

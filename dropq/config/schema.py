@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 from dropq import durations
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import InvalidFilter, Unavailable
+from dropq.format.addresses import is_topic_name
 from dropq.format.escapes import LARGEST
 from dropq.format.names import CLASSES, Name, plain_name
 
@@ -28,6 +29,9 @@ POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 time"
 
 #: A value that means the same as leaving the key out, even where [defaults] sets it.
 UNSET = "unset"
+
+#: The characters that make an underlying_topic a regular expression.
+_EXPRESSION = re.compile(r"[\\^$*+?()\[\]{}|]")
 
 #: A count as AMPS's configurations write it, such as 10k.
 _WRITTEN_COUNT = re.compile("([0-9]{1,10})([km]?)")
@@ -196,6 +200,41 @@ _COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
 _FILTER, _ORDER = Kind(_filter, "an expression as a string"), Kind(_order, "an expression as a string")
 
 
+def _topics(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    if is_expression(value):
+        from dropq.filters.regex import Regex
+
+        try:
+            Regex(value)
+        except Unavailable:
+            pass  # a sender does not need the extra
+        except ValueError as error:
+            raise ValueError(f"this is no regular expression ({error})") from None
+    elif not is_topic_name(value):
+        raise ValueError("no part of a topic's name between its dots may be empty")
+    return value
+
+
+def is_expression(topics: str) -> bool:
+    """Return whether an underlying_topic is a regular expression, and not the name of a topic."""
+    return _EXPRESSION.search(topics) is not None
+
+
+def underlies(topics: str, topic: str) -> bool:
+    """Return whether an underlying_topic names a topic, or matches its name; AMPS searches for a match.
+
+    Raises:
+        Unavailable: the package for regular expressions is not installed.
+    """
+    if not is_expression(topics):
+        return topics == topic
+    from dropq.filters.regex import Regex
+
+    return Regex(topics).matches(topic)
+
+
 def _key(kind: Kind, default: Any = None) -> Any:
     """Return a field of a configuration that takes values of a kind."""
     return field(default=default, metadata={"kind": kind})
@@ -243,8 +282,10 @@ class QueueConfig:
     max_history: int | None = _key(_COUNT)
     history_age: float | None = _key(_PERIOD)
     message_type: Literal["json", "text", "binary"] = "json"
-    underlying_topic: None = _not_built()
-    default_publish_target: None = _not_built()
+    underlying_topic: str | None = _key(Kind(_topics, "the name of a topic, or a regular expression,"))
+    default_publish_target: str | None = _key(
+        _values("the name of a topic", lambda value: isinstance(value, str) and is_topic_name(value))
+    )
     file_backed_metadata: Literal["enabled"] = _key(Kind(_metadata, '"enabled"'), "enabled")
     dead_letter_queue: None = _not_built()
     self_destruct: Literal[False] = _not_built(False)

@@ -13,6 +13,7 @@ from dropq.diagnosis.doctor_kinds import KINDS, LEVELS, Diagnosis, Kind
 from dropq.diagnosis.doctor_permissions import folders, root_folders
 from dropq.diagnosis.fsck import queues as all_queues
 from dropq.errors import DropqError, NoSuchQueue
+from dropq.format.addresses import layouts
 from dropq.format.layout import DOCTOR_PREFIX, PRIVATE
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.queue.open_queue import open_queue
@@ -40,7 +41,8 @@ def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Di
         except NoSuchQueue:
             raise
         except DropqError as error:
-            found.append(Diagnosis("unusable-queue", f"{root.layout.path}/{name}", "; ".join(str(error).splitlines())))
+            home = layouts(root.layout.path, name)[0].home
+            found.append(Diagnosis("unusable-queue", home, "; ".join(str(error).splitlines())))
     probes = _probes(root, opened)
     for probe in probes.values():
         probe.run()

@@ -22,11 +22,11 @@ from dropq.diagnosis import fsck_checks
 from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
-from dropq.format import names
+from dropq.format.addresses import layouts
 from dropq.format.layout import FOLDERS, PRIVATE, QueueLayout
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.known_queues import absences
+from dropq.lifecycle.known_queues import absences, addresses
 from dropq.lifecycle.known_queues import look as look_below
 from dropq.queue.open_queue import open_queue
 from dropq.storage import reading
@@ -88,8 +88,8 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
 def queues(root: RootContext) -> list[str]:
     """Return the names of all queues, in order; also of those that are too damaged to be opened."""
     with error_context(UNFINISHED):
-        there = [entry.name for entry in reading.entries(root.layout.path)]
-    return sorted(name for name in there if names.can_name_queue(name) and _layout(root, name) is not None)
+        there = set(addresses(root.layout))
+    return sorted(name for name in there if _layout(root, name) is not None)
 
 
 # -- opening what cannot be opened -----------------------------------------------------------------------------
@@ -97,9 +97,9 @@ def queues(root: RootContext) -> list[str]:
 
 def _layout(root: RootContext, name: str) -> QueueLayout | None:
     """Return where a queue's folders are, or should be; None when nothing looks like a queue."""
-    layouts = QueueLayout.candidates(f"{root.layout.path}/{name}")
-    whole = [layout for layout in layouts if os.path.isdir(layout.target)]
-    damaged = [layout for layout in layouts if _folder_count(layout) > 1 or os.path.lexists(layout.config_file)]
+    possible = layouts(root.layout.path, name)
+    whole = [layout for layout in possible if os.path.isdir(layout.target)]
+    damaged = [layout for layout in possible if _folder_count(layout) > 1 or os.path.lexists(layout.config_file)]
     return next(iter(whole + damaged), None)
 
 
@@ -109,7 +109,7 @@ def _folder_count(layout: QueueLayout) -> int:
 
 def _config(root: RootContext, name: str, layout: QueueLayout) -> tuple[QueueConfig | None, list[Finding]]:
     try:
-        config = load_queue(name, root.config, root.layout.config_file, layout.config_file)
+        config = load_queue(name, root.config, root.layout.config_file, layout)
     except ConfigError as error:
         return None, [_broken(layout.config_file, error)]
     try:

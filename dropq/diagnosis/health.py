@@ -18,6 +18,7 @@ from dropq.diagnosis import fsck
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
+from dropq.format.addresses import layouts
 from dropq.format.layout import SETTLED, UNSETTLED, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claimed_files
@@ -142,7 +143,7 @@ def health_root(
         try:
             yield health(root, name, max_age=max_age, max_count=max_count, max_error=max_error)
         except NoSuchQueue as error:
-            if reading.exists(f"{root.layout.path}/{name}"):  # RACE: else it was deleted since the listing
+            if reading.exists(layouts(root.layout.path, name)[0].home):  # RACE: else it was deleted since the listing
                 yield _unusable(root, name, error)
 
 
@@ -172,7 +173,7 @@ def _unusable(root: RootContext, name: str, error: DropqError | OSError) -> Heal
     elif isinstance(error, OSError):
         text = describe(error)
     if isinstance(error, StorageError | OSError) and error.errno == errno.EACCES:
-        way_out = f"`ls -ld {shlex.quote(_closed(f'{root.layout.path}/{name}', error))}` shows who may look"
+        way_out = f"`ls -ld {shlex.quote(_closed(layouts(root.layout.path, name)[0].home, error))}` shows who may look"
     why = "; ".join(filter(None, (text, way_out)))
     return Health(name, (Reason(kind, f"it cannot be read: {why}"),), error=error)
 

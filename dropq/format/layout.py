@@ -1,7 +1,8 @@
 """Which folders a root and a queue have, and where: paths only, nothing is read or made here.
 
 What belongs to a queue lies beside its `target/`: in the queue's own folder, or, in DropboxMQ's layout, one level down
-in `incoming/`.
+in `incoming/`. What is published to a topic lies in the topic's folder `.incoming/`, and what each of its
+subscriptions got lies in the subscription's folder, in `.subscriptions/`. Both are queues in every respect.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ DROPBOXMQ_TRANSACTIONS = (
 )
 #: The folder that holds a queue's folders in DropboxMQ's own layout.
 INCOMING = "incoming"
+#: The folder of a root that holds its topics: `a.b` is in its folder `a/b`.
+TOPIC_ROOT = "topic-root"
+#: The folder of a topic that holds the folders of what is published to it.
+TOPIC_INCOMING = ".incoming"
+#: The folder of a topic that holds its subscriptions.
+SUBSCRIPTIONS = ".subscriptions"
+#: How the folder of a subscription ends that does not get what its own client publishes.
+NO_LOCAL = ".no-local"
 #: The private folder of a root or a queue.
 PRIVATE = ".dropq"
 #: The file that keeps an empty folder in git; it may lie in any folder of a queue.
@@ -61,12 +70,14 @@ class QueueLayout:
         home: the queue's own folder.
         base: the folder that `target/` lies in.
         processing: where claims lie, if not in `processing/`.
+        topic: the folder of the topic whose `.incoming/` or whose subscription it is; "" for a queue of its own.
     """
 
-    def __init__(self, home: str, base: str, *, processing: str = "") -> None:
+    def __init__(self, home: str, base: str, *, processing: str = "", topic: str = "") -> None:
         private = f"{base}/{PRIVATE}"
         self.home = home
         self.base = base
+        self.topic = topic
         self.working = f"{base}/working"
         self.target = f"{base}/target"
         self.delayed = f"{private}/delayed"
@@ -75,7 +86,7 @@ class QueueLayout:
         self.expired = f"{base}/expired"
         self.processed = f"{base}/processed"
         self.routing = f"{base}/routing"
-        self.config_file = f"{base}/queue.toml"
+        self.config_file = f"{home}/queue.toml" if topic == home else f"{base}/queue.toml"
         self.read_lock = f"{base}/read-lock"
         self.write_lock = f"{base}/write-lock.properties"
         self.private = private
@@ -84,9 +95,13 @@ class QueueLayout:
         self.consumers = f"{private}/consumers"
         self.created = f"{private}/created"
         self.deleting = f"{private}/deleting"
+        self.ephemeral = f"{private}/ephemeral"
         self.held = f"{private}/held"
         self.ledger = f"{private}/ledger"
         self.lock = f"{private}/lock"
+        #: Where a topic builds its subscriptions before they appear.
+        self.new = f"{private}/new"
+        self.recovering = f"{private}/recovering"
         self.reasons = f"{private}/reasons"
         self.set_aside = f"{private}/set-aside"
         self.staged = f"{private}/staged"
@@ -108,14 +123,24 @@ class QueueLayout:
         """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
         return cls(home, f"{home}/{INCOMING}")
 
-    @classmethod
-    def candidates(cls, home: str) -> tuple[QueueLayout, QueueLayout]:
-        """Return the layouts that a queue may have: flat, and `incoming`."""
-        return cls.flat(home), cls.incoming(home)
-
     def holding_in(self, folder: str) -> QueueLayout:
         """Return the same layout with another folder for claims."""
-        return QueueLayout(self.home, self.base, processing=folder)
+        return QueueLayout(self.home, self.base, processing=folder, topic=self.topic)
+
+    def moved(self, home: str) -> QueueLayout:
+        """Return the layout of the same queue in another folder."""
+        topic = self.topic.replace(self.home, home, 1)
+        return QueueLayout(home, self.base.replace(self.home, home, 1), topic=topic)
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether it holds what is published to a topic."""
+        return bool(self.topic) and self.home == self.topic
+
+    @property
+    def is_subscription(self) -> bool:
+        """Whether it holds what a subscription of a topic got."""
+        return bool(self.topic) and self.home != self.topic
 
     @property
     def first_folders(self) -> tuple[str, ...]:
@@ -149,6 +174,11 @@ class QueueLayout:
             raise ValueError(f"no state {state!r}: a message is in one of {', '.join(self.folders)}") from None
 
 
+def removed_subscriptions(topic: str) -> str:
+    """Return the folder that a topic's subscriptions are renamed into to remove them; `topic` is its folder."""
+    return f"{topic}/{TOPIC_INCOMING}/{PRIVATE}/deleting"
+
+
 class RootLayout:
     """The paths of a root; nothing changes them."""
 
@@ -164,6 +194,8 @@ class RootLayout:
         self.meta = f"{self.private}/meta"
         #: Notes about the queues that the root knows, so that a queue that is away is missed.
         self.queues = f"{self.private}/queues"
+        #: A file for each queue that is a view on topics.
+        self.views = f"{self.private}/views"
 
     @property
     def dropboxmq(self) -> tuple[str, ...]:

@@ -43,8 +43,9 @@ _OURS = {
     "JMS_dropq_hops": ("hops", "I"),
     "JMS_dropq_origin": ("origin", "S"),
     "JMS_dropq_returnTo": ("return_to", "S"),
+    "JMS_dropq_from": ("from_client", "S"),
 }
-_SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo")
+_SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
@@ -76,6 +77,7 @@ class Name:
     hops: int = 0
     origin: str = ""
     return_to: str = ""
+    from_client: str = ""
     foreign: bool = False
 
     @property
@@ -299,7 +301,7 @@ def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
     }
     short = replace(
         name, correlation_id=None, reply_to=None, type=None, properties={}, origin="", return_to="",
-        meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
+        from_client="", meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
     )  # fmt: skip
     stand_in, length = _stand_in(name.id), len(encode(name.id))
     if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > NAME_BUDGET):
@@ -390,6 +392,7 @@ def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | Non
         properties={**attributes["properties"], **name.properties},
         origin=name.origin or attributes.get("origin", ""),
         return_to=name.return_to or attributes.get("return_to", ""),
+        from_client=name.from_client or attributes.get("from_client", ""),
         meta="",
     )
 

@@ -5,12 +5,14 @@ No two claims ever share a name, so a claim that has left processing/ never come
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dropq.format.claims import Claim, claim_start
 from dropq.format.message_file import MessageFile
+from dropq.format.staged import WHOLE, StagedFolder
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
 
@@ -29,6 +31,26 @@ def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFil
     for entry in reading.entries(folder):
         if entry.name.startswith(start) and reading.was_message_file(entry):
             yield context.sidecars.file(entry.name, folder)
+
+
+def committed_files(context: QueueContext) -> Iterator[MessageFile]:
+    """List the messages that were committed as a whole, and whose parts are not all moved yet.
+
+    Each counts as a message in processing/, where it came from.
+    """
+    if not context.layout.topic:
+        return  # nothing else turns messages into many
+    for entry in reading.entries(context.layout.staged):
+        staged = StagedFolder.of(entry.name)
+        if staged is not None and is_committed(entry.path):
+            yield context.sidecars.file(staged.own_name, context.layout.staged)
+
+
+def is_committed(folder: str) -> bool:
+    """Return whether the message itself lies in a staged folder, and not a fence, which keeps it out."""
+    size = reading.regular_size(f"{folder}/{WHOLE}")
+    fence = os.fsencode(os.path.basename(folder))
+    return size is not None and (size != len(fence) or reading.read_small(f"{folder}/{WHOLE}") != fence)
 
 
 def claims_in(context: QueueContext, *, foreign: bool = False) -> Iterator[Claim]:

@@ -73,9 +73,13 @@ class QueueContext:
         return self.root.timing
 
     @property
-    def read_locks(self) -> tuple[str, str]:
-        """The root's and the queue's read-lock: while either exists, the queue looks empty to consumers."""
-        return self.root.layout.read_lock, self.layout.read_lock
+    def read_locks(self) -> tuple[str, ...]:
+        """The files that make the queue look empty to consumers while one of them exists.
+
+        These are the root's read-lock and the queue's, and what says that a subscription is being filled.
+        """
+        recovering = (self.layout.recovering,) if self.layout.is_subscription else ()
+        return (self.root.layout.read_lock, self.layout.read_lock, *recovering)
 
     @property
     def paused(self) -> bool:

@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from dropq.format import names
-from dropq.format.layout import QueueLayout, RootLayout
+from dropq.format.addresses import SubscriptionName, layouts, topic_layout
+from dropq.format.layout import SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout, RootLayout
 from dropq.storage.files import Storage
 from dropq.storage.reading import entries, exists, names_in, read_small
 
@@ -166,18 +167,66 @@ def looking(root: RootLayout) -> Generator[int, None, Seen]:
 
 
 def queue_layouts(root: RootLayout) -> Iterator[QueueLayout]:
-    """Yield the layouts of a root's queues.
+    """Yield the layouts of a root's queues, topics and subscriptions.
 
     Raises:
         OSError: this user may not look, or a link leads nowhere: there may be a queue.
     """
+    seen = set[str]()
+    for address in addresses(root):
+        for layout in layouts(root.path, address):
+            if layout.base in seen:
+                continue  # a topic that has the name of a queue
+            seen.add(layout.base)
+            if os.path.islink(layout.base):
+                os.stat(layout.base)
+            if _is_there(layout):
+                yield layout
+
+
+def addresses(root: RootLayout) -> Iterator[str]:
+    """Yield what may be the address of a queue, topic or subscription of a root; some may be none.
+
+    Raises:
+        OSError: this user may not look.
+    """
     for entry in entries(root.path):
         if names.can_name_queue(entry.name):
-            for layout in QueueLayout.candidates(entry.path):
-                if os.path.islink(layout.base):
-                    os.stat(layout.base)
-                if _is_there(layout):
-                    yield layout
+            yield entry.name
+    for topic in topics(root):
+        yield topic
+        yield from (f"{topic}/{folder}" for folder in subscription_folders(root, topic))
+
+
+def topics(root: RootLayout) -> Iterator[str]:
+    """Yield the topics of a root, and the folders above topics, which may have subscriptions.
+
+    Raises:
+        OSError: this user may not look.
+    """
+    folders = [(f"{root.path}/{TOPIC_ROOT}", "")]
+    seen = set[str]()
+    while folders:
+        folder, above = folders.pop()
+        if (real := os.path.realpath(folder)) in seen:
+            continue  # a link leads back to a folder above it
+        seen.add(real)
+        for entry in entries(folder):
+            if "." not in entry.name and names.can_name_queue(entry.name) and entry.is_dir():
+                topic = f"{above}.{entry.name}" if above else entry.name
+                yield topic
+                folders.append((entry.path, topic))
+
+
+def subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
+    """Yield the names of the folders of a topic's subscriptions; a link is that of a view, and none of these.
+
+    Raises:
+        OSError: this user may not look.
+    """
+    for entry in entries(f"{topic_layout(root.path, topic).home}/{SUBSCRIPTIONS}"):
+        if SubscriptionName.of(entry.name) is not None and entry.is_dir(follow_symlinks=False):
+            yield entry.name
 
 
 def _names_below(root: RootLayout, layouts: list[QueueLayout]) -> Iterator[str]:

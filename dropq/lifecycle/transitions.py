@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TypeVar, TypeVarTuple
 
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
@@ -61,8 +62,10 @@ class Transitions:
         except OSError as error:
             raise self.not_sent(error) from error
 
-    def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> None:
+    def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool | None:
         """Write a body and send it; make it as durable as the queue's configuration asks.
+
+        Where this publishes to a topic, return whether every receiver has the message; else None.
 
         Args:
             file: the message's file name.
@@ -80,9 +83,10 @@ class Transitions:
             raise self._take_back(staged, error) from error
         if self._storage.syncs_folders:
             self.sent(not_before=not_before)
+        return None
 
-    def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> None:
-        """Send a staged file: the rename is the send.
+    def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> bool | None:
+        """Send a staged file: the rename is the send; return what `send_new` does.
 
         Args:
             file: its name in working/.
@@ -94,6 +98,7 @@ class Transitions:
             self._storage.rename(staged, f"{self.sent_to(not_before) if not_before else self._layout.target}/{file}")
         except OSError as error:
             raise self._take_back(staged, error, back_to) from error
+        return None
 
     def _take_back(self, staged: str, error: OSError, back_to: str | None = None) -> DropqError:
         """Remove a staged file that could not be sent, or move it back; return the error to raise."""
@@ -213,10 +218,44 @@ class Transitions:
             self.archived(location)
         return location
 
+    def archive_uncounted(self, claim: Claim) -> Location:
+        """Archive a claimed message that nobody was given, as `archive` does."""
+        claim.number -= 1
+        return self.archive(claim)
+
     def archived(self, location: Location | None = None, fate: str = SETTLED) -> None:
         """Sync acks, if the queue's durability asks for it; if that fails, the error says `fate`."""
         folders = (self._layout.processed,) if self._config.history else ()
         self._sync_settled(*folders, self._layout.processing, location=location, fate=fate)
+
+    def end_whole(self, path: str, own_name: str) -> None:
+        """Archive a message whose parts have all been moved, as `archive` does; do nothing if it is gone.
+
+        Args:
+            path: where it lies, as `whole` of its staged folder.
+            own_name: its file name.
+        """
+        if not self._config.history:
+            with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+                self._storage.discard(path, self._make_folder(self._layout.private))
+            return
+        kept = self._kept_names(self._sidecars.parse(own_name).unmarked)
+        for file in chain(() if names.may_be_marked(own_name) else (own_name,), kept):
+            try:
+                return self._storage.move(path, f"{self._layout.processed}/{file}")
+            except FileExistsError:  # a file of the same name was archived before: both stay
+                continue
+            except FileNotFoundError:
+                if not reading.exists(path):
+                    return None  # RACE: another roll-forward was first
+                raise
+
+    def set_part_aside(self, path: str, own_name: str, reason: str, details: Mapping[str, object]) -> None:
+        """Move a part of a committed message, which cannot reach its receiver any more, to error/ with a reason."""
+        name = replace(self._sidecars.parse(own_name), foreign=False, copy=os.urandom(5).hex())
+        with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+            self._move_with_reason(path, "error", name, reason, details)
+            self._sync_settled(self._layout.error)
 
     def hold_privately(self, claim: Claim) -> str:
         """Move a claimed message to a private folder, for at-most-once without a history; return its path there."""
@@ -363,6 +402,19 @@ class Transitions:
             The copy's name in target/; None if the message is not in the archive any more.
         """
         name = replace(self._restarted(self._sidecars.file(filename), to), delivery_count=1)
+        return self._copy_to(filename, to, name)
+
+    def copy_archived(self, filename: str, to: QueueContext) -> str | None:
+        """Send a copy of an archived message for its first delivery; its expiration stays; result as of `replay`.
+
+        Args:
+            filename: its name in processed/.
+            to: the subscription that the copy is for.
+        """
+        name = replace(self._sidecars.parse(filename), delivery_count=0, cancels=0, not_before=0, via="", hops=0)
+        return self._copy_to(filename, to, replace(name, lapsed="", from_client="", since=to.clock.now_ms()))
+
+    def _copy_to(self, filename: str, to: QueueContext, name: Name) -> str | None:
         if to.sidecars.folder != self._sidecars.folder:
             name = self._sidecars.whole(name)  # another root has sidecars of its own
         copy = to.sidecars.fit(Transitions(to).unique(name, chosen=True))  # the original has the same id
@@ -445,9 +497,10 @@ class Transitions:
             yield own
         elif not name.foreign:
             yield self._sidecars.fit(replace(name, not_before=0))
-        yield self._copy_name(replace(name, not_before=0))
+        yield self.copy_name(replace(name, not_before=0))
 
-    def _copy_name(self, name: Name) -> str:
+    def copy_name(self, name: Name) -> str:
+        """Return a file name for a message whose own name is taken: with a mark that no other has."""
         return self._sidecars.fit(replace(name, foreign=False, copy=os.urandom(5).hex()))
 
     # -- moves ---------------------------------------------------------------------------------------------------
@@ -524,7 +577,7 @@ class Transitions:
         try:
             self._storage.place(source, f"{folder}/{file}")
         except FileExistsError:  # somebody copied a message with its id: both stay
-            file = self._copy_name(name)
+            file = self.copy_name(name)
             self._storage.place(source, f"{folder}/{file}")
         return file
 

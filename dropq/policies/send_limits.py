@@ -38,10 +38,12 @@ class SendLimits:
     Args:
         name: the queue's name.
         context: the queue.
+        then: the limits of the topic that what this queue lets in is published to; None of any other queue.
     """
 
-    def __init__(self, name: str, context: QueueContext) -> None:
+    def __init__(self, name: str, context: QueueContext, *, then: SendLimits | None = None) -> None:
         most = context.config.max_unprocessed
+        self._then = then
         self._write_lock = WriteLock(name, context)
         self._limit = None if most is None else Limit(name, context, most)
         self._pid = os.getpid()
@@ -70,7 +72,8 @@ class SendLimits:
             QueueFull: the queue is full and rejects; none was sent.
         """
         count = self._write_lock.admit(count, whole=whole)
-        return count if self._limit is None else self._limit.admit(count, whole=whole)
+        count = count if self._limit is None else self._limit.admit(count, whole=whole)
+        return count if self._then is None or not count else self._then.admit(count, whole=whole)
 
 
 class Tally:

@@ -63,6 +63,28 @@ def matching(
     return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
+def deciding(filter: str, context: QueueContext, state: str, message_type: str) -> Callable[[MessageFile], bool | None]:
+    """Return a function that tests messages before they enter another queue; None says that it cannot tell now.
+
+    Args:
+        filter: the filter.
+        context: the queue that the messages lie in.
+        state: their state there.
+        message_type: the form of bodies, as the other queue reads them.
+
+    Raises:
+        InvalidFilter: the filter cannot be parsed.
+        Unavailable: it needs an extra that is not installed.
+    """
+    from dropq.filters import compile_filter
+
+    compiled = compile_filter(filter)
+    lookups = Lookups(context.sidecars, state, folder=context.layout.folder(state), message_type=message_type)
+    if not compiled.reads_body:
+        return lookups.asking(compiled.matches)
+    return lookups.deciding(compiled.matches)
+
+
 class Lookups:
     """What filters and expressions see of the listed files of one folder; the arguments are as for `matching`."""
 
@@ -100,6 +122,16 @@ class Lookups:
                     recent, before = {}, recent
                 recent[key] = answered
             return answered
+
+        return answer
+
+    def deciding(self, ask: Callable[[Lookup], bool]) -> Callable[[MessageFile], bool | None]:
+        """Return a function that applies `ask` to a file's name and body; None where the body cannot be read now."""
+
+        def answer(file: MessageFile) -> bool | None:
+            body = _Body(f"{self._folder}/{file.filename}")
+            answered = ask(self._lookup(file, body))
+            return None if body.refused else answered
 
         return answer
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 
 from dropq.config.load import load_queue, load_root
 from dropq.errors import ConfigError, NoSuchQueue, StorageError
-from dropq.format import names
+from dropq.format.addresses import SubscriptionName, layouts
 from dropq.format.ids import IdSource
 from dropq.format.layout import FOLDERS, QueueLayout, RootLayout, ignoring
+from dropq.lifecycle import known_queues
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.reasons import Reasons
 from dropq.lifecycle.sidecars import Sidecars
@@ -41,13 +43,14 @@ def open_root(path: str, clock: Clock | None) -> RootContext:
 
 
 def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
-    """Return how a queue is laid out, flat or in `incoming/`, by one of its folders; None where there is none."""
+    """Return how a queue, topic or subscription is laid out, by one of its folders; None where there is none."""
     for _ in range(2):
-        for layout in QueueLayout.candidates(f"{root}/{name}"):
+        for layout in layouts(root, name):
             if os.path.isdir(layout.folder(by)):
                 return layout
         with error_context(f"whether queue {name} is there is not known"):
-            reading.ask_server(root)  # on NFS another host may have made it just now
+            for folder in (root, *({os.path.dirname(layout.home)} if layout.topic else ())):
+                reading.ask_server(folder)  # on NFS another host may have made it just now
     return None
 
 
@@ -57,7 +60,7 @@ def refuse_closed(root: str, name: str) -> None:
     Raises:
         StorageError: the user may not look there.
     """
-    for layout in QueueLayout.candidates(f"{root}/{name}"):
+    for layout in layouts(root, name):
         try:
             reading.exists(f"{layout.base}/.")
         except OSError as error:
@@ -66,10 +69,10 @@ def refuse_closed(root: str, name: str) -> None:
 
 
 def queue_names(root: RootContext) -> list[str]:
-    """Return the names of the queues that are there, in order."""
+    """Return the names of the queues, topics and subscriptions that are there, in order."""
     with error_context("nothing was changed"):
-        there = [entry.name for entry in reading.entries(root.layout.path)]
-    return sorted(name for name in there if names.can_name_queue(name) and find_layout(root.layout.path, name))
+        there = set(known_queues.addresses(root.layout))
+    return sorted(name for name in there if find_layout(root.layout.path, name))
 
 
 def open_queue(root: RootContext, name: str, public: object = None) -> QueueContext:
@@ -89,18 +92,17 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
     if layout is None:
         refuse_closed(root.layout.path, name)
-        if reading.exists(home := f"{root.layout.path}/{name}"):
+        if reading.exists(home := layouts(root.layout.path, name)[0].home):
             raise NoSuchQueue(f"{home} is no queue: it has no folder target/; `dropq ls` shows the queues of the root")
         near = difflib.get_close_matches(name, queue_names(root), n=1)
         hint = f"is it {near[0]!r}? " if near else ""
         raise NoSuchQueue(
-            f"no queue {name!r} in {root.layout.path}: {hint}`dropq ls` shows which there are, "
-            f"`dropq create {name}` makes one"
+            f"no queue {name!r} in {root.layout.path}: {hint}`dropq ls` shows which there are, {_maker(name)} makes one"
         )
     _check_folders(layout, name)
     with error_context(f"queue {name} cannot be opened"):
         reading.ask_server(layout.base)  # on NFS another host may have written its queue.toml just now
-    config = load_queue(name, root.config, root.layout.config_file, layout.config_file)
+    config = load_queue(name, root.config, root.layout.config_file, layout)
     store = Storage(
         config.durability,
         file_mode=config.file_mode,
@@ -126,6 +128,15 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         sidecars=sidecars,
         reasons=reasons,
     )
+
+
+def _maker(name: str) -> str:
+    """Return the command that makes what an address names."""
+    topic, slash, folder = name.partition("/")
+    made = SubscriptionName.of(folder) if slash else None
+    if made is None:
+        return f"`dropq create {shlex.quote(name)}`"
+    return f"`dropq topic subscribe {topic} {shlex.quote(made.name)} --client-id {shlex.quote(made.client_id)}`"
 
 
 def _check_folders(layout: QueueLayout, name: str) -> None:

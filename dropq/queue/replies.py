@@ -43,11 +43,6 @@ class ReplyQueue(Sender):
         self._context = context
 
     @property
-    def context(self) -> QueueContext:
-        """What dropq's own modules need to know of the queue."""
-        return self._context
-
-    @property
     def _transitions(self) -> Transitions:
         return Transitions(self._context)
 

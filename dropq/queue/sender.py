@@ -51,20 +51,25 @@ PLAIN = Headers()
 
 
 class Sent(NamedTuple):
-    """What became of a send: the message's id, whether the queue took it, and the queue that it went to.
+    """What became of a send: the message's id, whether the queue took it, and the queue or topic that it went to.
 
-    A queue that is full and discards does not take it: then nothing was sent, and it went to no queue.
+    A queue that is full and discards does not take it: then nothing was sent, and it went to no queue. Of what is
+    published to a topic, `distributed` says whether every receiver has it; False: they will get it, and it is not to be
+    sent again. Elsewhere it is None.
     """
 
     id: str
     accepted: bool
     delivered_to: str
+    distributed: bool | None = None
 
 
 class Sender:
     """What sends to a queue; `Queue` is one."""
 
     name: str
+    #: The client that publishes, whose no-local subscriptions do not get what it sends.
+    _publisher = ""
     #: What lets messages in, from the first send on, and when it is to be asked again, by `time.monotonic()`.
     _limits: SendLimits | None = None
     _asks_at = 0.0
@@ -72,13 +77,13 @@ class Sender:
     _opened: Transitions | None = None
 
     @property
-    def context(self) -> QueueContext:
-        """What dropq's own modules need to know of the open queue."""
+    def _transitions(self) -> Transitions:
         raise NotImplementedError
 
     @property
-    def _transitions(self) -> Transitions:
-        raise NotImplementedError
+    def _goal(self) -> QueueContext:
+        """The queue that messages are sent to: of a view on topics, the topic's."""
+        return self._transitions.context
 
     def send(
         self,
@@ -117,7 +122,7 @@ class Sender:
             priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
         )
         transitions = self._opened or self._transitions  # a queue that is refused is refused before all else
-        if headers == PLAIN:
+        if headers == PLAIN and not self._publisher:
             message_id, not_before = transitions.context.root.ids.next(), 0
             file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
             if time.monotonic() >= self._asks_at and not self._admit():
@@ -126,8 +131,9 @@ class Sender:
             file, message_id, not_before = self._address_of(body, headers, asks=True)
             if not file:
                 return Sent(message_id, False, "")
-        transitions.send_new(file, body.encode() if isinstance(body, str) else body, not_before=not_before)
-        return Sent(message_id, True, self.name)
+        data = body.encode() if isinstance(body, str) else body
+        distributed = transitions.send_new(file, data, not_before=not_before)
+        return Sent(message_id, True, transitions.context.name, distributed)
 
     def send_json(self, value: object, **fields: Any) -> Sent:
         """Send a value as compact JSON in UTF-8, as class T.
@@ -195,17 +201,18 @@ class Sender:
     def _discarded(self, message: bytes | str | Mapping[str, Any]) -> Sent:
         """Return what is told of a message that is discarded: it is not looked at any more."""
         chosen = message.get("message_id") if isinstance(message, Mapping) else None
-        return Sent(chosen or self.context.root.ids.next(), False, "")
+        return Sent(chosen or self._goal.root.ids.next(), False, "")
 
     def _send_batch(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
-        context = self.context
+        context = self._goal
         staged: dict[str, tuple[Sent, int]] = {}
         delayed: set[bool] = set()
         try:
             self._stage_batch(batch, staged)
             for file, (one, not_before) in list(staged.items()):
                 sent.append(one)  # first: an interrupt finds it there as soon as it is sent
-                self._transitions.send(file, not_before=not_before)
+                if (distributed := self._transitions.send(file, not_before=not_before)) is not None:
+                    sent[-1] = one._replace(distributed=distributed)
                 delayed.add(bool(not_before))
                 del staged[file]
         except BaseException as error:
@@ -225,13 +232,14 @@ class Sender:
                 self._transitions.sent(not_before=not_before)
 
     def _stage_batch(self, batch: list[bytes | str | Mapping[str, Any]], staged: dict[str, tuple[Sent, int]]) -> None:
-        context = self.context
+        context = self._goal
         with (
             context.error_context("the message was not sent"),
             context.storage.together(context.layout.working, len(batch)) as each,
         ):
             for message in batch:
-                if isinstance(message, Mapping):
+                if isinstance(message, Mapping) or self._publisher:
+                    message = message if isinstance(message, Mapping) else {"body": message}
                     body = _body_of(message)
                     headers = Headers(**{key: value for key, value in message.items() if key != "body"})
                     file, message_id, not_before = self._address_of(body, headers)
@@ -240,7 +248,7 @@ class Sender:
                     message_id = context.root.ids.next()
                     file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
                 # First: an interrupt finds it mostly as its file is being made.
-                staged[file] = Sent(message_id, True, self.name), not_before
+                staged[file] = Sent(message_id, True, context.name), not_before
                 self._transitions.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
 
     def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
@@ -268,8 +276,8 @@ class Sender:
         if not file:
             sent.append(Sent(message_id, False, ""))
             return
-        one, is_sent = Sent(message_id, True, self.name), False
-        staged = f"{self.context.layout.working}/{file}"
+        one, is_sent = Sent(message_id, True, self._goal.name), False
+        staged = f"{self._goal.layout.working}/{file}"
         back_to = source if move and isinstance(source, str) else None
         copied: str | None = None  # what is to be removed after the send
         try:
@@ -278,11 +286,13 @@ class Sender:
                 back_to = None
                 self._copied(source, file)
             sent.append(one)  # first: an interrupt finds it there as soon as it is sent
-            self._transitions.send(file, not_before=not_before, back_to=back_to)
+            distributed = self._transitions.send(file, not_before=not_before, back_to=back_to)
             is_sent = True
             self._transitions.sent(not_before=not_before)
             if copied is not None:
                 self._remove_copied(copied)
+            if distributed is not None:
+                sent[sent.index(one)] = one._replace(distributed=distributed)
         except BaseException as error:
             with suppress(OSError):  # what cannot be looked at now, fsck finds
                 if reading.exists(staged):
@@ -299,9 +309,9 @@ class Sender:
         """Move a staged file that was not sent to where it came from; remove it where it is a copy."""
         try:
             if back_to is None:
-                self.context.storage.unlink(staged)
+                self._goal.storage.unlink(staged)
             else:
-                self.context.storage.move(staged, back_to)
+                self._goal.storage.move(staged, back_to)
         except OSError as error:  # what is a copy, fsck finds
             if back_to is not None:
                 log.warning(
@@ -310,7 +320,7 @@ class Sender:
 
     def _remove_copied(self, source: str) -> None:
         try:
-            self.context.storage.unlink(source)
+            self._goal.storage.unlink(source)
         except OSError as error:
             raise storage_error(error, "the message was sent, its source could not be removed") from error
 
@@ -318,7 +328,7 @@ class Sender:
         try:
             if os.path.islink(source) or not os.path.isfile(source):
                 raise StorageError(f"{source} is no regular file; nothing was sent", path=source)
-            self.context.storage.adopt(source, staged)
+            self._goal.storage.adopt(source, staged)
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 raise storage_error(error, "nothing was sent") from error
@@ -356,7 +366,7 @@ class Sender:
 
     @contextmanager
     def _staged(self, file: str) -> Iterator[IO[bytes]]:
-        store, path = self.context.storage, f"{self.context.layout.working}/{file}"
+        store, path = self._goal.storage, f"{self._goal.layout.working}/{file}"
         try:
             fd = store.create(path)
         except OSError as error:
@@ -402,6 +412,8 @@ class Sender:
             if (text := getattr(headers, header)) is not None:
                 check_text(header, text)
                 known[header] = text
+        if self._publisher:
+            known["from_client"] = self._publisher
         if headers.expires_in is not None:
             known["expiration"] = self._in(headers.expires_in)
         if headers.properties is not None:
@@ -429,18 +441,22 @@ class Sender:
         """Do what `SendLimits.admit` does; nothing of a message may have been written yet."""
         limits = self._limits
         if limits is None or not limits.is_ours:
-            limits = self._limits = SendLimits(self.name, self.context)
+            limits = self._limits = self._limits_of_sends()
         admitted = limits.admit(count, whole=whole)
         self._asks_at = limits.asks_at
         return admitted
 
+    def _limits_of_sends(self) -> SendLimits:
+        """Return what lets messages in."""
+        return SendLimits(self._goal.name, self._goal)
+
     def _plain_addresses(self, count: int, message_class: str) -> list[str]:
         """Return the file names of so many messages that have nothing to say but their class."""
-        return [names.plain_name(message_id, 4, message_class) for message_id in self.context.root.ids.take(count)]
+        return [names.plain_name(message_id, 4, message_class) for message_id in self._goal.root.ids.take(count)]
 
     def _in(self, period: Duration) -> int:
         seconds = parse_duration(period)
-        return self.context.clock.now_ms() + int(seconds * 1000) if seconds else 0
+        return self._goal.clock.now_ms() + int(seconds * 1000) if seconds else 0
 
 
 def _reading(source: str | IO[bytes]) -> AbstractContextManager[IO[bytes]]:

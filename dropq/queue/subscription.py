@@ -80,6 +80,7 @@ class Subscription:
         filter: which messages it takes; None for all.
         sweep: the sweep that it does on the way.
         detached: its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
+        at_end: called once it has ended.
 
     Raises:
         NoSuchQueue: the queue is gone.
@@ -96,6 +97,7 @@ class Subscription:
         filter: str | None = None,
         sweep: SweepOnTheWay,
         detached: bool = False,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
         self.id = f"{client_part(client_id)}-{random}"
@@ -116,6 +118,7 @@ class Subscription:
         self._looker = 0  # the thread that looks for a message, under the lock; 0 for none
         self._forks = FORKS.count
         self._closed = False
+        self._at_end = at_end
         _OF_THIS_PROCESS[self.id] = self
         policies = policies_for(context, self.id, allowed=max_backlog, filter=filter, lasting=not detached)
         self._presence = None if detached else _presence(context, self.id)
@@ -474,6 +477,8 @@ class Subscription:
                 if self._admission is not None:
                     self._admission.policies.leave()
                 presence.end()
+            if self._at_end is not None:
+                self._at_end()
         except BaseException:
             if presence is not None:
                 presence.abandon()
@@ -542,8 +547,9 @@ def subscribe(
     lease_period: Duration | None,
     detached: bool,
     sweep: SweepOnTheWay,
+    at_end: Callable[[], None] | None = None,
 ) -> Subscription:
-    """Begin to receive from a queue, as `Queue.subscribe` says; `sweep` is the sweep that it does on the way."""
+    """Begin to receive from a queue, as `Queue.subscribe` says; `sweep` and `at_end` as for `Subscription`."""
     if filter is not None:
         from dropq.filters import check_chooses
 
@@ -564,4 +570,5 @@ def subscribe(
         filter=filter,
         sweep=sweep,
         detached=detached,
+        at_end=at_end,
     )

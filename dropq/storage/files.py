@@ -271,7 +271,11 @@ class Storage:
                 return
             self.copy(source, destination, synced=False)
 
-    def copy(self, source: str, destination: str, *, synced: bool = True) -> None:
+    def writes_as(self, other: Storage) -> bool:
+        """Return whether it gives its files the modes and the group that another one gives."""
+        return (self._file_mode, self._group) == (other._file_mode, other._group)
+
+    def copy(self, source: str, destination: str, *, synced: bool = True, like: Storage | None = None) -> None:
         """Copy a file to a new file; remove the copy when that fails.
 
         The copy gets the times of the source where the file system can keep them.
@@ -280,13 +284,15 @@ class Storage:
             source: the file to copy.
             destination: the copy.
             synced: make it durable at once, if the durability asks for it.
+            like: whose modes and group the copy gets; None for its own.
         """
         with open_body(source) as reading:
-            fd = self.create(destination)
+            fd = (like or self).create(destination)
             try:
                 with open(fd, "wb") as writing:
-                    shutil.copyfileobj(reading, writing, READ_SIZE)
-                    writing.flush()
+                    if not _copied_by_kernel(reading.fileno(), fd):
+                        shutil.copyfileobj(reading, writing, READ_SIZE)
+                        writing.flush()
                     found = os.fstat(reading.fileno())
                     with contextlib.suppress(OSError):
                         os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -352,6 +358,67 @@ class Storage:
         """
         if not self._exclusive.by_kernel(source, destination):
             self.rename(source, destination)
+
+    def commit(self, source: str, destination: str) -> None:
+        """Rename a file to a name in whose place a folder of ours may stand, which it never replaces.
+
+        Unlike `rename` it concludes nothing from an error: a file that another process took, and a folder that stands
+        in its place, look as a rename whose reply was lost.
+        """
+        if self._exclusive.in_kernel:
+            try:
+                return system_calls.rename_noreplace(source, destination)
+            except OSError as error:
+                if error.errno not in NO_FLAGS:
+                    raise
+                self._exclusive.in_kernel = False
+        os.rename(source, destination)
+
+    def place_in(self, source: str, folder: int, name: str) -> bool:
+        """Rename a file into an open folder, where it replaces nothing; the folder may have been renamed meanwhile.
+
+        Args:
+            source: the file's path.
+            folder: the folder's descriptor.
+            name: the file's new path in it.
+
+        Returns:
+            Whether it was renamed; False where the file system has no rename that replaces nothing.
+
+        Raises:
+            FileExistsError: the name is taken; nothing was changed.
+            FileNotFoundError: the source is gone, or the folder is.
+        """
+        if not self._exclusive.in_kernel:
+            return False
+        try:
+            system_calls.rename_noreplace(source, name, folder)
+        except OSError as error:
+            if error.errno in NO_FLAGS:
+                self._exclusive.in_kernel = False
+                return False
+            if not isinstance(error, FileExistsError | FileNotFoundError):
+                _raise_unless_in(error, source, folder, name)
+            else:
+                raise
+        return True
+
+    def rename_in(self, source: str, folder: int, name: str) -> None:
+        """Rename a file into an open folder, to a name that is unique by construction; arguments as of `place_in`."""
+        try:
+            os.rename(source, name, dst_dir_fd=folder)
+        except OSError as error:
+            _raise_unless_in(error, source, folder, name)
+
+    def sync_in(self, folder: int, name: str) -> None:
+        """Make the entries of a folder durable that lies in an open folder; does nothing below durability `full`."""
+        if not self.syncs_folders:
+            return
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def unlink(self, path: str) -> bool:
         """Remove a file of ours; return False when it was gone."""
@@ -452,6 +519,47 @@ class Storage:
                 time.sleep(pause)  # a send came in between, or an NFS client keeps an open file
                 pause = min(pause * 2, 0.25)
 
+    def fence(self, path: str, content: bytes, private: str) -> None:
+        """Take the name of a file, so that no `commit` gets it: by a folder, or by a file where folders let files in.
+
+        Where a rename to the name of a folder moves the file into the folder, as on HDFS, a rename also replaces no
+        file: there a file with this content takes the name.
+
+        Args:
+            path: the name.
+            content: what tells such a file from any other.
+            private: a folder for files of our own.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
+        if self._lets_files_into_folders(private):
+            temporary = f"{private}/{GONE_PREFIX}{os.urandom(8).hex()}"
+            self.write_new(temporary, content)
+            try:
+                os.rename(temporary, path)
+            except OSError as error:
+                self.unlink(temporary)
+                if os.path.lexists(path):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+                raise
+        else:
+            os.mkdir(path)
+
+    def _lets_files_into_folders(self, private: str) -> bool:
+        """Try with a file and a folder of our own whether a rename to a folder's name moves a file into the folder."""
+        ours = f"{private}/{GONE_PREFIX}{os.urandom(8).hex()}"
+        file, folder = f"{ours}-file", f"{ours}-folder"
+        self.write_new(file, b"", synced=False)
+        try:
+            os.mkdir(folder)
+            with contextlib.suppress(OSError):
+                os.rename(file, folder)
+            return os.path.lexists(f"{folder}/{os.path.basename(file)}")
+        finally:
+            self.unlink(file)
+            self.remove_tree(folder)
+
     def remove_tree(self, path: str) -> None:
         """Remove a folder of ours with everything in it, or a file of its name; do nothing if it is gone."""
         with contextlib.suppress(FileNotFoundError):
@@ -494,6 +602,33 @@ class Storage:
         except OSError as error:
             if not self._lenient or error.errno not in _NO_MODES:
                 raise
+
+
+def _copied_by_kernel(source: int, destination: int) -> bool:
+    """Copy a file by the call that clones it, or copies it on its server, where that can be done.
+
+    Returns:
+        Whether it is copied; if not, nothing was written.
+    """
+    left = os.fstat(source).st_size
+    copied = 0
+    try:
+        while left > copied and (count := os.copy_file_range(source, destination, left - copied)):
+            copied += count
+    except OSError:
+        if copied:
+            raise
+    return copied > 0
+
+
+def _raise_unless_in(error: OSError, source: str, folder: int, name: str) -> None:
+    """Raise the error of a rename into an open folder, unless the rename was done: its reply was lost."""
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        raise error from None
+    if os.path.lexists(source):
+        raise error
 
 
 def _write_rest(fd: int, data: bytes | memoryview, written: int) -> None:

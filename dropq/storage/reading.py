@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import IO
+from typing import IO, NamedTuple
 
 from dropq.format.layout import ignored_ends, ignoring
 from dropq.storage.clock import Clock
@@ -88,6 +88,32 @@ def entries(folder: str) -> Iterator[os.DirEntry[str]]:
         return
     with found:
         yield from found  # type: ignore[misc]
+
+
+class Subfolder(NamedTuple):
+    """A folder in a folder, or a link: its name, and the number that tells it from another one of its name."""
+
+    name: str
+    inode: int
+    is_link: bool
+
+
+def subfolders(folder: str) -> list[Subfolder]:
+    """Return the folders and the links that lie in a folder now, in no order; a missing folder is empty."""
+    try:
+        fd = _open_folder(folder)
+    except FileNotFoundError:
+        return []
+    try:
+        _forget_listing(fd)
+        with os.scandir(fd) as found:
+            return [
+                Subfolder(entry.name, entry.inode(), entry.is_symlink())
+                for entry in found
+                if entry.is_dir(follow_symlinks=False) or entry.is_symlink()
+            ]
+    finally:
+        os.close(fd)
 
 
 def names_in(folder: str) -> frozenset[str]:
@@ -211,6 +237,22 @@ def size_now(path: str) -> int:
         os.close(fd)
 
 
+def regular_size(path: str) -> int | None:
+    """Return the size of a regular file in bytes, as the server knows it; None for anything else, or nothing."""
+    try:
+        fd = open_file(path, READ)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        found = os.lstat(path)  # closed to this user, or a link
+    else:
+        try:
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def is_gone(error: OSError) -> bool:
     """Return whether a file may be gone; for a file that is open, an NFS client reports that as ESTALE."""
     return error.errno in (errno.ENOENT, errno.ESTALE)
@@ -253,6 +295,18 @@ def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
             return file.read(limit)
     except FileNotFoundError:
         return None
+
+
+def read_in(folder: int, name: str, limit: int = 4096) -> bytes | None:
+    """Read a small file of ours in an open folder; return None when there is no such file, or it may not be read."""
+    try:
+        fd = os.open(name, READ, dir_fd=folder)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    finally:
+        os.close(fd)
 
 
 def parse_json(data: bytes) -> object:

@@ -22,7 +22,8 @@ READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 #: What a call raises when the kernel or the file system lacks it, or its flags.
 NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-_AT_FDCWD = -100
+#: The current folder of the process, in the place of a folder's descriptor.
+HERE = -100
 _RENAME_NOREPLACE = 1
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 #: File systems that one call syncs as a whole. It syncs btrfs, too, but there a file that is renamed after it may have
@@ -42,8 +43,13 @@ _renameat2 = _from_c_library("renameat2")
 _syncfs = _from_c_library("syncfs")
 
 
-def rename_noreplace(source: str, destination: str) -> None:
+def rename_noreplace(source: str, destination: str, folder: int = HERE) -> None:
     """Rename a file unless the destination exists, in one system call.
+
+    Args:
+        source: the file's path.
+        destination: its new path.
+        folder: the descriptor of the folder that a relative `destination` begins in.
 
     Raises:
         FileExistsError: the destination exists.
@@ -52,7 +58,7 @@ def rename_noreplace(source: str, destination: str) -> None:
     if _renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source)
     old, new = source.encode(_ENCODING, _ERRORS), destination.encode(_ENCODING, _ERRORS)
-    if _renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE) != 0:
+    if _renameat2(HERE, old, folder, new, _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source, None, destination)
 

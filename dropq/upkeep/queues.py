@@ -89,7 +89,7 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
     with error_context(f"queue {name!r} is made, but a power cut may take it back"):
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
-        make_known(root.layout, _moved(layout, home).private, store)
+        make_known(root.layout, layout.moved(home).private, store)
 
 
 def delete(root: RootContext, name: str, *, force: bool) -> None:
@@ -113,9 +113,9 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
                 store.make_folder(layout.private)
                 store.write_small(layout.deleting, os.fsencode(name))  # the folder has only a part of it
             store.rename_folder(layout.home, undecided)
-            _restore_if_unsettled(context, _moved(layout, undecided))
+            _restore_if_unsettled(context, layout.moved(undecided))
             store.rename_folder(undecided, away)
-        gone = _moved(layout, away)
+        gone = layout.moved(away)
         forget(root.layout, layout.base, gone.private, store)
         for folder in (gone.target, gone.delayed):
             store.drain(folder)
@@ -177,7 +177,7 @@ def _undo_cut_short_deletes(root: RootContext) -> None:
         if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
             continue
         store = _private_store(entry.path)
-        flat, incoming = QueueLayout.candidates(entry.path)
+        flat, incoming = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
         layout = incoming if os.path.isdir(incoming.base) else flat
         try:
             for folder in FOLDERS:
@@ -189,10 +189,6 @@ def _undo_cut_short_deletes(root: RootContext) -> None:
             log.warning("%s: a delete was cut short, and it cannot be undone: %s", entry.path, why)
         else:
             log.warning("queue %s: its delete was cut short, and is undone", name)
-
-
-def _moved(layout: QueueLayout, home: str) -> QueueLayout:
-    return QueueLayout(home, layout.base.replace(layout.home, home, 1))
 
 
 def _cut(name: str) -> str:

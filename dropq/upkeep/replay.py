@@ -8,12 +8,15 @@ message whose name tells no time has its own.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Hashable, Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
 from dropq.config.schema import POINTS, recovery_point
 from dropq.format import names
+from dropq.format.message_file import MessageFile
+from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.message import Message
@@ -117,8 +120,21 @@ def _chosen(context: QueueContext, point: str, ids: list[str] | None, filter: st
 def _archived(context: QueueContext) -> Iterator[Archived]:
     for file, status in kept_files(context, context.layout.processed):
         name = context.sidecars.file(file).name
-        same = name.id if name.generated else (name.id, status.st_size, status.st_mtime_ns)
-        yield Archived(names.moment(name, status.st_ctime_ns // 1_000_000), file, same)
+        yield Archived(names.moment(name, status.st_ctime_ns // 1_000_000), file, _identity(name, status))
+
+
+def identity_of(file: MessageFile, context: QueueContext, state: str) -> Hashable:
+    """Return what tells the message of a file from others, which a copy of it has in common; None if it is gone."""
+    if file.name.generated:
+        return file.name.id
+    try:
+        return _identity(file.name, os.stat(f"{context.layout.folder(state)}/{file.filename}", follow_symlinks=False))
+    except FileNotFoundError:
+        return None
+
+
+def _identity(name: Name, status: os.stat_result) -> Hashable:
+    return name.id if name.generated else (name.id, status.st_size, status.st_mtime_ns)
 
 
 def _time(context: QueueContext, point: str) -> float:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import math
 import random
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from dropq.errors import DropqError, LeaseLost
-from dropq.format.claims import Claim
+from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
@@ -25,6 +27,8 @@ from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
 from dropq.lifecycle.sidecars import PASSES_APART, collect
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
+from dropq.policies.build import view_of
+from dropq.policies.wanted import deciding
 from dropq.staging import jobs, stream_journal
 from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
@@ -32,6 +36,9 @@ from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 from dropq.upkeep.leftovers import leftovers
 from dropq.upkeep.retention import surplus
+
+if TYPE_CHECKING:
+    from dropq.topics.feeding import Feeding
 
 log = logging.getLogger("dropq")
 
@@ -45,6 +52,8 @@ SLICE = 0.1
 UPKEEP_SHARE = 100
 #: Seconds without activity in a committed job after which consumers send the rest of it: its driver is dead.
 STALLED_JOB = 5.0
+#: Seconds that a sweep's own claim lasts.
+UNWANTED_LEASE = 60.0
 #: Seconds without activity after which consumers drop a job that was never committed: 7 days.
 JOBS_AGE = 7 * 86_400.0
 
@@ -63,6 +72,14 @@ class SweepReport:
     pruned: int = 0
     jobs_finished: int = 0
     jobs_dropped: int = 0
+    #: Messages that were distributed to the receivers of a topic.
+    distributed: int = 0
+    #: Messages that were committed for their receivers, and whose copies had not all arrived.
+    rolled_forward: int = 0
+    #: What a subscription had got against its filter, from a publisher that knows no filters.
+    unwanted: int = 0
+    #: Subscriptions of holders that died.
+    subscriptions: int = 0
     sidecars: int = 0
     leftovers: int = 0
     #: What could not be brought in order, each with a warning in the log; the next sweep tries again.
@@ -102,6 +119,11 @@ class QuickSweep:
         self._upkeep: Iterator[None] | None = None
         self._upkeep_at = time.monotonic() + self._timing.first_upkeep
         self._upkeep_report = SweepReport()
+        self._feeding: Feeding | None = None
+        if context.layout.is_subscription or context.config.underlying_topic is not None:
+            from dropq.topics.feeding import Feeding  # here, as most queues know no topic
+
+            self._feeding = Feeding(context)
 
     @property
     def due(self) -> bool:
@@ -119,6 +141,8 @@ class QuickSweep:
         interval = self._timing.sweep_interval
         self.again = started + interval
         self._first_lock += LOCKS_TRIED
+        if self._feeding is not None:
+            self._feed(self._feeding, report)
         next_due = _bring_back(self._context, report, idle=idle, first_lock=self._first_lock)
         pause = interval if next_due is None else min(next_due, interval)
         now = time.monotonic()
@@ -126,6 +150,16 @@ class QuickSweep:
         if now >= self._upkeep_at:
             self._keep_up()
         return report
+
+    def _feed(self, feeding: Feeding, report: SweepReport) -> None:
+        """Distribute what waits in the topics that the consumer's messages come from."""
+        with _passing_over(self._context, report, "its topics"):
+            _recover(self._context)
+            feeding.keep_ephemeral()
+            for distributor in feeding.distributors():
+                with _passing_over(distributor.context, report, "what waits"):
+                    _bring_back(distributor.context, report, idle=True, first_lock=None)
+                    report.distributed += distributor.run()
 
     def _keep_up(self) -> None:
         """Do a slice of the upkeep, unless another consumer of the queue does it."""
@@ -178,10 +212,15 @@ def sweep(
     foreign_older_than: float | None = None,
     unleased_older_than: float | None = None,
     jobs_older_than: float | None = None,
+    ephemeral_older_than: float | None = None,
 ) -> SweepReport:
-    """Bring a queue back in order; ages are in seconds, None leaves such claims and jobs alone."""
+    """Bring a queue back in order; ages are in seconds, None leaves such claims, jobs and subscriptions alone."""
     report = SweepReport()
+    with _passing_over(context, report, "what its topic archived"):
+        _recover(context)
     report.next_due = _bring_back(context, report, idle=True, first_lock=None)
+    if context.layout.is_topic:
+        _sweep_topic(context, report, ephemeral_older_than)
     if unleased_older_than is not None:
         _return_unleased(context, report, unleased_older_than)
     if foreign_older_than is not None:
@@ -193,8 +232,38 @@ def sweep(
 
 def _bring_back(context: QueueContext, report: SweepReport, *, idle: bool, first_lock: int | None) -> float | None:
     """Bring back what may be handed out; return in how many seconds the next delay or lease ends."""
+    if context.layout.topic:
+        from dropq.staging import fan_out
+
+        with _passing_over(context, report, context.layout.staged):
+            rolled = fan_out.sweep(context)
+            report.rolled_forward += rolled.forward
+            report.refused += rolled.refused
     dues = [*_return_claims(context, report, idle=idle, first_lock=first_lock), *_deliver_delayed(context, report)]
     return max(min(dues) - context.clock.now_ms(), 0) / 1000 if dues else None
+
+
+def _recover(context: QueueContext) -> None:
+    """Fill a new subscription with what its topic archived, unless that is done."""
+    if context.layout.is_subscription and reading.exists(context.layout.recovering):
+        from dropq.upkeep.recovery import recover_if_needed
+
+        recover_if_needed(context)
+
+
+def _sweep_topic(context: QueueContext, report: SweepReport, ephemeral_older_than: float | None) -> None:
+    """Clear away what is left of subscriptions, then distribute what waits."""
+    from dropq.topics.distribution import Distributor
+    from dropq.topics.subscriptions import tidy_topic
+
+    with _passing_over(context, report, "its subscriptions"):
+        report.subscriptions += tidy_topic(context, ephemeral_older_than=ephemeral_older_than)
+    with _passing_over(context, report, "what waits"):
+        distributor = Distributor(context)
+        try:
+            report.distributed += distributor.run()
+        finally:
+            distributor.close()
 
 
 @contextmanager
@@ -265,7 +334,7 @@ def _return_unleased(context: QueueContext, report: SweepReport, seconds: float)
 def _return_foreign(context: QueueContext, report: SweepReport, seconds: float) -> None:
     """Return old claims of scripts and of DropboxMQ clients."""
     for claim in _older(context, claims_in(context, foreign=True), seconds):
-        if not _returned(context, report, claim):
+        if not (_distributed_by_hand if context.layout.is_topic else _returned)(context, report, claim):
             continue
         report.foreign += 1
         if claim.owner:
@@ -282,6 +351,15 @@ def _returned(context: QueueContext, report: SweepReport, claim: Claim, *, lapse
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
         Transitions(context).give_back(claim, lapsed=lapsed)
+        return True
+    return False
+
+
+def _distributed_by_hand(context: QueueContext, report: SweepReport, claim: Claim) -> bool:
+    """Move what another program claimed in a topic to error/: its copies may have reached some receivers."""
+    claim.exact = True
+    with _passing_over(context, report, claim.filename), suppress(LeaseLost):
+        Transitions(context).set_aside(claim, "error", "foreign_claim")
         return True
     return False
 
@@ -325,9 +403,29 @@ def _upkeep(
         report.jobs_dropped += swept.dropped
         report.refused += swept.refused
     yield
+    if context.layout.is_subscription and reading.exists(context.layout.recovering):
+        return  # nothing leaves its target/
+    yield from _drop_unwanted(context, report)
     yield from _prune(context, report)  # before what needs room on the disk, as it makes some
     yield from _expire(context, report)
     yield from _clear_leftovers(context, report)
+
+
+def _drop_unwanted(context: QueueContext, report: SweepReport) -> Iterator[None]:
+    """Archive, undelivered, what a subscription got against its filter from a publisher that knows no filters."""
+    if not context.layout.is_subscription or context.config.filter is None:
+        return
+    with _passing_over(context, report, "its filter"):
+        wants = deciding(context.config.filter, context, "target", context.config.message_type)
+        transitions, owners = Transitions(context), claim_owners(f"filter-{secrets.token_hex(5)}")
+        for file in view_of(context).files():
+            yield
+            if wants(file) is False and (
+                claim := transitions.claim(file, next(owners), lease_end(context.clock, UNWANTED_LEASE))
+            ):
+                with suppress(LeaseLost):
+                    transitions.archive_uncounted(claim)
+                    report.unwanted += 1
 
 
 def _prune(context: QueueContext, report: SweepReport) -> Iterator[None]:

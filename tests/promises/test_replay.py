@@ -395,6 +395,7 @@ def test_a_full_disk_leaves_nothing_behind_and_is_told_of_each(make: Make, monke
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr(os, "copy_file_range", full)
     monkeypatch.setattr(shutil, "copyfileobj", full)
     assert [outcome.ok for outcome in queue.replay()] == [False, False]
     assert all("the message was not sent" in outcome.detail for outcome in queue.replay())

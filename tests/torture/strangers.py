@@ -82,9 +82,9 @@ class Watch:
         self.wrong = []
         real = system_calls.rename_noreplace
 
-        def told(source: str, destination: str, *folders: int) -> None:
-            sys.audit("os.rename", source, destination, *(folders or (-1, -1)))  # ctypes tells of no call
-            real(source, destination, *folders)
+        def told(source: str, destination: str, folder: int = system_calls.HERE) -> None:
+            sys.audit("os.rename", source, destination, -1, max(folder, -1))  # ctypes tells of no call
+            real(source, destination, folder)
 
         system_calls.rename_noreplace = told
         self.on = True

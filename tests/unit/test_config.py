@@ -26,6 +26,7 @@ from dropq.config.load import (
 from dropq.config.schema import QueueConfig, RootConfig
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError
+from dropq.format.layout import QueueLayout
 
 DOC = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 #: Every key of a queue, as the configuration has them.
@@ -58,10 +59,8 @@ AMPS = {
 #: A value, other than the default, of each key that is not built.
 NOT_BUILT: dict[str, object] = {
     "dead_letter_queue": "letters",
-    "default_publish_target": "prices.eu",
     "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],
     "self_destruct": True,
-    "underlying_topic": "prices.eu",
 }
 
 WRONG: list[tuple[str, object, str]] = [
@@ -140,6 +139,7 @@ class Files:
         self.root_file = folder / "dropq.toml"
         self.queue_file = folder / "orders" / "queue.toml"
         self.queue_file.parent.mkdir()
+        self.layout = QueueLayout.flat(str(self.queue_file.parent))
 
     def write(self, *, root: str | bytes | None = None, queue: str | bytes | None = None) -> Files:
         for path, text in ((self.root_file, root), (self.queue_file, queue)):
@@ -148,13 +148,13 @@ class Files:
         return self
 
     def load(self) -> QueueConfig:
-        return load_queue("orders", self.load_root(), str(self.root_file), str(self.queue_file))
+        return load_queue("orders", self.load_root(), str(self.root_file), self.layout)
 
     def load_root(self) -> RootConfig:
         return load_root(str(self.root_file))
 
     def explain(self) -> dict[str, Setting]:
-        settings = explain_queue("orders", self.load_root(), str(self.root_file), str(self.queue_file))
+        settings = explain_queue("orders", self.load_root(), str(self.root_file), self.layout)
         return {setting.key: setting for setting in settings}
 
 
@@ -284,7 +284,9 @@ def test_the_amps_spelling_is_the_same_key(spelt: str) -> None:
         (problem,) = refused({spelt: AMPS[spelt]})
         assert problem.startswith(f"here: {spelt} = ") and "not built" in problem
     else:
-        assert validate_options({spelt: AMPS[spelt]}, "x") == validate_options({snake: AMPS[spelt]}, "x")
+        others = {"underlying_topic": AMPS[spelt]} if snake == "default_publish_target" else {}
+        there = validate_options({spelt: AMPS[spelt], **others}, "x")
+        assert there == validate_options({snake: AMPS[spelt], **others}, "x")
 
 
 def test_a_key_in_two_spellings_is_an_error() -> None:
@@ -609,7 +611,7 @@ def test_the_paper_has_every_key_with_its_default_and_whether_it_is_built() -> N
 
 
 def _defaults() -> dict[str, Setting]:
-    return {s.key: s for s in explain_queue("q", RootConfig(), "dropq.toml", "/nonexistent/queue.toml")}
+    return {s.key: s for s in explain_queue("q", RootConfig(), "dropq.toml", QueueLayout.flat("/nonexistent"))}
 
 
 def _as_in_the_paper(value: object) -> str:

@@ -1,0 +1,109 @@
+"""Addresses: the names of queues, topics and subscriptions, and where each lies below a root; text only.
+
+`orders` is a queue, `sales.eu` a queue or else a topic, `sales.eu/audit.hq` the topic's subscription `audit` of the
+client `hq`. The part behind the slash is the name of the subscription's folder, as DropboxMQ writes it: name and client
+id are encoded, so that a dot only separates them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dropq.errors import InvalidName
+from dropq.format import names
+from dropq.format.escapes import decode, encode
+from dropq.format.layout import NO_LOCAL, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout
+
+#: Bytes that the folder's name of a subscription may have, so that there is room for what is put around it.
+SUBSCRIPTION_LIMIT = 200
+
+
+class SubscriptionName(NamedTuple):
+    """What the folder of a subscription is called after: its name, its client, and whether it has no local messages."""
+
+    name: str
+    client_id: str
+    no_local: bool = False
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder."""
+        return f"{encode(self.name)}.{encode(self.client_id)}" + (NO_LOCAL if self.no_local else "")
+
+    @classmethod
+    def of(cls, folder: str) -> SubscriptionName | None:
+        """Return the subscription that a folder is called after; None for any other name."""
+        parts = folder.removesuffix(NO_LOCAL).split(".")
+        if len(parts) != 2 or not parts[1] or any(encode(decode(part)) != part for part in parts):
+            return None
+        return cls(decode(parts[0]), decode(parts[1]), folder.endswith(NO_LOCAL))
+
+
+def check_address(address: str) -> None:
+    """Raise InvalidName if neither a queue, nor a topic, nor a subscription can have an address."""
+    topic, slash, folder = address.partition("/")
+    if not slash:
+        names.check_queue_name(address)
+        return
+    check_topic_name(topic)
+    if SubscriptionName.of(folder) is None or names.DELETED.search(folder):
+        raise InvalidName(
+            f"{address!r} is no address: behind the slash stands SUBSCRIPTION.CLIENT, each encoded (a dot is %2E)"
+        )
+
+
+def check_topic_name(topic: str) -> None:
+    """Raise InvalidName if a topic cannot have a name."""
+    names.check_queue_name(topic)
+    if not all(topic.split(".")):
+        raise InvalidName(f"{topic!r} cannot name a topic: no part between its dots may be empty")
+
+
+def check_subscription_name(name: str, client_id: str) -> None:
+    """Raise InvalidName if a subscription cannot have a name and a client id."""
+    for what, text in (("name", name), ("client id", client_id)):
+        if not text or "\0" in text:
+            raise InvalidName(f"{text!r} cannot be the {what} of a subscription: give a text without NUL")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidName(f"{text!r} cannot be the {what} of a subscription: UTF-8 cannot encode it") from None
+    folder = SubscriptionName(name, client_id, no_local=True).folder
+    if len(folder) > SUBSCRIPTION_LIMIT:
+        raise InvalidName(
+            f"{name!r} of client {client_id!r} cannot name a subscription: its folder's name {folder!r} has over "
+            f"{SUBSCRIPTION_LIMIT} bytes"
+        )
+
+
+def is_topic_name(text: str) -> bool:
+    """Return whether a topic can have a name."""
+    return names.can_name_queue(text) and all(text.split("."))
+
+
+def topic_layout(root: str, topic: str) -> QueueLayout:
+    """Return where the messages lie that are published to a topic."""
+    home = f"{root}/{TOPIC_ROOT}/{topic.replace('.', '/')}"
+    return QueueLayout(home, f"{home}/{TOPIC_INCOMING}", topic=home)
+
+
+def subscription_layout(topic: QueueLayout, folder: str) -> QueueLayout:
+    """Return where the messages of a topic's subscription lie."""
+    home = f"{topic.topic}/{SUBSCRIPTIONS}/{folder}"
+    return QueueLayout(home, home, topic=topic.topic)
+
+
+def ancestors(topic: str) -> list[str]:
+    """Return a topic and the topics above it, to whose subscriptions it is published, too: a.b.c, a.b, a."""
+    parts = topic.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def layouts(root: str, address: str) -> tuple[QueueLayout, ...]:
+    """Return the layouts that a queue, topic or subscription of an address may have; the first that is there counts."""
+    topic, slash, folder = address.partition("/")
+    if slash:
+        return (subscription_layout(topic_layout(root, topic), folder),)
+    home = f"{root}/{address}"
+    queue = QueueLayout.flat(home), QueueLayout.incoming(home)
+    return (*queue, topic_layout(root, address)) if all(address.split(".")) else queue

@@ -1,0 +1,404 @@
+"""Many files, one commit: a claimed message is staged as copies for receivers, committed by one rename, rolled forward.
+
+A holder stages the copies in a new folder of `.dropq/staged/`, and commits by renaming its claim to `whole` in it: who
+lost the claim cannot. From then on anybody may move each copy to its receiver. `whole` is archived last, once a listing
+showed no copy. A folder that nobody will commit is dropped by a fence, a folder of the name `whole`: whichever of the
+two renames or makes it first decides. No staged folder is ever renamed, or removed with anything in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import random
+import string
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from dropq.errors import DropqError, LeaseLost
+from dropq.format.claims import Claim
+from dropq.format.layout import INCOMING, SUBSCRIPTIONS, removed_subscriptions
+from dropq.format.staged import RECEIVERS, WHOLE, StagedFolder, claim_of, part_name, part_of
+from dropq.lifecycle.claims import claims_in, find_claim, is_committed
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.staging.receivers import Identity, Receiver
+from dropq.storage import reading
+from dropq.storage.failures import describe, storage_error
+
+log = logging.getLogger("dropq")
+
+#: Milliseconds after which a staged folder with nothing in it is nobody's: its holder makes another.
+EMPTY_AGE = 60_000
+#: Milliseconds that a fence stays.
+FENCE_AGE = 86_400_000
+#: What an error says of a message whose copies could not be staged.
+UNSTAGED = "the message waits as before, and no receiver has it"
+
+_ALPHABET = string.digits + string.ascii_lowercase
+
+#: Writes the copies of a message: called with a folder and the names that the copies get there.
+Write = Callable[[str, Sequence[str]], None]
+
+
+@dataclass
+class Rolled:
+    """What a sweep of staged folders did: how many it rolled forward, and dropped, and could not bring in order."""
+
+    forward: int = 0
+    dropped: int = 0
+    refused: int = 0
+
+
+def fan_out(
+    context: QueueContext, claim: Claim, receivers: Sequence[Receiver], write: Write, own_name: str
+) -> bool | None:
+    """Turn a claimed message into a copy for each receiver; return whether each has it, or else they will get it.
+
+    It returns None where nothing was committed, and the message is still claimed: then the caller begins again, with
+    the receivers that there are by now.
+
+    Args:
+        context: the queue that the message is claimed in.
+        claim: the claim.
+        receivers: who gets a copy; at least one.
+        write: writes the copies.
+        own_name: the file name that the copies get.
+
+    Raises:
+        LeaseLost: the claim is gone; nothing was committed.
+        StorageError: the copies could not be staged; the message is still claimed, and no receiver has it.
+    """
+    parts = [part_name(number, own_name) for number in range(len(receivers))]
+    folder = _new_folder(context, claim)
+    try:
+        _stage(context, folder, parts, receivers, write)
+        if not _commit(context, claim, folder):
+            return None  # RACE: a sweep took this holder for dead, and dropped the folder
+    except LeaseLost:
+        raise  # sweeps see to the folder
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not reading.exists(folder) and reading.exists(claim.path):
+            return None  # RACE: it was empty for a while, and a sweep took it for nobody's
+        _withdraw(context, folder)
+        if reading.is_gone(error) and find_claim(context, claim.owner) is None:
+            raise LeaseLost(_lost(context, claim)) from error
+        raise storage_error(error, UNSTAGED) from error
+    except BaseException:
+        _withdraw(context, folder)
+        raise
+    return roll_forward(context, folder, receivers=dict(enumerate(receivers)), parts=parts)
+
+
+def _new_folder(context: QueueContext, claim: Claim) -> str:
+    attempt = "".join(random.choices(_ALPHABET, k=6))
+    name = StagedFolder(claim_of(claim.owner), attempt, "processed", claim.own_name).folder
+    folder = f"{context.layout.staged}/{name}"
+    try:
+        context.storage.make_folder(folder, passing=True)
+    except OSError as error:
+        raise storage_error(error, UNSTAGED) from error
+    return folder
+
+
+def _stage(
+    context: QueueContext, folder: str, parts: Sequence[str], receivers: Sequence[Receiver], write: Write
+) -> None:
+    write(folder, parts)
+    identities = [receiver.identity.written() for receiver in receivers]
+    context.storage.write_new(f"{folder}/{RECEIVERS}", json.dumps(identities).encode())
+    context.storage.sync(folder, context.layout.staged)
+
+
+def _commit(context: QueueContext, claim: Claim, folder: str) -> bool:
+    """Rename a claim to `whole`; return False if the folder was dropped before.
+
+    Raises:
+        LeaseLost: the claim is gone.
+        OSError: the rename was refused.
+    """
+    whole = f"{folder}/{WHOLE}"
+    while True:
+        try:
+            # RACE: with a sweep that drops the folder: whichever has the name `whole` first decides.
+            context.storage.commit(claim.path, whole)
+            return True
+        except FileNotFoundError as error:
+            if is_committed(folder):
+                return True  # RACE: NFS lost the reply
+            now = find_claim(context, claim.owner)
+            if now is not None and now.path != claim.path:
+                claim.follow(now)
+                continue
+            if now is None and _was_rolled_forward(folder):
+                return True  # RACE: NFS lost the reply, and a sweep was quicker than we
+            if now is not None:
+                raise  # the folder is gone
+            raise LeaseLost(_lost(context, claim)) from error
+        except OSError:
+            if is_committed(folder) and not reading.exists(claim.path):
+                return True
+            if reading.exists(whole):
+                return False
+            raise
+
+
+def _lost(context: QueueContext, claim: Claim) -> str:
+    return (
+        f"claim {claim.owner} on queue {context.layout.home} is gone (its lease ran out, it expired, or somebody else "
+        "took it); nothing was committed"
+    )
+
+
+def _was_rolled_forward(folder: str) -> bool:
+    """Return whether a folder that had parts was committed: it has neither parts nor a fence now."""
+    return not any(name == WHOLE or part_of(name) for name in reading.names_in(folder))
+
+
+def _withdraw(context: QueueContext, folder: str) -> None:
+    """Remove what was staged and will not be committed; only its holder may, while it has the claim."""
+    try:
+        for file in reading.names_in(folder):
+            if file != WHOLE:
+                context.storage.unlink(f"{folder}/{file}")
+        context.storage.remove_folder(folder)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            log.warning("%s stays until a sweep clears it: %s", folder, describe(error))
+
+
+# -- roll forward --------------------------------------------------------------------------------------------------
+
+
+def roll_forward(
+    context: QueueContext,
+    folder: str,
+    *,
+    receivers: Mapping[int, Receiver] | None = None,
+    parts: Sequence[str] | None = None,
+) -> bool:
+    """Move each part of a committed message to its receiver, then archive the message; return whether all is done.
+
+    RACE: any number of processes may do this at once. Each part is moved by the first rename; the others find it gone.
+
+    Args:
+        context: the queue that the message was claimed in.
+        folder: the staged folder, which is committed.
+        receivers: those whose folders are open, by number; None reads who they are.
+        parts: the parts, where this process has just staged them; None lists them.
+
+    Raises:
+        StorageError: what is moved may not be durable; a sweep goes on.
+    """
+    try:
+        return _roll_forward(context, folder, receivers, parts)
+    except OSError as error:
+        raise storage_error(error, "the message is committed: its copies arrive with the next sweep") from error
+
+
+def _roll_forward(
+    context: QueueContext,
+    folder: str,
+    receivers: Mapping[int, Receiver] | None,
+    parts: Sequence[str] | None,
+) -> bool:
+    storage, layout = context.storage, context.layout
+    staged = StagedFolder.of(os.path.basename(folder))
+    if staged is None:
+        return False
+    try:
+        storage.sync(folder, layout.processing, layout.working)  # the commit is durable before the first move
+        mover = _Mover(context, folder, receivers)
+        # RACE: whoever listed the folder before the last part was moved would archive the message too early: so the
+        # listing that ends the loop is made after the moves.
+        while names := _parts_in(folder) if parts is None else parts:
+            if not mover.move(names):
+                return False
+            parts = None
+        mover.sync()
+        storage.unlink(f"{folder}/{RECEIVERS}")  # no part needs it any more
+    except FileNotFoundError:
+        if reading.exists(folder):
+            raise
+        return True  # RACE: another roll-forward removed it
+    Transitions(context).end_whole(f"{folder}/{WHOLE}", staged.own_name)
+    with suppress(OSError):  # a sweep removes it
+        storage.remove_folder(folder)
+    return True
+
+
+def _parts_in(folder: str) -> list[str]:
+    return sorted(name for name in reading.names_in(folder) if part_of(name))
+
+
+class _Mover:
+    """Moves the parts of one committed message to their receivers."""
+
+    def __init__(self, context: QueueContext, folder: str, receivers: Mapping[int, Receiver] | None) -> None:
+        self._context = context
+        self._folder = folder
+        self._receivers = dict(receivers or {})
+        self._identities: list[Identity | None] | None = None
+        self._reached: dict[int, Receiver] = {}
+
+    def move(self, parts: Sequence[str]) -> bool:
+        """Move parts; return whether all of them have left the folder."""
+        done = True
+        for part in parts:
+            try:
+                done = self._move(part) and done
+            except (OSError, ValueError, DropqError) as error:
+                done = False
+                log.warning("%s/%s stays there until a sweep can move it: %s", self._folder, part, describe(error))
+        return done
+
+    def sync(self) -> None:
+        """Make the moves durable."""
+        for receiver in self._reached.values():
+            with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
+                receiver.sync(self._context.storage)
+        self._context.storage.sync(self._folder)
+
+    def _move(self, part: str) -> bool:
+        found = part_of(part)
+        if found is None:
+            return True
+        number, own_name = found
+        source = f"{self._folder}/{part}"
+        identity = self._identity(number)
+        if identity is None:
+            if not reading.exists(source):
+                return True  # RACE: another roll-forward moved it, and ended
+            raise ValueError(f"{RECEIVERS} does not say who gets it: look at it, then move it by hand")
+        receiver = self._receivers.get(number) or self._open(identity)
+        if receiver is None:
+            return self._set_aside(source, identity, own_name)
+        try:
+            self._take(receiver, source, own_name)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise
+            if not reading.exists(source):
+                return True  # RACE: another roll-forward moved it
+            return self._set_aside(source, identity, own_name)
+        self._receivers[number] = self._reached[number] = receiver
+        return True
+
+    def _take(self, receiver: Receiver, source: str, own_name: str) -> None:
+        """Rename a part into a receiver's target/; a name that is taken there belongs to another message."""
+        storage = self._context.storage
+        with suppress(FileExistsError):
+            if receiver.take(source, own_name, storage):
+                return
+        copy = Transitions(self._context).copy_name(self._context.sidecars.parse(own_name))
+        receiver.take_as(source, copy, storage)
+
+    def _open(self, identity: Identity) -> Receiver | None:
+        """Open a receiver by what receivers.json says of it; return None if it is not there."""
+        try:
+            receiver = Receiver(self._context.root.layout.path, identity.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        same = receiver.identity.inode == identity.inode
+        words = {receiver.identity.word, identity.word} - {""}
+        return receiver if same and len(words) < 2 else None
+
+    def _set_aside(self, source: str, identity: Identity, own_name: str) -> bool:
+        """Move the part of a receiver that is gone to error/; return False where it may come back."""
+        if is_being_removed(self._context, identity):
+            return False
+        details = {"receiver": identity.path}
+        Transitions(self._context).set_part_aside(source, own_name, "receiver_gone", details)
+        log.warning("receiver %s is gone: its copy of %s is in error/", identity.path, own_name)
+        return True
+
+    def _identity(self, number: int) -> Identity | None:
+        """Return who gets a part; None where that is not known, as the end of the roll-forward removes who they are."""
+        if (receiver := self._receivers.get(number)) is not None:
+            return receiver.identity
+        if self._identities is None:
+            found = reading.parse_json(reading.read_small(f"{self._folder}/{RECEIVERS}", limit=-1) or b"[]")
+            self._identities = [Identity.read(each) for each in found] if isinstance(found, list) else []
+        return self._identities[number] if number < len(self._identities) else None
+
+
+def is_being_removed(context: QueueContext, identity: Identity) -> bool:
+    """Return whether a receiver that is not in its place is being removed, and its folder is still there."""
+    above, name = os.path.split(identity.path.removesuffix(f"/{INCOMING}"))
+    folders = [f"{context.root.layout.path}/{above}"]
+    if os.path.basename(above) == SUBSCRIPTIONS:
+        folders.append(removed_subscriptions(f"{context.root.layout.path}/{os.path.dirname(above)}"))
+    return any(f"{name}.deleting-" in found for folder in folders for found in reading.names_in(folder))
+
+
+# -- sweeping ------------------------------------------------------------------------------------------------------
+
+
+def sweep(context: QueueContext) -> Rolled:
+    """Roll forward what is committed, drop what nobody will commit, and clear away what is empty."""
+    rolled = Rolled()
+    folders = [entry for entry in reading.entries(context.layout.staged) if entry.is_dir(follow_symlinks=False)]
+    if not folders:
+        return rolled
+    # RACE: after staged/: a claim goes from processing/ to staged/, so what is in neither listing was never committed.
+    claims = {claim_of(claim.owner) for claim in claims_in(context)}
+    for entry in folders:
+        staged = StagedFolder.of(entry.name)
+        if staged is None:
+            continue  # fsck reports it
+        try:
+            _sweep_folder(context, entry.path, staged.claim in claims, rolled)
+        except (OSError, DropqError, ValueError) as error:
+            rolled.refused += 1
+            log.warning("%s: %s; the next sweep tries again", entry.path, describe(error))
+    return rolled
+
+
+def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: Rolled) -> None:
+    if is_committed(folder):
+        rolled.forward += roll_forward(context, folder)
+        return
+    if reading.exists(f"{folder}/{WHOLE}"):
+        _clear_dropped(context, folder)
+        return
+    if has_claim:
+        return
+    if not _parts_in(folder):
+        _clear_empty(context, folder)
+        return
+    try:
+        # RACE: with its holder's commit, if that is alive: whichever has the name `whole` first decides.
+        context.storage.fence(f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder)), context.layout.private)
+    except FileExistsError:
+        rolled.forward += is_committed(folder) and roll_forward(context, folder)
+        return
+    rolled.dropped += 1
+    _clear_dropped(context, folder)
+
+
+def _clear_dropped(context: QueueContext, folder: str) -> None:
+    """Empty a dropped folder but for its fence; after a day remove both."""
+    for file in reading.names_in(folder) - {WHOLE}:
+        context.storage.unlink(f"{folder}/{file}")
+    if context.age_ms(f"{folder}/{WHOLE}") > FENCE_AGE:
+        fence = f"{folder}/{WHOLE}"
+        if reading.regular_size(fence) is None:
+            context.storage.remove_folder(fence)
+        else:
+            context.storage.unlink(fence)
+        context.storage.remove_folder(folder)
+
+
+def _clear_empty(context: QueueContext, folder: str) -> None:
+    """Remove a folder without parts that is old enough: what was in it was moved, or its holder makes another."""
+    if context.age_ms(folder) <= EMPTY_AGE:
+        return
+    try:
+        context.storage.remove_folder(folder)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        # RACE: its holder has begun to stage

@@ -1,0 +1,283 @@
+"""Distribution: what is published to a topic becomes a copy for each of its feeds, by one commit.
+
+A publisher, a consumer of a feed, a sweep or a router may distribute, any number at once: the claim decides who does.
+Filters and room are looked at before the claim, and again for the feeds that stand after it. A message that cannot be
+distributed now holds the topic, so that messages arrive in their order: those behind it wait, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import string
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from dropq.errors import DropqError, LeaseLost, Unavailable
+from dropq.format import names
+from dropq.format.claims import Claim, claim_owners
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.claims import is_committed
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.transitions import Transitions
+from dropq.policies.build import view_of
+from dropq.staging.fan_out import fan_out
+from dropq.storage import reading
+from dropq.storage.clock import lease_end
+from dropq.storage.failures import describe, error_context
+from dropq.storage.liveness import FORKS, Presence
+from dropq.storage.watch import Watch
+from dropq.topics.feeds import Feed, Feeds
+
+log = logging.getLogger("dropq")
+
+#: Seconds that a distributor's claim lasts, where no lock shows that it lives; it is renewed while copies are written.
+LEASE = 60.0
+#: Bytes up to which a body is read once and written from memory.
+IN_MEMORY = 1 << 20
+#: Seconds after which a publisher that waits for another distributor looks again.
+RECHECK = 0.02
+#: The warning of what holds a topic is repeated after this many seconds.
+WARN_EVERY = 60.0
+
+_ALPHABET = string.digits + string.ascii_lowercase
+
+
+class Distributor:
+    """Distributes what is published to one topic, for one process.
+
+    Args:
+        context: the topic's queue, `.incoming/`.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self.context = context
+        self._transitions = Transitions(context)
+        self._feeds = Feeds(context)
+        random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
+        self._id = f"distributor-{random}"
+        self._owners = claim_owners(self._id)
+        self._presence: Presence | None = None
+        self._forks = FORKS.count
+        self._paused = False
+        self._looks_at = 0.0
+        self._warned: dict[str, float] = {}
+        #: Why the first message that waits cannot be distributed; "" if nothing keeps it.
+        self.held_by = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it: after a fork, the sign of life is the parent's."""
+        return self._forks == FORKS.count
+
+    def close(self) -> None:
+        """End its sign of life; it holds nothing between two calls."""
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            presence.end()
+
+    # -- one message -------------------------------------------------------------------------------------------------
+
+    def publish(self, file: str, body: bytes | None = None, *, until: float | None = None) -> bool:
+        """Distribute a message that this process has just sent; return whether every feed has it.
+
+        Args:
+            file: its name in target/.
+            body: its body; None reads it.
+            until: how long to wait for a pause to end, or a full feed, by `time.monotonic()`; None does not wait.
+        """
+        message = MessageFile(file, typed_replies=self.context.sidecars.typed_replies)
+        watch: Watch | None = None
+        while True:
+            try:
+                if not self._is_paused() and (done := self._distribute(message, body, plan=False)) is not None:
+                    return done
+                held = self._is_paused()
+            except Unavailable as error:
+                self._hold(str(error))
+                held = True
+            except (OSError, DropqError) as error:
+                log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name, file,
+                            describe(error))  # fmt: skip
+                return False
+            if not held and not self._is_on_its_way(file):
+                return True  # RACE: another distributor was first
+            left = RECHECK if not held else (0 if until is None else until - time.monotonic())
+            if left <= 0:
+                return False
+            watch = watch or Watch(self.context.layout.processing)
+            watch.wait(min(left, RECHECK))
+
+    def _is_on_its_way(self, file: str) -> bool:
+        """Return whether a message waits, is claimed, or is committed and not wholly rolled forward."""
+        layout = self.context.layout
+        for _ in range(2):  # RACE: a sweep may take it back from processing/ to target/ between two looks
+            with error_context("whether the message is distributed is not known"):
+                if (
+                    reading.exists(f"{layout.target}/{file}")
+                    or any(name.endswith(f"~{file}") for name in reading.names_in(layout.processing))
+                    or any(name.endswith(f"~{file}") for name in self._staged())
+                ):
+                    return True
+        return False
+
+    def _staged(self) -> list[str]:
+        folder = self.context.layout.staged
+        return [name for name in reading.names_in(folder) if is_committed(f"{folder}/{name}")]
+
+    # -- all that waits ----------------------------------------------------------------------------------------------
+
+    def run(self, limit: int | None = None) -> int:
+        """Distribute what waits, in order, until a message holds the topic; return how many were distributed.
+
+        Args:
+            limit: at most this many.
+
+        Raises:
+            DropqError: the topic is gone, or cannot be used.
+        """
+        if self._is_paused():
+            return 0
+        count = 0
+        self.held_by = ""
+        with self.context.error_context("what waits is distributed later"):
+            view = view_of(self.context, depth=self.context.timing.view_depth)
+            view.refresh()
+            while limit is None or count < limit:
+                file = next(view.view, None)
+                if file is None:
+                    if view.go_on():
+                        continue
+                    break
+                try:
+                    if self._expired(file):
+                        continue
+                    count += self._distribute(file, None, plan=True) is not None
+                except Unavailable as error:
+                    self._hold(str(error))
+                    break
+                if self._is_paused():
+                    break
+        return count
+
+    def _expired(self, file: MessageFile) -> bool:
+        return has_expired(self.context, file) and self._transitions.expire_waiting(file)
+
+    def _hold(self, why: str) -> None:
+        self.held_by = why
+        now = time.monotonic()
+        if now - self._warned.get(why, -WARN_EVERY) >= WARN_EVERY:
+            self._warned[why] = now
+            log.warning("topic %s waits: %s", self.context.name, why)
+
+    def _is_paused(self) -> bool:
+        now = time.monotonic()
+        if now >= self._looks_at:
+            with error_context("what is published waits"):
+                self._paused = self.context.paused
+            self._looks_at = now + self.context.timing.max_age
+            if self._presence is not None:
+                self._presence.keep()
+        return self._paused
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def _distribute(self, file: MessageFile, body: bytes | None, *, plan: bool) -> bool | None:
+        """Claim a message that waits, and distribute it; return whether all feeds have it, None if it was claimed.
+
+        Args:
+            file: the message, as it lies in target/.
+            body: its body; None reads it.
+            plan: look at filters and room before the claim, so that what cannot be distributed now is not touched.
+
+        Raises:
+            Unavailable: it cannot be distributed now, and waits.
+        """
+        asked: list[Feed] = []
+        chosen: list[Feed] = []
+        if plan:
+            asked = self._feeds.now()
+            chosen = self._chosen(asked, file, "target")
+        if self._presence is None:
+            with error_context("the message waits in target/"):
+                self._presence = Presence(self.context.layout.consumers, self._id, self.context.storage)
+        claim = self._transitions.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
+        if claim is None:
+            return None
+        try:
+            return self._share_out(claim, body, asked, chosen)
+        except LeaseLost:
+            return None  # RACE: a sweep took this process for dead: somebody else distributes it
+        except BaseException:
+            with suppress(LeaseLost):
+                self._transitions.give_back(claim, counted=False, delay=0)
+            raise
+
+    def _share_out(self, claim: Claim, body: bytes | None, asked: Sequence[Feed], chosen: Sequence[Feed]) -> bool:
+        """Distribute a claimed message; `asked` are the feeds that were looked at before, and `chosen` get it."""
+        claimed = MessageFile(claim.filename, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
+        if has_expired(self.context, claimed):
+            self._transitions.set_aside(claim, "expired", "time_limit")
+            return True
+        own_name = self._copied_name(claim)
+        while True:
+            standing = self._feeds.now()
+            known, still = set(map(id, asked)), set(map(id, standing))
+            new = [feed for feed in standing if id(feed) not in known]
+            chosen = [feed for feed in chosen if id(feed) in still] + self._chosen(new, claimed, "processing")
+            if not chosen:
+                self._transitions.archive_uncounted(claim)
+                return True
+            if names.sidecar_of(own_name):
+                for feed in chosen:
+                    feed.context.sidecars.make_known()
+            receivers = [feed.receiver for feed in chosen]
+            done = fan_out(self.context, claim, receivers, self._writer(claim, body, chosen), own_name)
+            if done is not None:
+                return done
+            asked = standing
+
+    def _chosen(self, feeds: Sequence[Feed], file: MessageFile, state: str) -> list[Feed]:
+        """Return the feeds that get a message."""
+        client = ""
+        if feeds and names.may_be_marked(file.filename):
+            client = self.context.sidecars.full(file.name).from_client
+        wanting = [feed for feed in feeds if feed.wants(file, state, client)]
+        return [feed for feed in wanting if feed.has_room()]
+
+    def _copied_name(self, claim: Claim) -> str:
+        """Return the file name of the copies: the message's own, without what happened to it here."""
+        if not names.may_be_marked(claim.own_name) and "JMSXDeliveryCount" not in claim.own_name:
+            return claim.own_name
+        sidecars = self.context.sidecars
+        name = sidecars.parse(claim.own_name).unmarked
+        return sidecars.fit(replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, from_client=""))
+
+    def _writer(self, claim: Claim, body: bytes | None, feeds: Sequence[Feed]) -> Callable[[str, Sequence[str]], None]:
+        """Return what writes the copies into a staged folder."""
+        context, storage = self.context, self.context.storage
+        small = body if body is not None else self._small_body(claim)
+
+        def write(folder: str, parts: Sequence[str]) -> None:
+            own_modes = all(feed.context.storage.writes_as(storage) for feed in feeds)
+            keeps_time = not names.tells_time(claim.own_name)
+            if small is not None and own_modes and not keeps_time:
+                storage.write_all(folder, parts, [small] * len(parts))
+                return
+            renewed = time.monotonic()
+            for part, feed in zip(parts, feeds, strict=True):
+                storage.copy(claim.path, f"{folder}/{part}", like=feed.context.storage)
+                if time.monotonic() - renewed > LEASE / 3:
+                    self._transitions.extend(claim, lease_end(context.clock, LEASE))
+                    renewed = time.monotonic()
+
+        return write
+
+    def _small_body(self, claim: Claim) -> bytes | None:
+        try:
+            return reading.read_body(claim.path, IN_MEMORY)
+        except OSError:
+            return None  # too long, or gone: then the copy says so

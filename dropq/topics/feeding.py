@@ -1,0 +1,73 @@
+"""The topics that a queue is fed from: each of its consumers looks now and then whether something waits there.
+
+A subscription is fed from its topic and from all topics below that; a view from the topics that it names.
+"""
+
+from __future__ import annotations
+
+import time
+
+from dropq.config.schema import underlies
+from dropq.errors import NoSuchQueue
+from dropq.format.addresses import topic_layout
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import topics
+from dropq.queue.open_queue import open_queue
+from dropq.storage import reading
+from dropq.topics.distribution import Distributor
+
+#: Seconds after which the holder of an ephemeral subscription shows again that it is there.
+KEEP_EVERY = 20.0
+
+
+class Feeding:
+    """The topics that one queue is fed from, for a consumer of it.
+
+    Args:
+        context: the queue.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+        self._known: dict[str, Distributor] = {}
+        self._keeps_at = 0.0
+
+    def distributors(self) -> list[Distributor]:
+        """Return a distributor for each topic where something waits, or is under way."""
+        found: dict[str, Distributor] = {}
+        for topic in topics(self._context.root.layout):
+            layout = topic_layout(self._context.root.layout.path, topic)
+            if not self._is_fed_by(topic) or not reading.is_folder(layout.target):
+                continue
+            distributor = self._known.get(topic)
+            if distributor is None or not distributor.is_ours:
+                try:
+                    distributor = Distributor(open_queue(self._context.root, topic))
+                except NoSuchQueue:
+                    continue  # RACE: it was deleted just now
+                if not distributor.context.layout.is_topic:
+                    continue  # a queue has its name
+            found[topic] = distributor
+        self._known = found
+        return [each for each in found.values() if _is_busy(each.context)]
+
+    def _is_fed_by(self, topic: str) -> bool:
+        expression = self._context.config.underlying_topic
+        if expression is not None:
+            return underlies(expression, topic)
+        own = self._context.name.partition("/")[0]
+        return topic == own or topic.startswith(f"{own}.")
+
+    def keep_ephemeral(self) -> None:
+        """Show that the holder of an ephemeral subscription is there."""
+        layout = self._context.layout
+        now = time.monotonic()
+        if layout.is_subscription and now >= self._keeps_at:
+            self._keeps_at = now + KEEP_EVERY
+            if reading.exists(layout.ephemeral):
+                self._context.storage.stamp(layout.ephemeral)
+
+
+def _is_busy(topic: QueueContext) -> bool:
+    layout = topic.layout
+    return any(reading.names_in(folder) for folder in (layout.target, layout.processing, layout.staged, layout.delayed))

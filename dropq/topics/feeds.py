@@ -1,0 +1,219 @@
+"""Who gets what is published to a topic: the subscriptions of the topic and of those above it, and the views on it.
+
+A feed is a receiver with its rules: its filter, its room, whether it gets what its own client publishes. The feeds are
+listed for each message, after its claim. What is known of a feed is kept while its folder and its file are the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from dropq.config.schema import underlies
+from dropq.errors import DropqError, NoSuchQueue, Unavailable
+from dropq.format.addresses import SubscriptionName, ancestors, topic_layout
+from dropq.format.layout import SUBSCRIPTIONS
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.context import QueueContext
+from dropq.policies.send_limits import Tally
+from dropq.policies.wanted import deciding
+from dropq.queue.open_queue import open_queue
+from dropq.staging.receivers import Receiver
+from dropq.storage import reading
+from dropq.storage.failures import describe
+from dropq.topics.views import view_names
+
+log = logging.getLogger("dropq")
+
+#: Seconds for which the configuration of a feed is relied on before its file is looked at again.
+CONFIG_AGE = 1.0
+
+
+class Feed:
+    """A receiver, and which messages it gets.
+
+    Args:
+        topic: the topic that it is fed from.
+        address: the receiver's address.
+        receiver: its open folder.
+        context: the open queue.
+    """
+
+    def __init__(self, topic: QueueContext, address: str, receiver: Receiver, context: QueueContext) -> None:
+        self.address = address
+        self.receiver = receiver
+        self.context = context
+        config, layout = context.config, context.layout
+        self.is_view = not layout.topic
+        self._read_at = time.monotonic()
+        self._version = _version(layout.config_file)
+        self._decide: dict[str, Callable[[MessageFile], bool | None]] = {}
+        if config.filter is not None:
+            for state in ("target", "processing"):
+                self._decide[state] = deciding(config.filter, topic, state, config.message_type)
+        self._tally: Tally | None = None
+        if config.max_unprocessed is not None:
+            folders = (layout.target, layout.delayed, layout.processing)
+            self._tally = Tally(folders, config.ignore, config.max_unprocessed, context.timing)
+        subscription = SubscriptionName.of(os.path.basename(layout.home)) if layout.is_subscription else None
+        self._no_local = subscription.client_id if subscription is not None and subscription.no_local else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its configuration is that of its file."""
+        now = time.monotonic()
+        if now - self._read_at < CONFIG_AGE:
+            return True
+        self._read_at = now
+        return _version(self.context.layout.config_file) == self._version
+
+    def wants(self, file: MessageFile, state: str, client: str) -> bool:
+        """Return whether it gets a message.
+
+        Args:
+            file: the message.
+            state: where its file lies.
+            client: the publisher's client id; "" if it has none.
+
+        Raises:
+            Unavailable: its filter cannot be evaluated.
+        """
+        if self._no_local is not None and self._no_local == client:
+            return False
+        decide = self._decide.get(state)
+        if decide is None:
+            return True
+        wanted = decide(file)
+        if wanted is None:
+            raise Unavailable(f"the filter of {self.address} cannot be evaluated, as the body cannot be read")
+        return wanted
+
+    def has_room(self) -> bool:
+        """Return whether it takes one more message, and count that; a full one that discards takes none.
+
+        Raises:
+            Unavailable: it is full, and makes the topic wait.
+        """
+        if self._tally is None or self._tally.enter(1):
+            return True
+        if self.context.config.overflow != "discard":
+            raise Unavailable(f"{self.address} is full (max_unprocessed = {self.context.config.max_unprocessed})")
+        log.warning("%s is full, and discards what is published", self.address)
+        return False
+
+
+class Feeds:
+    """The feeds of one topic.
+
+    Args:
+        topic: the topic.
+    """
+
+    def __init__(self, topic: QueueContext) -> None:
+        self._topic = topic
+        root = topic.root.layout.path
+        self._above = [(name, f"{topic_layout(root, name).home}/{SUBSCRIPTIONS}") for name in ancestors(topic.name)]
+        self._device = reading.device(topic.layout.base)
+        self._known: dict[tuple[str, int], Feed] = {}
+        self._views: dict[str, Feed] = {}
+        self._broken: set[str] = set()
+
+    def now(self) -> list[Feed]:
+        """Return the feeds that stand at this moment, each queue once.
+
+        Raises:
+            Unavailable: one cannot be used now; the message waits for it.
+            OSError: they cannot be listed.
+        """
+        feeds: list[Feed] = []
+        known: dict[tuple[str, int], Feed] = {}
+        links: list[str] = []
+        for topic, folder in self._above:
+            for name, inode, is_link in reading.subfolders(folder):
+                if is_link:
+                    links.append(f"{folder}/{name}")
+                    continue
+                feed = self._known.get((f"{topic}/{name}", inode))
+                if feed is None or not feed.is_current:
+                    if SubscriptionName.of(name) is None:
+                        continue
+                    feed = self._opened(f"{topic}/{name}")
+                if feed is not None:
+                    known[f"{topic}/{name}", inode] = feed
+                    feeds.append(feed)
+        self._known = known  # RACE: threads have equal ones; a feed that both forget is closed when neither uses it
+        views = list(self._views_now())
+        if views or links:
+            feeds = _each_once([*feeds, *views, *self._linked(links)])
+        return feeds
+
+    def _views_now(self) -> Iterator[Feed]:
+        views: dict[str, Feed] = {}
+        for name in view_names(self._topic.root.layout):
+            feed = self._views.get(name)
+            if feed is None or not feed.is_current or not feed.receiver.is_in_place(self._topic.root.layout.path):
+                feed = self._opened(name)
+            topics = None if feed is None else feed.context.config.underlying_topic
+            if feed is not None and topics is not None:
+                views[name] = feed
+                try:
+                    underlying = underlies(topics, self._topic.name)
+                except DropqError as error:
+                    raise Unavailable(f"whether {name} is a view on this topic is not known: {error}") from error
+                if underlying:
+                    yield feed
+        self._views = views
+
+    def _linked(self, links: list[str]) -> Iterator[Feed]:
+        """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too."""
+        root = self._topic.root.layout.path
+        for link in links:
+            base = os.path.realpath(link)
+            home = os.path.dirname(base) if os.path.basename(base) == "incoming" else base
+            if os.path.dirname(home) == os.path.realpath(root) and (feed := self._opened(os.path.basename(home))):
+                yield feed
+
+    def _opened(self, address: str) -> Feed | None:
+        """Open a feed; return None for what is no queue, with a warning.
+
+        Raises:
+            Unavailable: it cannot be used now.
+        """
+        topic = self._topic
+        try:
+            context = open_queue(topic.root, address)
+            base = context.layout.base
+            receiver = Receiver(topic.root.layout.path, os.path.relpath(base, topic.root.layout.path))
+            if receiver.device != self._device:
+                raise Unavailable(f"{address} is on another file system than topic {topic.name}: no rename leads there")
+            if not os.access(context.layout.target, os.W_OK | os.X_OK):
+                raise Unavailable(f"this user may not send to {address}: somebody else distributes what is published")
+            return Feed(topic, address, receiver, context)
+        except (NoSuchQueue, FileNotFoundError) as error:
+            if address not in self._broken:
+                self._broken.add(address)
+                log.warning("topic %s: %s gets nothing: %s", topic.name, address, describe(error))
+            return None
+        except Unavailable:
+            raise
+        except (DropqError, OSError) as error:
+            raise Unavailable(f"{address} cannot be used: {describe(error)}") from error
+
+
+def _each_once(feeds: list[Feed]) -> list[Feed]:
+    """Leave out what is met twice, as a view that is also a link among the subscriptions."""
+    seen: dict[int, Feed] = {}
+    for feed in feeds:
+        seen.setdefault(feed.receiver.identity.inode, feed)
+    return list(seen.values())
+
+
+def _version(path: str) -> tuple[int, int] | None:
+    """Return what changes when a file is replaced or written; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

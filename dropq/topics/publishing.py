@@ -1,0 +1,84 @@
+"""Publishing: a send to a topic, or to a view, which distributes what it has sent before it returns.
+
+The send itself is that of any queue, into the `target/` of the topic's `.incoming/`; from its rename on the message is
+published, whoever distributes it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from dropq.errors import NoSuchQueue
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.queue.open_queue import open_queue
+from dropq.topics.distribution import Distributor
+from dropq.topics.views import is_view
+
+
+class Publishing(Transitions):
+    """The transitions of what is published to one topic.
+
+    Args:
+        context: the topic's queue.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        super().__init__(context)
+        self._distributors = threading.local()
+        #: Seconds for which a publish waits for a pause to end, or a full subscription, in this thread; None: it does
+        #: not wait.
+        self.patience = threading.local()
+
+    def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool:
+        """Publish a body; return whether every receiver has it: one that is delayed comes later."""
+        super().send_new(file, data, not_before=not_before)
+        return not not_before and self.distribute(file, bytes(data))
+
+    def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> bool:
+        """Publish a staged file, as `send_new` does."""
+        super().send(file, not_before=not_before, back_to=back_to)
+        return not not_before and self.distribute(file)
+
+    def distribute(self, file: str, body: bytes | None = None) -> bool:
+        """Distribute a message that this process has just published; return whether every receiver has it."""
+        patience: float | None = getattr(self.patience, "seconds", None)
+        until = None if patience is None else time.monotonic() + patience
+        return self._distributor().publish(file, body, until=until)
+
+    def _distributor(self) -> Distributor:
+        """Return this thread's distributor: each claims under a name of its own."""
+        distributor: Distributor | None = getattr(self._distributors, "own", None)
+        if distributor is None or not distributor.is_ours:
+            distributor = self._distributors.own = Distributor(self.context)
+        return distributor
+
+
+def outlet(context: QueueContext) -> Transitions:
+    """Return what sends to a queue: of a topic, or of a view's topic, what publishes.
+
+    Raises:
+        NoSuchQueue: the topic of a view is not there.
+    """
+    if context.layout.is_topic:
+        return Publishing(context)
+    if is_view(context):
+        return Publishing(open_target(context.root, context))
+    return Transitions(context)
+
+
+def open_target(root: RootContext, view: QueueContext) -> QueueContext:
+    """Open the topic that a view's sends are published to.
+
+    Raises:
+        NoSuchQueue: the topic is not there.
+    """
+    target = view.config.default_publish_target or view.config.underlying_topic or ""
+    try:
+        context = open_queue(root, target)
+    except NoSuchQueue as error:
+        raise NoSuchQueue(f"queue {view.name} is a view, and sends to it go to a topic: {error}") from error
+    if not context.layout.is_topic:
+        raise NoSuchQueue(f"queue {view.name} is a view on topic {target!r}, and {target!r} is a queue")
+    return context

@@ -1,0 +1,248 @@
+"""Making topics and subscriptions, and removing subscriptions: each appears, and goes, as a whole, by one rename."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from dropq.config.load import explain_queue, toml_text, validate_options
+from dropq.errors import NoSuchQueue, QueueExists, Unavailable
+from dropq.format.addresses import (
+    SubscriptionName,
+    check_subscription_name,
+    check_topic_name,
+    subscription_layout,
+    topic_layout,
+)
+from dropq.format.layout import NO_LOCAL, SUBSCRIPTIONS, QueueLayout, removed_subscriptions
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
+from dropq.queue.open_queue import find_layout, group_number, open_queue
+from dropq.storage import liveness, reading
+from dropq.storage.failures import error_context, storage_error
+from dropq.storage.files import Storage
+
+
+def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:
+    """Make a topic, as `Root.create_topic` says."""
+    check_topic_name(name)
+    layout = topic_layout(root.layout.path, name)
+    found = find_layout(root.layout.path, name)
+    if found is not None:
+        raise QueueExists(f"{'topic' if found.is_topic else 'queue'} {name!r} is there already: {found.home}")
+    config = validate_options(options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file)
+    store = Storage(
+        config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group_number(config.group)
+    )
+    hidden = f"{layout.base}.creating-{os.urandom(6).hex()}"
+    try:
+        store.make_folder(f"{layout.home}/{SUBSCRIPTIONS}")
+        if options:
+            store.write_small(layout.config_file, toml_text(options).encode())
+        _build(QueueLayout(hidden, hidden), store, {})
+        store.move_folder(hidden, layout.base)
+    except OSError as error:
+        with suppress(OSError):  # fsck finds what cannot be removed now
+            store.remove_tree(hidden)
+        if isinstance(error, FileExistsError):
+            raise QueueExists(f"topic {name!r} is there already: {layout.base}") from error
+        raise storage_error(error, f"topic {name!r} was not made") from error
+    with error_context(f"topic {name!r} is made, but a power cut may take it back"):
+        store.sync(layout.home)
+    with suppress(OSError):  # the next sweep of the root notes a topic that cannot be noted now
+        make_known(root.layout, layout.private, store)
+
+
+def subscribe(
+    topic: QueueContext,
+    subscription: SubscriptionName,
+    options: Mapping[str, Any],
+    *,
+    recovery_point: str | None = None,
+    ephemeral: bool = False,
+) -> str:
+    """Make a subscription, unless it is there as it was asked for; return its address.
+
+    One of the same name and client with another filter, with local messages or without, or of another topic, is
+    removed first, with what it holds, as JMS has it.
+
+    Args:
+        topic: the topic.
+        subscription: the subscription's name.
+        options: keys of its queue.toml.
+        recovery_point: where in the topic's history a new one begins; None begins now.
+        ephemeral: it goes with who uses it.
+
+    Raises:
+        InvalidName, ConfigError: the name or an option cannot be used; nothing was changed.
+        Unavailable: the one of before is in use.
+    """
+    check_subscription_name(subscription.name, subscription.client_id)
+    address = f"{topic.name}/{subscription.folder}"
+    validate_options(options, f"options of subscription {address}", root=topic.root.config)
+    for found in list(of_client(topic.root, subscription)):
+        if found == address and _filter_of(topic, found) == options.get("filter"):
+            return address
+        remove(topic.root, found)
+    layout = subscription_layout(topic.layout, subscription.folder)
+    store = topic.storage
+    hidden = f"{topic.layout.new}/{os.urandom(6).hex()}"
+    files: dict[str, bytes] = {"queue.toml": toml_text(options).encode()} if options else {}
+    if ephemeral:
+        files[".dropq/ephemeral"] = b""
+    if recovery_point is not None:
+        files[".dropq/recovering"] = recovery_point.encode()
+    try:
+        store.make_folder(hidden)
+        _build(QueueLayout(hidden, hidden, topic=layout.topic), store, files)
+        store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}")
+        store.move_folder(hidden, layout.home)
+    except OSError as error:
+        with suppress(OSError):  # a sweep of the topic removes it
+            store.remove_tree(hidden)
+        if not isinstance(error, FileExistsError):
+            raise topic.refused(error, f"subscription {address} was not made") from error
+        return subscribe(topic, subscription, options, recovery_point=recovery_point, ephemeral=ephemeral)
+    with error_context(f"subscription {address} is made, but a power cut may take it back"):
+        store.sync(f"{layout.topic}/{SUBSCRIPTIONS}")
+    with suppress(OSError):  # the next sweep of the root notes it
+        make_known(topic.root.layout, layout.private, store)
+    return address
+
+
+def _build(layout: QueueLayout, store: Storage, files: Mapping[str, bytes]) -> None:
+    """Make a queue's folders and files under a hidden name, and make them durable."""
+    folders = layout.first_folders
+    for folder in folders:
+        store.make_folder(folder, parents=False, passing=True)  # synced below, each parent once
+    store.write_small(layout.created, os.urandom(8).hex().encode())
+    for name, content in files.items():
+        store.write_small(f"{layout.base}/{name}", content)
+    store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders))
+
+
+def of_client(root: RootContext, subscription: SubscriptionName) -> Iterator[str]:
+    """Yield the addresses of the subscriptions of a name and client, of any topic, with local messages or without."""
+    stem = subscription._replace(no_local=False).folder
+    with error_context("nothing was changed"):
+        for topic in topics(root.layout):
+            for folder in subscription_folders(root.layout, topic):
+                if folder in (stem, stem + NO_LOCAL):
+                    yield f"{topic}/{folder}"
+
+
+def _filter_of(topic: QueueContext, address: str) -> object:
+    """Return the filter that a subscription was made with; None if it has none of its own."""
+    root = topic.root
+    layout = subscription_layout(topic.layout, address.partition("/")[2])
+    settings = explain_queue(address, root.config, root.layout.config_file, layout)
+    return next((each.value for each in settings if each.key == "filter" and each.source == layout.config_file), None)
+
+
+def remove(root: RootContext, address: str) -> None:
+    """Remove a subscription with what it holds; a copy that is on its way goes with it, or to the topic's error/.
+
+    Raises:
+        NoSuchQueue: there is no such subscription.
+        Unavailable: it is in use; nothing was changed.
+    """
+    context = open_queue(root, address)
+    folder = context.layout.consumers
+    alive = [name for name in liveness.known(folder) if liveness.is_verifiable(folder, name)]
+    alive = [name for name in alive if not liveness.is_dead(folder, name)]
+    if alive:
+        raise Unavailable(
+            f"subscription {address} is in use by {', '.join(sorted(alive))}: end that first; nothing was removed"
+        )
+    take_away(root, context.layout)
+
+
+def take_away(root: RootContext, layout: QueueLayout) -> None:
+    """Remove a subscription: from the rename on, it gets nothing, and nobody finds it."""
+    name = os.path.basename(layout.home)
+    mark = f"{root.clock.now_ms()}"
+    above = removed_subscriptions(layout.topic)
+    store = Storage(lenient=True)
+    try:
+        if reading.exists(os.path.dirname(above)):
+            store.make_folder(above)
+            away = f"{above}/{name}.deleting-{mark}-{os.urandom(3).hex()}"
+        else:  # a folder above topics has no place of its own: DropboxMQ names what it removes so
+            away = f"{layout.home}.deleted-{mark}"
+        store.rename_folder(layout.home, away)
+    except FileNotFoundError:
+        raise NoSuchQueue(f"subscription {layout.home} is not there any more") from None
+    except OSError as error:
+        raise storage_error(error, f"subscription {layout.home} was not removed") from error
+    clear_away(root, layout, away)
+
+
+def clear_away(root: RootContext, layout: QueueLayout, away: str) -> None:
+    """Remove the folder of a subscription that was taken away; a sweep of the topic goes on with what is left.
+
+    Args:
+        root: the root.
+        layout: where the subscription was.
+        away: where it is now.
+    """
+    store = Storage(lenient=True)
+    gone = QueueLayout(away, away)
+    try:
+        forget(root.layout, layout.base, gone.private, store)
+        for folder in (gone.target, gone.delayed):
+            store.drain(folder)  # from here on a copy that is on its way does not find it
+        store.remove_tree(away)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
+            raise storage_error(error, f"a sweep removes the rest: {away}") from error
+
+
+def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None) -> int:
+    """Remove what is left of subscriptions that were half made or half removed, and ephemeral ones of the dead.
+
+    Args:
+        topic: the topic.
+        ephemeral_older_than: remove ephemeral ones whose holder did nothing for so many seconds, too.
+
+    Returns:
+        How many were removed.
+    """
+    root, count = topic.root, 0
+    above = removed_subscriptions(topic.layout.topic)
+    for entry in list(reading.entries(above)):
+        layout = subscription_layout(topic.layout, entry.name.rpartition(".deleting-")[0])
+        clear_away(root, layout, entry.path)
+        count += 1
+    for entry in list(reading.entries(topic.layout.new)):
+        if topic.age_ms(entry.path) > UNFINISHED_AGE:
+            topic.storage.remove_tree(entry.path)
+            count += 1
+    for folder in list(subscription_folders(root.layout, topic.name)):
+        layout = subscription_layout(topic.layout, folder)
+        if reading.exists(layout.ephemeral) and _is_left(topic, layout, ephemeral_older_than):
+            with suppress(NoSuchQueue):  # RACE: another sweep was first
+                take_away(root, layout)
+                count += 1
+    return count
+
+
+#: Milliseconds after which a subscription that never appeared is nobody's.
+UNFINISHED_AGE = 3_600_000
+#: Milliseconds since its holder's last sign after which an ephemeral subscription without a living holder is left.
+EPHEMERAL_AGE = 60_000
+
+
+def _is_left(topic: QueueContext, layout: QueueLayout, older_than: float | None) -> bool:
+    """Return whether the holder of an ephemeral subscription is dead."""
+    try:
+        age = topic.clock.now_ms() - reading.written_ms(layout.ephemeral)
+    except FileNotFoundError:
+        return False
+    if older_than is not None and age > older_than * 1000:
+        return True
+    known = liveness.known(layout.consumers)
+    # RACE: one that was just made has no holder yet.
+    return age > EPHEMERAL_AGE and all(liveness.is_dead(layout.consumers, name) for name in known)

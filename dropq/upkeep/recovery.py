@@ -1,0 +1,100 @@
+"""Recovery: a new subscription gets what its topic archived before it stood.
+
+While `.dropq/recovering` is there, nothing leaves the subscription's `target/`. So what it has is known, and a recovery
+that a crash ended begins again. Anybody may do it, one process at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from contextlib import suppress
+
+from dropq.errors import LeaseLost, NoSuchQueue
+from dropq.format.addresses import SubscriptionName
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle.claims import claims_in
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.transitions import Transitions
+from dropq.policies.lock import PolicyLock
+from dropq.policies.wanted import deciding
+from dropq.queue.open_queue import open_queue
+from dropq.staging import fan_out
+from dropq.storage import reading
+from dropq.upkeep.replay import identity_of, since
+
+log = logging.getLogger("dropq")
+
+
+def is_recovering(context: QueueContext) -> bool:
+    """Return whether a queue is a subscription that is being filled."""
+    return context.layout.is_subscription and reading.exists(context.layout.recovering)
+
+
+def recover(context: QueueContext) -> int:
+    """Fill a new subscription with what its topic has archived; return how many copies were made.
+
+    Raises:
+        DropqError, OSError: it is not filled yet: the next sweep goes on.
+    """
+    topic = open_queue(context.root, context.name.partition("/")[0])
+    with PolicyLock(context).held(lambda: None) as alone:
+        if not alone or not is_recovering(context):
+            return 0
+        point = (reading.read_small(context.layout.recovering) or b"").decode(errors="replace") or "epoch"
+        _begin_again(topic)
+        count = _fill(context, topic, point)
+        context.storage.unlink(context.layout.recovering)
+        context.storage.sync(context.layout.private)
+    return count
+
+
+def _begin_again(topic: QueueContext) -> None:
+    """Let every distribution begin again that may have listed the receivers before the subscription stood.
+
+    A distributor that lost its claim can neither commit nor archive. What is committed is rolled forward.
+    """
+    for claim in claims_in(topic):
+        with suppress(LeaseLost):
+            Transitions(topic).give_back(claim, counted=False, delay=0)
+    rolled = fan_out.sweep(topic)
+    if rolled.refused:
+        log.warning("topic %s: what is committed was not rolled forward whole; its copies arrive later", topic.name)
+
+
+def _fill(context: QueueContext, topic: QueueContext, point: str) -> int:
+    there = {identity_of(file, context, "target") for file in _waiting(context)}
+    subscription = SubscriptionName.of(context.name.partition("/")[2])
+    client = subscription.client_id if subscription is not None and subscription.no_local else None
+    wants = None
+    if context.config.filter is not None:
+        wants = deciding(context.config.filter, topic, "processed", context.config.message_type)
+    count = 0
+    seen: set[Hashable] = set(there)
+    for archived in since(topic, point):
+        if archived.message in seen:
+            continue
+        file = MessageFile(archived.file, archived.time // 1000, typed_replies=topic.sidecars.typed_replies)
+        if (client is not None and topic.sidecars.full(file.name).from_client == client) or has_expired(topic, file):
+            continue
+        if wants is not None and not wants(file):
+            continue
+        seen.add(archived.message)
+        count += Transitions(topic).copy_archived(archived.file, context) is not None
+    return count
+
+
+def _waiting(context: QueueContext) -> list[MessageFile]:
+    return [
+        context.sidecars.file(entry.name, context.layout.target)
+        for entry in reading.entries(context.layout.target)
+        if reading.is_message_file(entry) and not context.sidecars.ignored(entry.name)
+    ]
+
+
+def recover_if_needed(context: QueueContext) -> None:
+    """Fill a subscription that was left half filled, before something is taken out of it."""
+    if is_recovering(context):
+        with suppress(NoSuchQueue):  # its topic is gone: it stays as it is
+            recover(context)
