@@ -17,7 +17,7 @@ RECEIVERS = "receivers.json"
 ENDS = ("processed",)
 
 _FOLDER = re.compile(
-    rf"([0-9a-z]{{10}}-[0-9a-z]{{1,8}})\.([0-9a-z]{{6}}),({'|'.join(ENDS)})~(.+)", re.ASCII | re.DOTALL
+    rf"([0-9a-z]{{10}}-[0-9a-z]{{1,8}})\.([0-9a-f]{{6}}),({'|'.join(ENDS)})~(.+)", re.ASCII | re.DOTALL
 )
 _PART = re.compile(r"(0|[1-9][0-9]{0,8})~(.+)", re.ASCII | re.DOTALL)
 
@@ -27,7 +27,7 @@ class StagedFolder(NamedTuple):
 
     Attributes:
         claim: the end of the owner of the claim: the random part of the subscription, and the claim's sequence.
-        attempt: six random letters or digits.
+        attempt: six random hex digits.
         end: the state that the message itself ends in.
         own_name: the message's file name.
     """

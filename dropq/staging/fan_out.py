@@ -9,12 +9,10 @@ two renames or makes it first decides. No staged folder is ever renamed, or remo
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import random
-import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -37,8 +35,6 @@ EMPTY_AGE = 60_000
 FENCE_AGE = 86_400_000
 #: What an error says of a message whose copies could not be staged.
 UNSTAGED = "the message waits as before, and no receiver has it"
-
-_ALPHABET = string.digits + string.ascii_lowercase
 
 #: Writes the copies of a message: called with a folder and the names that the copies get there.
 Write = Callable[[str, Sequence[str]], None]
@@ -90,11 +86,11 @@ def fan_out(
     except BaseException:
         _withdraw(context, folder)
         raise
-    return roll_forward(context, folder, receivers=dict(enumerate(receivers)), parts=parts)
+    return roll_forward(context, folder, staged=(parts, receivers, own_name))
 
 
 def _new_folder(context: QueueContext, claim: Claim) -> str:
-    attempt = "".join(random.choices(_ALPHABET, k=6))
+    attempt = f"{random.getrandbits(24):06x}"
     name = StagedFolder(claim_of(claim.owner), attempt, "processed", claim.own_name).folder
     folder = f"{context.layout.staged}/{name}"
     try:
@@ -108,8 +104,8 @@ def _stage(
     context: QueueContext, folder: str, parts: Sequence[str], receivers: Sequence[Receiver], write: Write
 ) -> None:
     write(folder, parts)
-    identities = [receiver.identity.written() for receiver in receivers]
-    context.storage.write_new(f"{folder}/{RECEIVERS}", json.dumps(identities).encode())
+    content = ",\n".join(receiver.written for receiver in receivers)
+    context.storage.write_new(f"{folder}/{RECEIVERS}", f"[{content}]\n".encode())
     context.storage.sync(folder, context.layout.staged)
 
 
@@ -177,8 +173,7 @@ def roll_forward(
     context: QueueContext,
     folder: str,
     *,
-    receivers: Mapping[int, Receiver] | None = None,
-    parts: Sequence[str] | None = None,
+    staged: tuple[Sequence[str], Sequence[Receiver], str] | None = None,
 ) -> bool:
     """Move each part of a committed message to its receiver, then archive the message; return whether all is done.
 
@@ -187,14 +182,14 @@ def roll_forward(
     Args:
         context: the queue that the message was claimed in.
         folder: the staged folder, which is committed.
-        receivers: those whose folders are open, by number; None reads who they are.
-        parts: the parts, where this process has just staged them; None lists them.
+        staged: the parts, who gets each, and the name that it gets, where this process has just staged them; None
+            lists the parts, and reads who gets them.
 
     Raises:
         StorageError: what is moved may not be durable; a sweep goes on.
     """
     try:
-        return _roll_forward(context, folder, receivers, parts)
+        return _roll_forward(context, folder, staged)
     except OSError as error:
         raise storage_error(error, "the message is committed: its copies arrive with the next sweep") from error
 
@@ -202,47 +197,58 @@ def roll_forward(
 def _roll_forward(
     context: QueueContext,
     folder: str,
-    receivers: Mapping[int, Receiver] | None,
-    parts: Sequence[str] | None,
+    staged: tuple[Sequence[str], Sequence[Receiver], str] | None,
 ) -> bool:
     storage, layout = context.storage, context.layout
-    staged = StagedFolder.of(os.path.basename(folder))
-    if staged is None:
+    name = StagedFolder.of(os.path.basename(folder))
+    if name is None:
         return False
     try:
         storage.sync(folder, layout.processing, layout.working)  # the commit is durable before the first move
-        mover = _Mover(context, folder, receivers)
-        # RACE: whoever listed the folder before the last part was moved would archive the message too early: so the
-        # listing that ends the loop is made after the moves.
-        while names := _parts_in(folder) if parts is None else parts:
-            if not mover.move(names):
+        mover = _Mover(context, folder)
+        if staged is not None:
+            if not mover.move_staged(*staged):
                 return False
-            parts = None
+        else:
+            # RACE: whoever listed the folder before the last part was moved would archive the message too early: so the
+            # listing that ends the loop is made after the moves.
+            while parts := sorted(file for file in reading.names_in(folder) if part_of(file)):
+                if not mover.move(parts):
+                    return False
         mover.sync()
         storage.unlink(f"{folder}/{RECEIVERS}")  # no part needs it any more
     except FileNotFoundError:
         if reading.exists(folder):
             raise
         return True  # RACE: another roll-forward removed it
-    Transitions(context).end_whole(f"{folder}/{WHOLE}", staged.own_name)
+    Transitions(context).end_whole(f"{folder}/{WHOLE}", name.own_name)
     with suppress(OSError):  # a sweep removes it
         storage.remove_folder(folder)
     return True
 
 
-def _parts_in(folder: str) -> list[str]:
-    return sorted(name for name in reading.names_in(folder) if part_of(name))
-
-
 class _Mover:
     """Moves the parts of one committed message to their receivers."""
 
-    def __init__(self, context: QueueContext, folder: str, receivers: Mapping[int, Receiver] | None) -> None:
+    def __init__(self, context: QueueContext, folder: str) -> None:
         self._context = context
         self._folder = folder
-        self._receivers = dict(receivers or {})
+        self._receivers: dict[int, Receiver] = {}
         self._identities: list[Identity | None] | None = None
         self._reached: dict[int, Receiver] = {}
+
+    def move_staged(self, parts: Sequence[str], receivers: Sequence[Receiver], own_name: str) -> bool:
+        """Move the parts that this process has staged; return whether all of them have left the folder."""
+        self._receivers = self._reached = dict(enumerate(receivers))
+        storage, left = self._context.storage, []
+        for part, receiver in zip(parts, receivers, strict=True):
+            try:
+                if receiver.take(f"{self._folder}/{part}", own_name, storage):
+                    continue
+            except OSError:
+                pass  # what is the matter with it is seen below
+            left.append(part)
+        return not left or self.move(left)
 
     def move(self, parts: Sequence[str]) -> bool:
         """Move parts; return whether all of them have left the folder."""
@@ -366,7 +372,7 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
         return
     if has_claim:
         return
-    if not _parts_in(folder):
+    if not any(map(part_of, reading.names_in(folder))):
         _clear_empty(context, folder)
         return
     try:

@@ -7,6 +7,7 @@ removed takes the part along, and a new queue of its name never gets it.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class Receiver:
         word = (read_in(self._folder, CREATED) or b"").decode(errors="replace").strip()
         found = os.fstat(self._folder)
         self.identity = Identity(path, found.st_ino, word)
+        #: The identity as receivers.json has it.
+        self.written = json.dumps(self.identity.written())
         self.device = found.st_dev
 
     def __del__(self) -> None:

@@ -98,22 +98,31 @@ class Subfolder(NamedTuple):
     is_link: bool
 
 
-def subfolders(folder: str) -> list[Subfolder]:
-    """Return the folders and the links that lie in a folder now, in no order; a missing folder is empty."""
+def subfolders(folder: str, *, shared: bool) -> list[Subfolder]:
+    """Return the folders and the links that lie in a folder now, in no order; a missing folder is empty.
+
+    Args:
+        folder: the folder.
+        shared: whether other hosts may change it, so that this host's cache of it may be old.
+    """
+    if shared:
+        ask_server(folder)
     try:
-        fd = _open_folder(folder)
+        found = os.scandir(folder)
     except FileNotFoundError:
         return []
-    try:
-        _forget_listing(fd)
-        with os.scandir(fd) as found:
-            return [
-                Subfolder(entry.name, entry.inode(), entry.is_symlink())
-                for entry in found
-                if entry.is_dir(follow_symlinks=False) or entry.is_symlink()
-            ]
-    finally:
-        os.close(fd)
+    with found:
+        return [
+            Subfolder(entry.name, entry.inode(), is_link)
+            for entry in found
+            if (is_link := entry.is_symlink()) or entry.is_dir(follow_symlinks=False)
+        ]
+
+
+def is_shared(folder: str) -> bool:
+    """Return whether other hosts may change what lies in a folder, as far as its mount shows."""
+    mount = mount_at(folder, os.stat(folder).st_dev)
+    return mount is None or mount.shared
 
 
 def names_in(folder: str) -> frozenset[str]:

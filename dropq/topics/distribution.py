@@ -19,7 +19,7 @@ from dropq.errors import DropqError, LeaseLost, Unavailable
 from dropq.format import names
 from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import is_committed
+from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
@@ -61,6 +61,7 @@ class Distributor:
         self._id = f"distributor-{random}"
         self._owners = claim_owners(self._id)
         self._presence: Presence | None = None
+        self._watch: Watch | None = None
         self._forks = FORKS.count
         self._paused = False
         self._looks_at = 0.0
@@ -81,52 +82,69 @@ class Distributor:
 
     # -- one message -------------------------------------------------------------------------------------------------
 
-    def publish(self, file: str, body: bytes | None = None, *, until: float | None = None) -> bool:
-        """Distribute a message that this process has just sent; return whether every feed has it.
+    def claim_staged(self, file: str) -> Claim | None:
+        """Return a claim for a staged file that is about to be published; None while the topic is paused."""
+        if self._is_paused():
+            return None
+        self._show()
+        deadline = lease_end(self.context.clock, LEASE)
+        return Claim(next(self._owners), deadline, 1, file, self.context.layout.processing)
+
+    def publish(self, claim: Claim, body: bytes | memoryview | None = None, *, patience: float | None = None) -> bool:
+        """Distribute a message that this process has just published; return whether every receiver has it.
 
         Args:
-            file: its name in target/.
+            claim: its claim.
             body: its body; None reads it.
-            until: how long to wait for a pause to end, or a full feed, by `time.monotonic()`; None does not wait.
+            patience: seconds to wait for a pause to end, or a full receiver; None does not wait.
         """
-        message = MessageFile(file, typed_replies=self.context.sidecars.typed_replies)
-        watch: Watch | None = None
+        bears = names.bears(self.context.sidecars.parse(claim.own_name).id)
+        until = None if patience is None else time.monotonic() + patience
+        mine: Claim | None = claim
         while True:
+            held = False
             try:
-                if not self._is_paused() and (done := self._distribute(message, body, plan=False)) is not None:
-                    return done
-                held = self._is_paused()
+                if mine is not None:
+                    return self._held_to(mine, body, [], [])
+                if (file := self._waiting(bears)) is not None and not self._is_paused():
+                    done = self._distribute(file, plan=True)
+                    if done is not None:
+                        return done
             except Unavailable as error:
                 self._hold(str(error))
                 held = True
+            except LeaseLost:
+                pass  # RACE: a sweep took this process for dead: somebody else distributes it, or this process again
             except (OSError, DropqError) as error:
-                log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name, file,
-                            describe(error))  # fmt: skip
+                log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name,
+                            claim.own_name, describe(error))  # fmt: skip
                 return False
-            if not held and not self._is_on_its_way(file):
+            mine = None
+            held = held or self._is_paused()
+            if not held and not self._is_on_its_way(bears):
                 return True  # RACE: another distributor was first
-            left = RECHECK if not held else (0 if until is None else until - time.monotonic())
+            left = RECHECK if not held else 0 if until is None else until - time.monotonic()
             if left <= 0:
                 return False
-            watch = watch or Watch(self.context.layout.processing)
-            watch.wait(min(left, RECHECK))
+            self._watch = self._watch or Watch(self.context.layout.processing)
+            self._watch.wait(min(left, RECHECK))
 
-    def _is_on_its_way(self, file: str) -> bool:
+    def _waiting(self, bears: Callable[[str], bool]) -> MessageFile | None:
+        """Return a message that waits."""
+        with error_context("whether the message is distributed is not known"):
+            found = [name for name in reading.names_in(self.context.layout.target) if bears(name)]
+        return self.context.sidecars.file(found[0], self.context.layout.target) if found else None
+
+    def _is_on_its_way(self, bears: Callable[[str], bool]) -> bool:
         """Return whether a message waits, is claimed, or is committed and not wholly rolled forward."""
         layout = self.context.layout
         for _ in range(2):  # RACE: a sweep may take it back from processing/ to target/ between two looks
             with error_context("whether the message is distributed is not known"):
-                if (
-                    reading.exists(f"{layout.target}/{file}")
-                    or any(name.endswith(f"~{file}") for name in reading.names_in(layout.processing))
-                    or any(name.endswith(f"~{file}") for name in self._staged())
-                ):
-                    return True
+                names_now = [*reading.names_in(layout.target), *reading.names_in(layout.processing)]
+                names_now += [file.filename for file in committed_files(self.context)]
+            if any(map(bears, names_now)):
+                return True
         return False
-
-    def _staged(self) -> list[str]:
-        folder = self.context.layout.staged
-        return [name for name in reading.names_in(folder) if is_committed(f"{folder}/{name}")]
 
     # -- all that waits ----------------------------------------------------------------------------------------------
 
@@ -155,7 +173,7 @@ class Distributor:
                 try:
                     if self._expired(file):
                         continue
-                    count += self._distribute(file, None, plan=True) is not None
+                    count += self._distribute(file, plan=True) is not None
                 except Unavailable as error:
                     self._hold(str(error))
                     break
@@ -185,12 +203,11 @@ class Distributor:
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
-    def _distribute(self, file: MessageFile, body: bytes | None, *, plan: bool) -> bool | None:
+    def _distribute(self, file: MessageFile, *, plan: bool) -> bool | None:
         """Claim a message that waits, and distribute it; return whether all feeds have it, None if it was claimed.
 
         Args:
             file: the message, as it lies in target/.
-            body: its body; None reads it.
             plan: look at filters and room before the claim, so that what cannot be distributed now is not touched.
 
         Raises:
@@ -201,22 +218,37 @@ class Distributor:
         if plan:
             asked = self._feeds.now()
             chosen = self._chosen(asked, file, "target")
-        if self._presence is None:
-            with error_context("the message waits in target/"):
-                self._presence = Presence(self.context.layout.consumers, self._id, self.context.storage)
+        self._show()
         claim = self._transitions.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
         if claim is None:
             return None
         try:
-            return self._share_out(claim, body, asked, chosen)
+            return self._held_to(claim, None, asked, chosen)
         except LeaseLost:
             return None  # RACE: a sweep took this process for dead: somebody else distributes it
+
+    def _held_to(
+        self, claim: Claim, body: bytes | memoryview | None, asked: Sequence[Feed], chosen: Sequence[Feed]
+    ) -> bool:
+        """Distribute a claimed message, as `_share_out` does; give it back where that fails."""
+        try:
+            return self._share_out(claim, body, asked, chosen)
+        except LeaseLost:
+            raise
         except BaseException:
             with suppress(LeaseLost):
                 self._transitions.give_back(claim, counted=False, delay=0)
             raise
 
-    def _share_out(self, claim: Claim, body: bytes | None, asked: Sequence[Feed], chosen: Sequence[Feed]) -> bool:
+    def _show(self) -> None:
+        """Show that this process lives, before its first claim."""
+        if self._presence is None:
+            with error_context("the message waits in target/"):
+                self._presence = Presence(self.context.layout.consumers, self._id, self.context.storage)
+
+    def _share_out(
+        self, claim: Claim, body: bytes | memoryview | None, asked: Sequence[Feed], chosen: Sequence[Feed]
+    ) -> bool:
         """Distribute a claimed message; `asked` are the feeds that were looked at before, and `chosen` get it."""
         claimed = MessageFile(claim.filename, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
         if has_expired(self.context, claimed):
@@ -256,7 +288,9 @@ class Distributor:
         name = sidecars.parse(claim.own_name).unmarked
         return sidecars.fit(replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, from_client=""))
 
-    def _writer(self, claim: Claim, body: bytes | None, feeds: Sequence[Feed]) -> Callable[[str, Sequence[str]], None]:
+    def _writer(
+        self, claim: Claim, body: bytes | memoryview | None, feeds: Sequence[Feed]
+    ) -> Callable[[str, Sequence[str]], None]:
         """Return what writes the copies into a staged folder."""
         context, storage = self.context, self.context.storage
         small = body if body is not None else self._small_body(claim)

@@ -116,6 +116,7 @@ class Feeds:
         root = topic.root.layout.path
         self._above = [(name, f"{topic_layout(root, name).home}/{SUBSCRIPTIONS}") for name in ancestors(topic.name)]
         self._device = reading.device(topic.layout.base)
+        self._shared = reading.is_shared(topic.layout.base)
         self._known: dict[tuple[str, int], Feed] = {}
         self._views: dict[str, Feed] = {}
         self._broken: set[str] = set()
@@ -131,7 +132,7 @@ class Feeds:
         known: dict[tuple[str, int], Feed] = {}
         links: list[str] = []
         for topic, folder in self._above:
-            for name, inode, is_link in reading.subfolders(folder):
+            for name, inode, is_link in reading.subfolders(folder, shared=self._shared):
                 if is_link:
                     links.append(f"{folder}/{name}")
                     continue
@@ -151,7 +152,7 @@ class Feeds:
 
     def _views_now(self) -> Iterator[Feed]:
         views: dict[str, Feed] = {}
-        for name in view_names(self._topic.root.layout):
+        for name in view_names(self._topic.root.layout, shared=self._shared):
             feed = self._views.get(name)
             if feed is None or not feed.is_current or not feed.receiver.is_in_place(self._topic.root.layout.path):
                 feed = self._opened(name)

@@ -1,13 +1,13 @@
 """Publishing: a send to a topic, or to a view, which distributes what it has sent before it returns.
 
-The send itself is that of any queue, into the `target/` of the topic's `.incoming/`; from its rename on the message is
-published, whoever distributes it.
+A publisher sends a message straight into `processing/` of the topic's `.incoming/`, under a claim of its own: from that
+rename on it is published. If the publisher dies, a sweep returns the claim to `target/`, and anybody distributes it.
+While the topic is paused a publisher sends into `target/`, as a script does.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 
 from dropq.errors import NoSuchQueue
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -33,19 +33,30 @@ class Publishing(Transitions):
 
     def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool:
         """Publish a body; return whether every receiver has it: one that is delayed comes later."""
-        super().send_new(file, data, not_before=not_before)
-        return not not_before and self.distribute(file, bytes(data))
+        self.stage(file, data)
+        return self._publish(file, data, not_before, None)
 
     def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> bool:
         """Publish a staged file, as `send_new` does."""
-        super().send(file, not_before=not_before, back_to=back_to)
-        return not not_before and self.distribute(file)
+        return self._publish(file, None, not_before, back_to)
 
-    def distribute(self, file: str, body: bytes | None = None) -> bool:
-        """Distribute a message that this process has just published; return whether every receiver has it."""
-        patience: float | None = getattr(self.patience, "seconds", None)
-        until = None if patience is None else time.monotonic() + patience
-        return self._distributor().publish(file, body, until=until)
+    def sent(self, *, not_before: int = 0) -> None:
+        """Do nothing: what is published is synced as it is distributed, or as it is sent to wait."""
+
+    def _publish(self, file: str, body: bytes | memoryview | None, not_before: int, back_to: str | None) -> bool:
+        """Send a staged file, and distribute it."""
+        distributor = self._distributor()
+        if not not_before:
+            claim = distributor.claim_staged(file)
+            if claim is not None:
+                try:
+                    self._storage.rename(f"{self._layout.working}/{file}", claim.path)
+                except OSError as error:
+                    raise self._take_back(f"{self._layout.working}/{file}", error, back_to) from error
+                return distributor.publish(claim, body, patience=getattr(self.patience, "seconds", None))
+        super().send(file, not_before=not_before, back_to=back_to)
+        super().sent(not_before=not_before)
+        return False
 
     def _distributor(self) -> Distributor:
         """Return this thread's distributor: each claims under a name of its own."""

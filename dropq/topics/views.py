@@ -19,8 +19,15 @@ from dropq.storage.reading import exists, names_in, written_ms
 UNSEEN_AGE = 60_000
 
 
-def view_names(root: RootLayout) -> list[str]:
-    """Return the names of the queues that are known as views."""
+def view_names(root: RootLayout, *, shared: bool = True) -> list[str]:
+    """Return the names of the queues that are known as views.
+
+    Args:
+        root: the root.
+        shared: whether other hosts may change it.
+    """
+    if not shared and not exists(root.views):
+        return []
     return sorted(name for name in names_in(root.views) if names.can_name_queue(name))
 
 
