@@ -135,7 +135,7 @@ def requeue(
 
 
 def _point(text: str) -> str:
-    from dropq.upkeep.replay import checked
+    from dropq.upkeep.archived import checked
 
     try:
         return checked(output.unescape(text))

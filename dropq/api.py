@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue
+from dropq.format import names
 from dropq.format.addresses import SubscriptionName, check_address, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
@@ -152,18 +153,19 @@ class Root:
         """
         from dropq.upkeep import queues
 
-        queue = Queue(self, name)
+        names.check_queue_name(name)
         queues.create(self.context, name, options, dropboxmq=dropboxmq)
-        return queue
+        return Queue(self, name)
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:
         """Remove a queue with its history; refuse while messages wait, are delayed or are held.
 
-        The queue is renamed first, so that a send under way fails instead of vanishing.
+        The queue is renamed first, so that a send under way fails instead of vanishing. A topic goes when it has no
+        subscriptions any more; a subscription goes as by `Topic.unsubscribe`.
 
         Args:
-            name: the queue's name.
-            force: remove the queue with all of its messages.
+            name: the address of a queue, a topic or a subscription.
+            force: remove it with all of its messages.
 
         Raises:
             NoSuchQueue: there is no such queue.
@@ -700,10 +702,12 @@ class Queue(Sender):
             return self.context.paused
 
     def close(self) -> None:
-        """End the subscription of `receive`, and return what it holds to the queue."""
+        """End the subscription of `receive`, and return what it holds to the queue; end what publishes."""
         own, self._own = self._own, None
         if own is not None:
             own.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def __enter__(self) -> Queue:
         return self
@@ -842,8 +846,8 @@ class Topic:
     ) -> Queue:
         """Return the queue of a subscription, which is made unless it is there as it was asked for."""
         from dropq.topics import subscriptions
+        from dropq.upkeep.archived import checked
         from dropq.upkeep.recovery import recover_if_needed
-        from dropq.upkeep.replay import checked
 
         if filter is not None:
             from dropq.filters import check_chooses

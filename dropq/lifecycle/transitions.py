@@ -53,6 +53,9 @@ class Transitions:
         self._reasons = context.reasons
         self._clock = context.clock
 
+    def close(self) -> None:
+        """End what the object keeps open."""
+
     # -- sending: working -> target | delayed --------------------------------------------------------------
 
     def stage(self, file: str, data: bytes | memoryview, *, synced: bool = True) -> None:
@@ -377,6 +380,8 @@ class Transitions:
         return self._move_to_queue(source, filename, to, name)
 
     def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        if to.layout.home != self._layout.home and not to.storage.refuses_to_replace(to.layout.private):
+            name = self.unique(name, chosen=True)  # a copy of the message may be there
         if to.sidecars.folder != self._sidecars.folder:
             name = self._sidecars.whole(name)  # another root has sidecars of its own
         elif name.meta:

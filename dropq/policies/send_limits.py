@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from dropq.errors import QueueFull
+from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
@@ -88,13 +89,23 @@ class Tally:
         ignore: patterns of names that are no messages.
         most: how many messages the folders may contain; a count ends there.
         timing: how long a count is used.
+        committed: the queue whose committed messages count, too; None counts none.
     """
 
-    def __init__(self, folders: Sequence[str], ignore: tuple[str, ...], most: int, timing: Timing) -> None:
+    def __init__(
+        self,
+        folders: Sequence[str],
+        ignore: tuple[str, ...],
+        most: int,
+        timing: Timing,
+        *,
+        committed: QueueContext | None = None,
+    ) -> None:
         self._folders = folders
         self._ignore = ignore
         self._most = most
         self._timing = timing
+        self._committed = committed
         self._known = 0
         self._counts_at = 0.0
         self._is_counted = False
@@ -125,8 +136,10 @@ class Tally:
         self._counts_at = now + min(self._timing.listing_share * (now - began), self._timing.count_age)
 
     def _counted(self) -> int:
-        known = 0
-        for folder in self._folders if self._most else ():
+        if not self._most:
+            return 0
+        known = 0 if self._committed is None else sum(1 for _ in committed_files(self._committed))
+        for folder in self._folders:
             for count in reading.message_counts(folder, self._ignore):
                 if (known := known + count) >= self._most:
                     return known
@@ -150,7 +163,7 @@ class Limit:
         self._full = f"queue {name} is full (max_unprocessed = {most})"
         self._overflow = context.config.overflow
         folders = layout.delayed, layout.target, layout.processing
-        self._tally = Tally(folders, context.config.ignore, most, context.timing)
+        self._tally = Tally(folders, context.config.ignore, most, context.timing, committed=context)
         self._discarded = 0
         self._logs_at = 0.0
 

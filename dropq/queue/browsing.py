@@ -14,6 +14,7 @@ from dropq.errors import NoSuchMessage
 from dropq.format import names
 from dropq.format.layout import ALL_STATES, SETTLED, STATES, ignoring
 from dropq.format.message_file import MessageFile
+from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.build import view_of
@@ -111,9 +112,14 @@ def _is_reserved(context: QueueContext, state: str, file: str) -> bool:
 
 
 def counts(context: QueueContext) -> dict[str, int]:
-    """Return how many messages lie in each state, by one listing of each folder."""
+    """Return how many messages lie in each state, by one listing of each folder.
+
+    A message that was committed, and whose copies are on their way to the receivers of a topic, counts as held.
+    """
     count, ignore = reading.message_counts, context.config.ignore
-    return {state: sum(count(context.layout.folder(state), ignore)) for state in ALL_STATES}
+    found = {state: sum(count(context.layout.folder(state), ignore)) for state in ALL_STATES}
+    found["processing"] += sum(1 for _ in committed_files(context))
+    return found
 
 
 def stats(context: QueueContext) -> dict[str, StateStats]:

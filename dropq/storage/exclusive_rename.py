@@ -41,6 +41,8 @@ class ExclusiveRename:
         self._mode = mode
         #: Whether `renameat2` is tried first: until the first refusal.
         self.in_kernel = True
+        #: Whether `renameat2` has worked here.
+        self.proved = False
         #: Whether a plain rename replaces a file; None until it was tried.
         self._replaces: bool | None = None
 

@@ -359,6 +359,22 @@ class Storage:
         if not self._exclusive.by_kernel(source, destination):
             self.rename(source, destination)
 
+    def refuses_to_replace(self, private: str) -> bool:
+        """Return whether the file system has a rename that replaces nothing, tried with files of our own.
+
+        Args:
+            private: a folder for these files.
+        """
+        if self._exclusive.in_kernel and not self._exclusive.proved:
+            ours = f"{private}/{GONE_PREFIX}{os.urandom(8).hex()}"
+            self.write_new(ours, b"", synced=False)
+            try:
+                self._exclusive.proved = self._exclusive.by_kernel(ours, f"{ours}-free")
+            finally:
+                self.unlink(ours)
+                self.unlink(f"{ours}-free")
+        return self._exclusive.in_kernel
+
     def commit(self, source: str, destination: str) -> None:
         """Rename a file to a name in whose place a folder of ours may stand, which it never replaces.
 

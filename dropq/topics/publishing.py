@@ -31,6 +31,13 @@ class Publishing(Transitions):
         #: not wait.
         self.patience = threading.local()
 
+    def close(self) -> None:
+        """End this thread's distributor."""
+        distributor: Distributor | None = getattr(self._distributors, "own", None)
+        self._distributors.own = None
+        if distributor is not None and distributor.is_ours:
+            distributor.close()
+
     def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool:
         """Publish a body; return whether every receiver has it: one that is delayed comes later."""
         self.stage(file, data)

@@ -17,6 +17,7 @@ from dropq.queue.browsing import browse
 from dropq.queue.message import Message
 from dropq.storage import reading
 from dropq.storage.failures import error_context
+from dropq.upkeep.recovery import recover_if_needed
 from dropq.upkeep.retention import surplus
 
 #: States that messages can be requeued from.
@@ -53,6 +54,8 @@ def select(
     """
     if filter is not None:
         check_chooses(filter)
+    if state == "target":
+        recover_if_needed(context)  # nothing leaves target/ before that
     wanted = None if ids is None else set(ids)
     for message in list(browse(context, state, filter)):
         if wanted is not None and not wanted & {message.id, message.name, message.file}:

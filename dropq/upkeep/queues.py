@@ -17,9 +17,10 @@ from typing import Any
 from dropq.config.load import toml_text, validate_options
 from dropq.errors import QueueExists, StorageError
 from dropq.format import names
-from dropq.format.layout import FOLDERS, KEEPER, UNSETTLED, QueueLayout, RootLayout
+from dropq.format.addresses import topic_layout
+from dropq.format.layout import FOLDERS, KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import forget, make_known
+from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
 from dropq.lifecycle.sidecars import collect
 from dropq.queue import browsing
 from dropq.queue.open_queue import find_layout, group_number, open_queue
@@ -27,6 +28,8 @@ from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
+from dropq.topics import subscriptions
+from dropq.topics.views import forget_view, note_view, tidy_views
 from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")
@@ -61,6 +64,9 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
 def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool) -> None:
     """Make a queue, as `Root.create_queue` says."""
     home = f"{root.layout.path}/{name}"
+    found = find_layout(root.layout.path, name)
+    if found is not None and found.is_topic:
+        raise QueueExists(f"queue {name!r} was not made: the root has a topic of this name, {found.home}")
     where, root_file = f"options of queue {name}", root.layout.config_file
     config = validate_options(options, where, root=root.config, root_file=root_file)
     group = group_number(config.group)
@@ -75,6 +81,8 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         if options:
             store.write_small(layout.config_file, toml_text(options).encode())
         store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
+        if config.underlying_topic is not None:
+            note_view(root.layout, name, store)  # before it appears: what is published from then on reaches it
         store.move_folder(hidden, home)
     except OSError as error:
         with suppress(OSError):  # fsck finds what cannot be removed now
@@ -96,12 +104,20 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     """Remove a queue, as `Root.delete_queue` says."""
     context = open_queue(root, name)
     layout = context.layout
+    if layout.is_subscription:
+        if not force:
+            refuse_unsettled(context)
+        subscriptions.take_away(root, layout)
+        return
+    if layout.is_topic:
+        _refuse_subscriptions(root, context)
     if not force:
         with context.error_context("nothing was removed"):
             jobs.sweep(context)  # what was committed and is not sent yet waits to be worked on
         refuse_unsettled(context)
     mark = f"{root.clock.now_ms()}-{os.urandom(3).hex()}"
-    hidden = f"{root.layout.path}/.{_cut(name)}"
+    hidden = layout.base if layout.is_topic else f"{root.layout.path}/.{_cut(name)}"
+    layout = QueueLayout.flat(layout.base) if layout.is_topic else layout
     away = f"{hidden}.deleted-{mark}"
     store = context.storage
     try:
@@ -109,11 +125,11 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             store.rename_folder(layout.home, away)
         else:
             undecided = f"{hidden}.deleting-{mark}"
-            if _cut(name) != name:
+            if _cut(name) != name and not context.layout.is_topic:
                 store.make_folder(layout.private)
                 store.write_small(layout.deleting, os.fsencode(name))  # the folder has only a part of it
             store.rename_folder(layout.home, undecided)
-            _restore_if_unsettled(context, layout.moved(undecided))
+            _restore_if_unsettled(context, layout.moved(undecided), layout.home)
             store.rename_folder(undecided, away)
         gone = layout.moved(away)
         forget(root.layout, layout.base, gone.private, store)
@@ -121,8 +137,36 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             store.drain(folder)
         store.remove_tree(os.path.realpath(away))  # where the queue is a link, what it leads to goes first
         store.remove_tree(away)
+        if context.layout.is_topic:
+            _remove_empty_folders(root, context)
+        elif context.config.underlying_topic is not None:
+            forget_view(root.layout, name, store)
     except OSError as error:
         raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
+
+
+def _refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
+    """Raise StorageError if a topic has subscriptions; nothing is changed."""
+    with topic.error_context("nothing was changed"):
+        found = sorted(subscription_folders(root.layout, topic.name))
+    if found:
+        raise StorageError(
+            f"topic {topic.name!r} has {len(found)} subscriptions, such as {topic.name}/{found[0]}: remove them first, "
+            "by `dropq topic unsubscribe`; nothing was removed",
+            path=topic.layout.home,
+            errno=errno.ENOTEMPTY,
+        )
+
+
+def _remove_empty_folders(root: RootContext, topic: QueueContext) -> None:
+    """Remove the configuration of a topic that is gone, and the folders of which nothing is left."""
+    store, layout = Storage(), topic.layout
+    store.unlink(layout.config_file)
+    folder = f"{layout.home}/{SUBSCRIPTIONS}"
+    with suppress(OSError):  # another topic, or a subscription, is in it
+        while folder != root.layout.path:
+            store.remove_folder(folder)
+            folder = os.path.dirname(folder)
 
 
 def refuse_unsettled(context: QueueContext) -> None:
@@ -140,9 +184,9 @@ def refuse_unsettled(context: QueueContext) -> None:
         )
 
 
-def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
-    """RACE: a send that returned before the rename is not lost: the queue comes back."""
-    name, home, store = context.name, context.layout.home, context.storage
+def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -> None:
+    """RACE: a send that returned before the rename is not lost: the queue comes back, to its `home`."""
+    name, store = context.name, context.storage
     try:
         for folder in (gone.target, gone.delayed, gone.processing):
             store.unlink(f"{folder}/{KEEPER}")
@@ -167,12 +211,14 @@ def tidy(root: RootContext) -> SweepReport:
     """Do what a sweep does outside of the queues, as `Root.tidy` says."""
     with error_context("the queues are swept; the next sweep goes on with what is the root's"):
         _undo_cut_short_deletes(root)
+        tidy_views(root)
         return SweepReport(sidecars=sum(collect(root.layout.path, root.layout.meta, Storage(), root.clock)))
 
 
 def _undo_cut_short_deletes(root: RootContext) -> None:
     """Bring back queues whose delete died before it was decided: a send may have returned just before it."""
-    for entry in list(reading.entries(root.layout.path)):
+    homes = (f"{topic_layout(root.layout.path, topic).home}" for topic in topics(root.layout))
+    for entry in [entry for folder in (root.layout.path, *homes) for entry in reading.entries(folder)]:
         found = _UNDECIDED.fullmatch(entry.name)
         if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
             continue
@@ -183,7 +229,8 @@ def _undo_cut_short_deletes(root: RootContext) -> None:
             for folder in FOLDERS:
                 store.make_folder(layout.folder(folder))
             name = _whole_name(layout, found["name"])
-            store.move_folder(entry.path, f"{root.layout.path}/{name}")
+            above = os.path.dirname(entry.path)
+            store.move_folder(entry.path, f"{above}/{name}" if above == root.layout.path else f"{above}/.{name}")
         except OSError as error:
             why = describe(error)
             log.warning("%s: a delete was cut short, and it cannot be undone: %s", entry.path, why)

@@ -22,7 +22,7 @@ from dropq.policies.wanted import deciding
 from dropq.queue.open_queue import open_queue
 from dropq.staging import fan_out
 from dropq.storage import reading
-from dropq.upkeep.replay import identity_of, since
+from dropq.upkeep.archived import identity_of, since
 
 log = logging.getLogger("dropq")
 

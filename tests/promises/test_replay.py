@@ -17,7 +17,7 @@ from dropq import InvalidFilter, Message, Outcome, Queue, Root
 from dropq.config.schema import POINTS
 from dropq.storage.files import Storage
 from dropq.storage.reading import RESERVED_MODE
-from dropq.upkeep.replay import since
+from dropq.upkeep.archived import since
 
 
 def archive(queue: Queue, *bodies: bytes, **options: Any) -> list[str]:

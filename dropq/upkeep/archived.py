@@ -1,0 +1,107 @@
+"""What a queue has archived, oldest first, from a point on: what a replay sends again, and a recovery begins with."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Hashable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import NamedTuple
+
+from dropq.config.schema import POINTS, recovery_point
+from dropq.format import names
+from dropq.format.message_file import MessageFile
+from dropq.format.names import Name
+from dropq.lifecycle.context import QueueContext
+from dropq.storage import reading
+from dropq.upkeep.retention import kept_files
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Archived(NamedTuple):
+    """A file in processed/: its message's time, in thousandths of a ms as in ids, and which message it is.
+
+    Of a message that was replayed and acknowledged there are several files. A generated id is one message's. Any other
+    may be given twice, and then size and time of the body, which a copy keeps, tell one message from another.
+    """
+
+    time: int
+    file: str
+    message: Hashable
+
+
+def since(context: QueueContext, point: str) -> Iterator[Archived]:
+    """Yield what a queue has archived from a point on, by time alone, the oldest first.
+
+    A message's time is its id's, else since when it counted as waiting, else when its file came to the archive.
+
+    Args:
+        context: the queue.
+        point: `epoch`, all; `now`, nothing; `creation` of the queue, all where it was made by hand; an id that dropq
+            made, that message included; an ISO 8601 date or time, in UTC where it does not say.
+
+    Raises:
+        ValueError: the point is none of these.
+    """
+    with context.error_context("nothing was changed"):
+        begin = _time(context, point)
+        found = sorted(_archived(context)) if begin < math.inf else []
+    return (archived for archived in found if archived.time >= begin)
+
+
+def checked(point: str | date) -> str:
+    """Return a point to begin at as text.
+
+    Raises:
+        ValueError: it is none; the message lists the forms.
+    """
+    try:
+        return recovery_point(point)
+    except ValueError:
+        raise ValueError(f"{point!r} is no point to replay from: {POINTS} is allowed") from None
+
+
+def _archived(context: QueueContext) -> Iterator[Archived]:
+    for file, status in kept_files(context, context.layout.processed):
+        name = context.sidecars.file(file).name
+        yield Archived(names.moment(name, status.st_ctime_ns // 1_000_000), file, _identity(name, status))
+
+
+def identity_of(file: MessageFile, context: QueueContext, state: str) -> Hashable:
+    """Return what tells the message of a file from others, which a copy of it has in common; None if it is gone."""
+    if file.name.generated:
+        return file.name.id
+    try:
+        return _identity(file.name, os.stat(f"{context.layout.folder(state)}/{file.filename}", follow_symlinks=False))
+    except FileNotFoundError:
+        return None
+
+
+def _identity(name: Name, status: os.stat_result) -> Hashable:
+    return name.id if name.generated else (name.id, status.st_size, status.st_mtime_ns)
+
+
+def _time(context: QueueContext, point: str) -> float:
+    """Return the time that a point stands for, as messages tell theirs."""
+    match checked(point):
+        case "epoch":
+            return 0
+        case "now":
+            return math.inf
+        case "creation":
+            return _created(context) * 1000
+        case text if names.Name(text).generated:
+            return names.moment(names.Name(text), 0)
+        case text:
+            time = datetime.fromisoformat(text)
+            aware = time if time.tzinfo else time.replace(tzinfo=UTC)
+            return (aware - _EPOCH) // timedelta(milliseconds=1) * 1000
+
+
+def _created(context: QueueContext) -> int:
+    """Return when a queue was made, in ms; 0 of one that was made by hand."""
+    try:
+        return reading.written_ms(context.layout.created)
+    except FileNotFoundError:
+        return 0
