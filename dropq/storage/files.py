@@ -259,6 +259,11 @@ class Storage:
         """Give a file a second name."""
         os.link(source, destination, follow_symlinks=False)
 
+    def link_folder(self, folder: str, path: str) -> None:
+        """Make a symbolic link to a folder, unless something of its name is there."""
+        with contextlib.suppress(FileExistsError):
+            os.symlink(folder, path)
+
     def link_or_copy(self, source: str, destination: str) -> None:
         """Give a file a second name; where links fail, copy it."""
         try:

@@ -361,6 +361,14 @@ def inode(path: str) -> int:
     return os.lstat(path).st_ino
 
 
+def inode_behind(path: str) -> int:
+    """Return the inode number of what a link leads to; 0 if it leads nowhere."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
 def has_another_name(path: str) -> bool:
     """Return whether a file exists, and has another name, too."""
     try:

@@ -147,7 +147,8 @@ class Feeds:
         self._known = known  # RACE: threads have equal ones; a feed that both forget is closed when neither uses it
         views = list(self._views_now())
         if views or links:
-            feeds = _each_once([*feeds, *views, *self._linked(links)])
+            feeds = _each_once([*feeds, *views])
+            feeds = _each_once([*feeds, *self._linked(links, {feed.receiver.identity.inode for feed in feeds})])
         return feeds
 
     def _views_now(self) -> Iterator[Feed]:
@@ -167,10 +168,17 @@ class Feeds:
                     yield feed
         self._views = views
 
-    def _linked(self, links: list[str]) -> Iterator[Feed]:
-        """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too."""
+    def _linked(self, links: list[str], known: set[int]) -> Iterator[Feed]:
+        """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too.
+
+        Args:
+            links: the paths of the links.
+            known: the inodes of the folders that are feeds already.
+        """
         root = self._topic.root.layout.path
         for link in links:
+            if reading.inode_behind(link) in known:
+                continue
             base = os.path.realpath(link)
             home = os.path.dirname(base) if os.path.basename(base) == "incoming" else base
             if os.path.dirname(home) == os.path.realpath(root) and (feed := self._opened(os.path.basename(home))):

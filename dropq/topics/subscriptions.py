@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import explain_queue, toml_text, validate_options
-from dropq.errors import NoSuchQueue, QueueExists, Unavailable
+from dropq.errors import DropqError, NoSuchQueue, QueueExists, Unavailable
 from dropq.format.addresses import (
     SubscriptionName,
     check_subscription_name,
@@ -24,6 +24,7 @@ from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage
+from dropq.topics.views import link_views
 
 
 def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:
@@ -52,8 +53,9 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
         raise storage_error(error, f"topic {name!r} was not made") from error
     with error_context(f"topic {name!r} is made, but a power cut may take it back"):
         store.sync(layout.home)
-    with suppress(OSError):  # the next sweep of the root notes a topic that cannot be noted now
+    with suppress(OSError, DropqError):  # the next sweep of the root notes it; `dropq doctor` names missing links
         make_known(root.layout, layout.private, store)
+        link_views(root)
 
 
 def subscribe(

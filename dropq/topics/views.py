@@ -7,10 +7,17 @@ is opened. A file whose queue is gone, or is no view any more, is removed by a s
 
 from __future__ import annotations
 
-from dropq.errors import NoSuchQueue
+import os
+from collections.abc import Iterator
+
+from dropq.config.schema import underlies
+from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
-from dropq.format.layout import RootLayout
+from dropq.format.addresses import topic_layout
+from dropq.format.escapes import encode
+from dropq.format.layout import SUBSCRIPTIONS, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import topics
 from dropq.queue.open_queue import open_queue
 from dropq.storage.files import Storage
 from dropq.storage.reading import exists, names_in, written_ms
@@ -39,8 +46,44 @@ def note_view(root: RootLayout, name: str, storage: Storage) -> None:
 
 
 def forget_view(root: RootLayout, name: str, storage: Storage) -> None:
-    """Stop feeding a view."""
+    """Stop feeding a view, also by the links of a DropboxMQ."""
     storage.unlink(f"{root.views}/{name}")
+    for topic in topics(root):
+        link = f"{topic_layout(root.path, topic).home}/{SUBSCRIPTIONS}/{encode(name)}.dropq"
+        if os.path.islink(link):
+            storage.unlink(link)
+
+
+def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
+    """Yield the links by which a DropboxMQ that publishes would feed the views, where they are missing.
+
+    DropboxMQ takes every folder in `.subscriptions/` for a subscription, and follows links. Only a root that it shares
+    needs them.
+
+    Yields:
+        The path of the link, and the folder that it leads to.
+    """
+    if not exists(f"{root.layout.path}/dropboxmq"):
+        return
+    for name in view_names(root.layout):
+        try:
+            view = open_queue(root, name)
+        except DropqError:
+            continue
+        expression = view.config.underlying_topic
+        for topic in topics(root.layout) if expression is not None else ():
+            layout = topic_layout(root.layout.path, topic)
+            link = f"{layout.home}/{SUBSCRIPTIONS}/{encode(name)}.dropq"
+            if expression is not None and underlies(expression, topic) and exists(layout.base) and not exists(link):
+                yield link, view.layout.base
+
+
+def link_views(root: RootContext) -> None:
+    """Make the links by which a DropboxMQ feeds the views."""
+    storage = Storage()
+    for link, folder in list(missing_links(root)):
+        storage.make_folder(os.path.dirname(link))
+        storage.link_folder(os.path.relpath(folder, os.path.dirname(link)), link)
 
 
 def tidy_views(root: RootContext) -> None:
@@ -51,11 +94,11 @@ def tidy_views(root: RootContext) -> None:
     storage = Storage()
     for name in view_names(root.layout):
         try:
-            topics = open_queue(root, name).config.underlying_topic
+            expression = open_queue(root, name).config.underlying_topic
         except NoSuchQueue:
-            topics = None
+            expression = None
         old = root.clock.now_ms() - written_ms(f"{root.layout.views}/{name}") > UNSEEN_AGE
-        if topics is None and old:
+        if expression is None and old:
             forget_view(root.layout, name, storage)
 
 

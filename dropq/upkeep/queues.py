@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import toml_text, validate_options
-from dropq.errors import QueueExists, StorageError
+from dropq.errors import DropqError, QueueExists, StorageError
 from dropq.format import names
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import FOLDERS, KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
@@ -29,7 +29,7 @@ from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
-from dropq.topics.views import forget_view, note_view, tidy_views
+from dropq.topics.views import forget_view, link_views, note_view, tidy_views
 from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")
@@ -98,6 +98,9 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
         make_known(root.layout, layout.moved(home).private, store)
+    if config.underlying_topic is not None:
+        with suppress(OSError, DropqError):  # `dropq doctor` names the links that are missing
+            link_views(root)
 
 
 def delete(root: RootContext, name: str, *, force: bool) -> None:
