@@ -241,7 +241,9 @@ def _entries_of(
         problems += _values(QueueConfig, {key: entries[key] for key in entries.keys() - _TOPIC_KEYS})[1]
         problems += [entries[key].problem("only a queue can be a view") for key in _OF_VIEWS if key in entries]
         merged = defaults | entries
-        return {key: merged[key] for key in merged if key in _TOPIC_KEYS}, problems
+        obeyed = {key: merged[key] for key in merged if key in _TOPIC_KEYS}
+        # What a distributor gives back was given to nobody, and waits for nothing.
+        return obeyed | {"redelivery_delay": _Entry(0, "redelivery_delay", "default")}, problems
     topic_file = f"{layout.topic}/queue.toml"
     of_topic, more = _table_entries(_read(topic_file) or {}, topic_file, name=None)
     problems += more

@@ -237,9 +237,8 @@ def _names_below(root: RootLayout, layouts: list[QueueLayout]) -> Iterator[str]:
         os.stat(link)  # raises if it leads nowhere: names behind it may refer to any sidecar
     while folders:
         for entry in entries(folders.pop()):
-            if not entry.is_dir(follow_symlinks=False):
-                yield entry.name
-            elif entry.path != root.queues:
+            yield entry.name  # also of folders: a staged folder bears the name of its message
+            if entry.is_dir(follow_symlinks=False) and entry.path != root.queues:
                 folders.append(entry.path)
     for link in links:
         os.stat(link)  # again: what went away meanwhile was not looked at

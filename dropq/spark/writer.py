@@ -72,12 +72,12 @@ class QueueWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; stage nothing if it is empty, or if the job was sent before."""
         queue = self.options.open()
-        return StagedFiles(stage(queue, Job(queue.context, self.job_id), self.options, iterator))
+        return StagedFiles(stage(queue, Job(queue._goal, self.job_id), self.options, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything that was staged, in the driver."""
         queue = self.options.open()
-        sent = _commit(queue, Job(queue.context, self.job_id), _staged(messages))
+        sent = _commit(queue, Job(queue._goal, self.job_id), _staged(messages))
         log.info("job %s sent %d messages to queue %s", self.job_id, sent, self.options.queue)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -86,7 +86,7 @@ class QueueWriter(DataSourceArrowWriter):
             log.warning("job %s was committed before it failed: all of it is sent, do not send it again", self.job_id)
 
     def _job(self) -> Job:
-        return Job(self.options.open().context, self.job_id)
+        return Job(self.options.open()._goal, self.job_id)
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
@@ -111,14 +111,14 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigError("only micro-batches can be written to a queue: Spark gave no query and no epoch")
         queue = self.options.open()
         return StagedFiles(
-            stage(queue, Epoch(queue.context, query, int(epoch)), self.options, iterator, begins=True), query
+            stage(queue, Epoch(queue._goal, query, int(epoch)), self.options, iterator, begins=True), query
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send everything that was staged for an epoch, in the driver."""
         queue = self.options.open()
         for query in _queries(messages):
-            epoch = Epoch(queue.context, query, batchId)
+            epoch = Epoch(queue._goal, query, batchId)
             if epoch.sent:
                 log.warning(
                     "%s was sent to queue %s before: this run of it sends nothing", epoch.id, self.options.queue
@@ -128,7 +128,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop an epoch, unless it was committed; the query runs it again under the same number."""
-        context = self.options.open().context
+        context = self.options.open()._goal
         for query in _queries(messages):
             epoch = Epoch(context, query, batchId)
             if epoch.abort():
