@@ -42,6 +42,7 @@ PLAIN = {
     "backlog": "the limit is reached",
     "turn": "it is for one consumer",
     "delay": "its time has come",
+    "receiver": "a receiver of the topic cannot take it",
 }
 #: The columns that a narrow terminal does without, the least important first.
 SPARE = ("bytes", "type", "priority", "delivery_count", "timestamp")

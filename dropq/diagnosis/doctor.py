@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dropq.diagnosis import topic_checks
 from dropq.diagnosis.doctor_checks import Probe
 from dropq.diagnosis.doctor_kinds import KINDS, LEVELS, Diagnosis, Kind
 from dropq.diagnosis.doctor_permissions import folders, root_folders
@@ -46,6 +47,8 @@ def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Di
     probes = _probes(root, opened)
     for probe in probes.values():
         probe.run()
+    if queues is None:
+        found += topic_checks.diagnose(root)
     roles = set[str]()
     for context in opened:
         probe = probes[reading.device(context.layout.base)]

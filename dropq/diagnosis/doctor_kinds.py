@@ -47,6 +47,25 @@ KINDS: Mapping[str, Kind] = {
         "give this user, or a group of this user, rwx on .dropq and .dropq/meta, and rw on .dropq/clock",
     ),
     "unusable-queue": Kind("root", "error", "the queue cannot be opened", "run `dropq fsck {name}` to find out why"),
+    # -- topics
+    "two-of-a-name": Kind(
+        "topics", "warning", "the name means the queue, and nobody reaches the topic", "rename one of the two"
+    ),
+    "far-receiver": Kind(
+        "topics",
+        "error",
+        "no rename leads there: what is published to the topic waits for it, and so do all other receivers",
+        "move it to the topic's file system, or remove it",
+    ),
+    "missing-view-link": Kind(
+        "topics",
+        "warning",
+        "what a DropboxMQ publishes does not reach the view",
+        "make the link by `ln -s`, or create the view again",
+    ),
+    "two-message-types": Kind(
+        "topics", "error", "filters of the one misread the bodies of the other", "give both the same message_type"
+    ),
     "file-system": Kind("mount", "ok", "messages lie there"),
     "read-only": Kind("mount", "error", "nothing can be sent, claimed or acknowledged", "mount it read-write"),
     "object-store": Kind(

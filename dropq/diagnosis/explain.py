@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from shlex import quote
 
+from dropq.diagnosis import topic_checks
 from dropq.format.layout import UNSETTLED
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claimed_files
@@ -28,8 +29,8 @@ class Explanation:
 
     Attributes:
         message: the message.
-        why: `ready`, `paused`, `expired`, `acked`, `filter`, `barrier`, `backlog`, `turn`, `delay`; for a message that
-            is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
+        why: `ready`, `paused`, `expired`, `acked`, `filter`, `barrier`, `backlog`, `turn`, `delay`, `receiver`; for a
+            message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
         detail: a sentence about it, with the way out where there is one.
         holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
         until: when that ends by itself; None when that is not known.
@@ -85,6 +86,7 @@ class _Snapshot:
         self._is_barrier = None if expression is None else wanting(context, expression)
         self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
         self._ahead = 0
+        self._held_topic: str | None = None  # what holds the first message that waits, once it was met
         shares = _barrier_shares(context)
         self._claims = [file.claim for file in claimed_files(context) if file.filename[0] != "."]
         owners = {claim.owner for claim in self._claims if claim is not None}
@@ -108,7 +110,17 @@ class _Snapshot:
             return "acked", "its ack came before it: the next consumer archives it, and does not get it"
         if self._belongs is not None and not self._belongs(file):
             return "filter", "it does not match the queue's filter: no consumer gets it"
+        if self._context.layout.is_topic:
+            return self._undistributed(file)
         return self._behind_barrier(file) or self._over_backlog() or self._ready()
+
+    def _undistributed(self, file: MessageFile) -> _Why:
+        if self._held_topic is None:
+            self._held_topic = topic_checks.held_by(self._context, file)
+        if self._held_topic:
+            return "receiver", f"the topic waits: {self._held_topic}"
+        text = f"the next publisher, consumer of a receiver, or `dropq sweep {self._name}` distributes it"
+        return "ready", text
 
     def _behind_barrier(self, file: MessageFile) -> _Why | None:
         if self._is_barrier is None:

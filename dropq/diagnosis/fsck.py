@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from dropq.config.load import load_queue
 from dropq.config.schema import QueueConfig
-from dropq.diagnosis import fsck_checks
+from dropq.diagnosis import fsck_checks, topic_checks
 from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
@@ -62,7 +62,8 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     if config is not None:
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
     with error_context(UNFINISHED):
-        found += fsck_checks.examine(ExaminedQueue(layout, config, root.layout.meta, root.clock.now_ms()))
+        examined = ExaminedQueue(layout, config, root.layout.meta, root.clock.now_ms())
+        found += [*fsck_checks.examine(examined), *topic_checks.examine_topic(examined)]
     found = [_with_queue(finding, name) for finding in found]
     if not repair:
         return [_repairable(finding, f"dropq fsck {shlex.quote(name)} --repair") for finding in found]
@@ -79,7 +80,7 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
     layout, now = root.layout, root.clock.now_ms()
     with error_context(UNFINISHED):
         found = list(fsck_checks.temporaries_in((layout.path, layout.private, layout.meta), now))
-        found += [*_not_queues(root, now), *_sidecars(root, now)]
+        found += [*_not_queues(root, now), *topic_checks.examine_topic_root(root, now), *_sidecars(root, now)]
     if not repair:
         return [_repairable(finding, "dropq fsck --repair") for finding in found]
     return [_repaired(finding, layout.path, Storage()) for finding in found]

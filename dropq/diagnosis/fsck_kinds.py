@@ -93,6 +93,24 @@ KINDS: Mapping[str, Kind] = {
     "deleted-queue": Kind(
         "info", "a DropboxMQ deleted this queue and kept its content: remove it when nobody needs that"
     ),
+    "unfinished-distribution": Kind(
+        "warning",
+        "a message is committed for the receivers of a topic, and a copy has not reached its receiver: "
+        "`dropq sweep QUEUE` moves it",
+    ),
+    "not-a-subscription": Kind(
+        "warning",
+        "a folder among the subscriptions is none, as its name is not SUBSCRIPTION.CLIENT: dropq passes it over, and a "
+        "DropboxMQ that publishes fills it; move it away",
+    ),
+    "half-made-subscription": Kind(
+        "warning",
+        "a subscription is not whole, gets nothing, and makes a DropboxMQ's publishes fail; make its folders, or move "
+        "it away",
+    ),
+    "broken-view-link": Kind(
+        "warning", "a link among the subscriptions leads to no queue: remove it, unless its queue comes back"
+    ),
     "not-a-queue": Kind("info", "this folder is no queue"),
 }
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dropq.diagnosis import fsck
+from dropq.diagnosis import fsck, topic_checks
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
@@ -275,10 +275,31 @@ class _Snapshot:
         dead, lapsed = self._lost_claims()
         yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
+        yield from self._topic_reasons()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
+
+    def _topic_reasons(self) -> Iterator[Reason]:
+        """Yield what keeps published messages from the receivers of a topic."""
+        if not self._context.layout.is_topic:
+            return
+        committed = topic_checks.committed_ages(self._context, self._now)
+        yield from self._unswept(
+            "unfinished-distribution", committed, "message", "committed, and not wholly distributed"
+        )
+        age, limit = self._waiting_age, UNSWEPT / 1000
+        if age is not None and age > limit and not self._pause:
+            why = topic_checks.first_held(self._context)
+            text = f"a message has waited for {_duration(age)} to be distributed, over the limit of {_duration(limit)}"
+            way_out = why or f"run `dropq sweep {self._name}`"
+            yield Reason("undistributed", f"{text}; {way_out}", age, limit)
 
     def notes(self) -> Iterator[Reason]:
         """Yield what does no harm, but explains much."""
+        layout = self._context.layout
+        if layout.is_subscription and reading.exists(layout.recovering):
+            yield Reason(
+                "recovering", "it is being filled with what its topic archived: consumers see nothing until then"
+            )
         if self._pause:
             yield Reason("paused", f"consumers see an empty queue; {self._pause}")
         if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):

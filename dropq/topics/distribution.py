@@ -181,6 +181,19 @@ class Distributor:
                     break
         return count
 
+    def what_holds(self, file: MessageFile) -> str:
+        """Return why a message that waits cannot be distributed now; "" if it can. Nothing is changed."""
+        try:
+            self._chosen(self._feeds.now(), file, "target")
+        except Unavailable as error:
+            return str(error)
+        return ""
+
+    def what_holds_first(self) -> str:
+        """Return why the first message that waits cannot be distributed now; "" if it can, or none waits."""
+        first = next(view_of(self.context).files(), None)
+        return "" if first is None else self.what_holds(first)
+
     def _expired(self, file: MessageFile) -> bool:
         return has_expired(self.context, file) and self._transitions.expire_waiting(file)
 

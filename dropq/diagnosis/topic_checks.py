@@ -1,0 +1,143 @@
+"""What health, explain, fsck and doctor find out about topics; everything here only looks."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+
+from dropq.config.schema import underlies
+from dropq.diagnosis.doctor_kinds import Diagnosis
+from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
+from dropq.diagnosis.fsck_kinds import KINDS, Finding
+from dropq.errors import DropqError
+from dropq.format.addresses import SubscriptionName, topic_layout
+from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, TOPIC_ROOT
+from dropq.format.message_file import MessageFile
+from dropq.format.names import DELETED
+from dropq.format.staged import WHOLE, StagedFolder
+from dropq.lifecycle.claims import is_committed
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import topics
+from dropq.queue.open_queue import find_layout, open_queue
+from dropq.storage import reading
+from dropq.topics.distribution import Distributor
+from dropq.topics.views import missing_links, view_names
+
+_HALF_MADE = re.compile(r"\.incoming\.creating-[0-9a-f]{12}")
+_HALF_DELETED = re.compile(r"\.incoming\.delet(?:ed|ing)-[0-9]+-[0-9a-f]+")
+
+
+# -- health and explain --------------------------------------------------------------------------------------------
+
+
+def held_by(context: QueueContext, file: MessageFile) -> str:
+    """Return what keeps a published message from being distributed at this moment; "" if nothing does."""
+    return Distributor(context).what_holds(file)
+
+
+def first_held(context: QueueContext) -> str:
+    """Return what keeps the first message that waits in a topic from being distributed; "" if nothing does."""
+    return Distributor(context).what_holds_first()
+
+
+def committed_ages(context: QueueContext, now: int) -> Iterator[int]:
+    """Yield how long ago, in ms, each message was committed whose copies have not all reached their receivers."""
+    for entry in reading.entries(context.layout.staged) if context.layout.topic else ():
+        if is_committed(entry.path):
+            with suppress(FileNotFoundError):  # RACE: it is rolled forward
+                yield now - reading.changed_ms(f"{entry.path}/{WHOLE}")
+
+
+# -- fsck ----------------------------------------------------------------------------------------------------------
+
+
+def examine_topic(queue: ExaminedQueue) -> Iterator[Finding]:
+    """Find what does not belong into a topic: among its subscriptions, and in the folders of its distribution."""
+    layout = queue.layout
+    if not layout.is_topic:
+        return
+    for entry in entries(f"{layout.topic}/{SUBSCRIPTIONS}", queue.now):
+        yield from _subscription(entry)
+    for entry in entries(layout.staged, queue.now):
+        if StagedFolder.of(entry.name) is None:
+            yield entry.finding("leftover")
+        elif is_committed(entry.path):
+            yield entry.finding_at_rest("unfinished-distribution")
+    for folder in (layout.new, f"{layout.private}/deleting"):
+        for entry in entries(folder, queue.now):
+            yield entry.finding_at_rest("leftover")
+
+
+def _subscription(entry: Entry) -> Iterator[Finding]:
+    """Find what lies among the subscriptions of a topic and is none."""
+    mode = entry.status.st_mode
+    if stat.S_ISLNK(mode):
+        if not os.path.isdir(f"{entry.path}/target"):
+            yield entry.finding("broken-view-link")
+    elif DELETED.search(entry.name):
+        yield entry.finding("deleted-queue")
+    elif not stat.S_ISDIR(mode):
+        return  # a file does no harm there
+    elif SubscriptionName.of(entry.name) is None:
+        yield entry.finding("not-a-subscription")
+    elif missing := [name for name in FOLDERS if not os.path.isdir(f"{entry.path}/{name}")]:
+        text = f"{KINDS['half-made-subscription'].says}: it has no {', '.join(f'{name}/' for name in missing)}"
+        yield entry.finding_at_rest("half-made-subscription", text)
+
+
+def examine_topic_root(root: RootContext, now: int) -> Iterator[Finding]:
+    """Find what is left of topics that were half made or half deleted."""
+    top = f"{root.layout.path}/{TOPIC_ROOT}"
+    for topic in topics(root.layout):
+        for entry in entries(topic_layout(root.layout.path, topic).home, now):
+            if _HALF_MADE.fullmatch(entry.name):
+                yield entry.finding_at_rest("half-made-queue")
+            elif _HALF_DELETED.fullmatch(entry.name):
+                yield entry.finding_at_rest("half-deleted-queue")
+    for entry in entries(top, now):
+        if DELETED.search(entry.name):
+            yield entry.finding("deleted-queue")
+
+
+# -- doctor --------------------------------------------------------------------------------------------------------
+
+
+def diagnose(root: RootContext) -> Iterator[Diagnosis]:
+    """Report what is wrong between topics, views and queues."""
+    path = root.layout.path
+    for topic in sorted(topics(root.layout)):
+        layout = topic_layout(path, topic)
+        found = find_layout(path, topic)
+        if found is not None and not found.is_topic and reading.exists(layout.target):
+            yield Diagnosis("two-of-a-name", layout.home, f"{found.home} is a queue of the same name")
+        for entry in reading.subfolders(f"{layout.home}/{SUBSCRIPTIONS}", shared=True):
+            home = f"{layout.home}/{SUBSCRIPTIONS}/{entry.name}"
+            with suppress(OSError):
+                if reading.exists(layout.base) and reading.device(home) != reading.device(layout.base):
+                    yield Diagnosis("far-receiver", home, f"topic {topic} lies on another file system")
+    for link, folder in missing_links(root):
+        yield Diagnosis("missing-view-link", link, f"{link} should lead to {folder}")
+    for name in view_names(root.layout):
+        yield from _view(root, name)
+
+
+def _view(root: RootContext, name: str) -> Iterator[Diagnosis]:
+    try:
+        view = open_queue(root, name)
+    except DropqError:
+        return
+    expression = view.config.underlying_topic
+    for topic in sorted(topics(root.layout)) if expression is not None else ():
+        layout = topic_layout(root.layout.path, topic)
+        with suppress(DropqError, OSError):
+            if expression is None or not underlies(expression, topic) or not reading.exists(layout.target):
+                continue
+            if reading.device(layout.base) != reading.device(view.layout.base):
+                yield Diagnosis("far-receiver", view.layout.home, f"topic {topic} lies on another file system")
+            of_topic = open_queue(root, topic).config.message_type
+            if of_topic != view.config.message_type:
+                text = f"topic {topic} has message_type = {of_topic}, and the view {view.config.message_type}"
+                yield Diagnosis("two-message-types", view.layout.home, text)
