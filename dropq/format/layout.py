@@ -12,6 +12,7 @@ from fnmatch import translate
 
 from dropq.format.claims import split_claim
 from dropq.format.escapes import is_coded
+from dropq.format.names import NAME_BUDGET, SHARED_BUDGET
 
 #: The states of messages that consumers may take, now or later.
 WAITING = ("target", "delayed")
@@ -61,10 +62,12 @@ class QueueLayout:
         home: the queue's own folder.
         base: the folder that `target/` lies in.
         processing: where claims lie, if not in `processing/`.
+        name_budget: how many bytes a name may have before a part of it goes to a sidecar.
     """
 
-    def __init__(self, home: str, base: str, *, processing: str = "") -> None:
+    def __init__(self, home: str, base: str, *, processing: str = "", name_budget: int = NAME_BUDGET) -> None:
         private = f"{base}/{PRIVATE}"
+        self.name_budget = name_budget
         self.home = home
         self.base = base
         self.working = f"{base}/working"
@@ -106,7 +109,7 @@ class QueueLayout:
     @classmethod
     def incoming(cls, home: str) -> QueueLayout:
         """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
-        return cls(home, f"{home}/{INCOMING}")
+        return cls(home, f"{home}/{INCOMING}", name_budget=SHARED_BUDGET)
 
     @classmethod
     def candidates(cls, home: str) -> tuple[QueueLayout, QueueLayout]:
@@ -115,7 +118,7 @@ class QueueLayout:
 
     def holding_in(self, folder: str) -> QueueLayout:
         """Return the same layout with another folder for claims."""
-        return QueueLayout(self.home, self.base, processing=folder)
+        return QueueLayout(self.home, self.base, processing=folder, name_budget=self.name_budget)
 
     @property
     def first_folders(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer names are
 ID_LIMIT = 100  #: bytes of an encoded message id
 NAME_MAX = 255  #: bytes of the longest file name that common file systems allow
 PREFIX_LIMIT = 62  #: bytes of a claim prefix: owner 36, deadline 13, number 10, three separators
+SHARED_BUDGET = NAME_MAX - PREFIX_LIMIT  #: the budget where a DropboxMQ, which reads no sidecars, shares the queue
 MARK_LIMIT = 32  #: bytes of an encoded copy, lapsed, meta or via; dropq writes none that is longer
 CLASSES = "MBSPOT"
 
@@ -272,16 +273,17 @@ def file_name(name: Name, *, typed_replies: bool = False) -> str:
     return name.id if name.foreign else write(name, typed_replies=typed_replies)
 
 
-def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
+def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, dict[str, object]]:
     """Move parts of a name that is too long into a sidecar; `restore` undoes it.
 
     These parts leave the name: correlation, reply-to, type, properties, origin and return address; and the id, if its
-    encoding is over ID_LIMIT, or if the name is still over NAME_BUDGET. A foreign name becomes coded, with a copy
+    encoding is over ID_LIMIT, or if the name is still over its budget. A foreign name becomes coded, with a copy
     marker.
 
     Args:
         name: the name that is too long.
         token: names the sidecar: at most MARK_LIMIT letters, digits, - and _.
+        budget: how many bytes a name may have in its queue: the `name_budget` of its layout.
 
     Returns:
         The short name, and the content of the sidecar as a JSON object.
@@ -302,14 +304,14 @@ def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
         meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
     )  # fmt: skip
     stand_in, length = _stand_in(name.id), len(encode(name.id))
-    if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > NAME_BUDGET):
+    if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > budget):
         short = replace(short, id=stand_in)
     return short, sidecar
 
 
-def room(name: Name) -> int:
+def room(name: Name, budget: int = NAME_BUDGET) -> int:
     """Return how many bytes a file name may have: more if it has a sidecar, as its counters cannot spill into one."""
-    return claim_room(name) if name.meta else NAME_BUDGET
+    return claim_room(name) if name.meta else budget
 
 
 def claim_room(name: Name, most: int = NAME_MAX) -> int:

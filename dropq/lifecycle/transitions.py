@@ -170,7 +170,7 @@ class Transitions:
             self._sidecars.warn(own_name, problems)
         count = file.delivery_count
         unmark = name.lapsed and not again  # only the stream whose lease ran out needs the mark
-        if unmark or len(own_name) > names.NAME_BUDGET or not own_name.isascii():
+        if unmark or len(own_name) > self._layout.name_budget or not own_name.isascii():
             name = name.unmarked if unmark else name
             own_name = self._sidecars.fit(replace(name, delivery_count=count, not_before=0))
         return count + 1, own_name
