@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import FRESH, Clock, Make, base, drop, make_queue, names_in, take, where
+from helpers import FRESH, Clock, Make, base, drop, health, make_queue, names_in, take, where
 
 from dropq import Message, Root
 from dropq.format.names import NAME_BUDGET, SHARED_BUDGET
@@ -153,3 +153,49 @@ def test_what_comes_into_a_shared_queue_without_its_sidecar_stays_a_message(make
     shutil.rmtree(queue.root.path / ".dropq" / "meta")
     assert [outcome.ok for outcome in other.move(queue)] == [True]
     assert take(queue).body == b"a"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "4.1140429201295000-9262574723.T....tmp",
+        "4.1140429201295000-9262574723.T..part",
+        "4.1140429201295000-9262574723.T...crc",
+        "4.1140429201295000-9262574723.T....order.nS=x.tmp",
+        "4.1140429201295000-9262574723....tmp",
+    ],
+)
+def test_a_coded_name_is_a_message_for_everyone_whatever_it_ends_in(make: Make, clock: Clock, name: str) -> None:
+    queue = make(timing=FRESH)
+    drop(queue, name, b"a")
+    clock.advance(7_200)
+    assert queue.counts()["target"] == 1
+    assert [message.file for message in queue.browse()] == [name]
+    assert [found.why for found in queue.explain()] == ["ready"]
+    assert [reason.kind for reason in health(queue, max_count=0).reasons] == ["many-waiting"]
+    assert queue.fsck(repair=True) == []
+    message = take(queue)
+    assert message.body == b"a"
+    message.ack()
+    assert queue.counts()["processed"] == 1
+
+
+def test_what_a_dropboxmq_archived_under_its_prefix_is_not_found_odd(make: Make, clock: Clock) -> None:
+    queue = make()
+    for number in range(3):
+        path = base(queue) / "processed" / f"client7~4.114042920129500{number}-9262574723.T.....JMSXDeliveryCountI=1"
+        path.write_bytes(b"a")
+    clock.advance(2 * 86_400)
+    assert queue.fsck() == []
+    assert queue.counts()["processed"] == 3
+
+
+def test_a_foreign_file_that_a_dropboxmq_holds_comes_back_under_the_whole_name(make: Make, clock: Clock) -> None:
+    queue = make(timing=FRESH)
+    (base(queue) / "processing" / "client7~plain.csv").write_bytes(b"a")
+    clock.advance(10_000)
+    assert queue.sweep(foreign_older_than=5_000).foreign == 1
+    message = take(queue)
+    assert message.id == "client7~plain.csv"
+    message.ack()
+    assert names_in(queue, "processed") == ["client7~plain.csv"]
