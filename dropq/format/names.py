@@ -30,6 +30,11 @@ CLASSES = "MBSPOT"
 #: The keywords of the selector language. No property may have one of these names.
 KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"])
 
+#: The property, true or false, of a message that no route takes away.
+DO_NOT_ROUTE = "JMS_dropboxmq_do_not_route"
+#: The properties among JMS's own names that a sender may set.
+_JMS_SENT = ("JMSXGroupID", "JMSXGroupSeq", DO_NOT_ROUTE)
+
 _TOPIC = "topic-root/"
 #: The properties that dropq itself writes into field 8: the attribute of Name, and the JMS type.
 _OURS = {
@@ -576,8 +581,15 @@ def check_property_name(name: str) -> None:
         raise ValueError(f"property name {name!r} is not an identifier: a letter, _ or $, then also digits")
     if name.upper() in KEYWORDS:
         raise ValueError(f"property name {name!r} is a keyword of the selector language")
-    if name.startswith("JMS") and name not in ("JMSXGroupID", "JMSXGroupSeq"):
-        raise ValueError(f"property name {name!r} is reserved: of JMS's names, send JMSXGroupID and JMSXGroupSeq only")
+    if name.startswith("JMS") and name not in _JMS_SENT:
+        raise ValueError(f"property name {name!r} is reserved: of JMS's names, send {', '.join(_JMS_SENT)} only")
+
+
+def check_property(name: str, typed: Typed) -> None:
+    """Raise ValueError if a sender cannot give a property to a message."""
+    check_property_name(name)
+    if name == DO_NOT_ROUTE and typed.text not in ("true", "false"):
+        raise ValueError(f"property {name} cannot be {typed.value!r}: it is a boolean, true or false")
 
 
 def check_message_id(message_id: str) -> None:
