@@ -35,7 +35,8 @@ DO_NOT_ROUTE = "JMS_dropboxmq_do_not_route"
 #: The properties among JMS's own names that a sender may set.
 _JMS_SENT = ("JMSXGroupID", "JMSXGroupSeq", DO_NOT_ROUTE)
 
-_TOPIC = "topic-root/"
+#: How a reply-to that names a topic begins.
+TOPIC_REPLY = "topic-root/"
 #: The properties that dropq itself writes into field 8: the attribute of Name, and the JMS type.
 _OURS = {
     "JMSXDeliveryCount": ("delivery_count", "I"),
@@ -178,14 +179,14 @@ def _read_reply(text: str, typed: bool) -> str | None:
     if typed and text.startswith("Q"):
         text = text[1:]
     elif typed and text.startswith("T"):
-        text = _TOPIC + text[1:] if text[1:] else ""
+        text = TOPIC_REPLY + text[1:] if text[1:] else ""
     return text or None
 
 
 def _write_reply(reply_to: str, typed: bool) -> str:
     if not typed or not reply_to:
         return reply_to
-    topic = reply_to.removeprefix(_TOPIC)
+    topic = reply_to.removeprefix(TOPIC_REPLY)
     return "T" + topic if topic and topic != reply_to else "Q" + reply_to
 
 

@@ -199,3 +199,10 @@ def test_a_foreign_file_that_a_dropboxmq_holds_comes_back_under_the_whole_name(m
     assert message.id == "client7~plain.csv"
     message.ack()
     assert names_in(queue, "processed") == ["client7~plain.csv"]
+
+
+def test_a_filter_sees_the_queue_as_destination(make: Make) -> None:
+    queue = make(filter="JMSDestination = 'q'")
+    queue.send(b"a")
+    assert [message.body for message in queue.browse(filter="JMSDestination = 'q'")] == [b"a"]
+    take(queue).ack()
