@@ -34,6 +34,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "requeue": ("dropq requeue orders --all --dry-run", "dropq requeue orders --all --yes"),
     "replay": ("dropq replay orders --from 2025-06-02T09:00Z --dry-run", "dropq replay orders --to invoices --yes"),
     "move": ("dropq move orders invoices report.csv", "dropq move orders invoices --all --dry-run"),
+    "expire": ("dropq expire orders report.csv", "dropq expire orders --filter \"customer = 'ann'\" --dry-run"),
     "purge": ("dropq purge orders --state error --older-than 30d --yes",),
     "prune": ("dropq prune orders --keep-age 7d --dry-run", "dropq prune --keep-count 1000 --yes"),
     "pause": ("dropq pause orders", "dropq pause --all"),

@@ -286,18 +286,19 @@ class Transitions:
         self._sync_settled(self._layout.folder(state), self._layout.processing, location=location)
         return location
 
-    def expire_waiting(self, file: MessageFile, reason: str = "time_limit") -> bool:
-        """Move a message from target/ to expired/ with a reason; return False if it is gone."""
-        source = f"{self._layout.target}/{file.filename}"
+    def expire_waiting(self, file: MessageFile, reason: str = "time_limit", state: str = "target") -> bool:
+        """Move a message from target/, or delayed/, to expired/ with a reason; return False if it is gone."""
+        folder = self._layout.folder(state)
+        source = f"{folder}/{file.filename}"
         try:
             self._move_with_reason(source, "expired", file.name.unmarked, reason, {})
         except FileNotFoundError as error:
             if reading.exists(source):
-                raise storage_error(error, "expired/ is missing; the message stays in target/") from error
+                raise storage_error(error, f"expired/ is missing; the message stays in {state}/") from error
             return False  # RACE: a consumer claimed it, and delivers it although its time is over
         except OSError as error:
-            raise storage_error(error, "the message stays in target/") from error
-        self._sync_settled(self._layout.expired, self._layout.target)
+            raise storage_error(error, f"the message stays in {state}/") from error
+        self._sync_settled(self._layout.expired, folder)
         return True
 
     def extend(self, claim: Claim, deadline: int) -> Claim:

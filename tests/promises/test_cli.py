@@ -844,6 +844,23 @@ def test_purge_removes_by_id_by_age_or_all(run: Run, q: Queue) -> None:
     assert q.counts()["error"] == 0
 
 
+def test_expire_moves_to_expired_by_id_by_filter_or_all(run: Run, q: Queue) -> None:
+    ids = [q.send(b"x", priority=9 - number).id for number in range(4)]
+    assert q.receive() is not None
+    assert run("expire", "q", ids[1]).rows == [[ids[1], "ok", "expired"]]
+    assert run("expire", "q", "--all").code == 2
+    asked = "Expire all 3 messages in delayed/, target/, processing/ of q?"
+    assert asked in run("expire", "q", "--all").err
+    assert run("expire", "q", "--filter", "JMSPriority = 7", "--dry-run").rows == [[ids[2], "ok", "would be expired"]]
+    assert q.counts()["expired"] == 1
+    assert run("expire", "q", "--filter", "JMSPriority = 7", "--yes").rows == [[ids[2], "ok", "expired"]]
+    assert run("expire", "q", "--state", "processing", "--all", "--yes").rows == [[ids[0], "ok", "expired"]]
+    done = run("expire", "q", "--all", "-y", "-q")
+    assert (done.rows, done.err) == ([], "expired=1 failed=0\n")
+    assert run("expire", "q", ids[0]).code == 1
+    assert q.counts()["expired"] == 4
+
+
 def test_prune_keeps_the_newest(run: Run, root: Root, q: Queue) -> None:
     ids = failed(q, b"1", b"2", b"3")
     assert len(run("prune", "--state", "error", "--keep-count", "1", "--dry-run").rows) == 2
