@@ -208,6 +208,9 @@ WRONG: list[tuple[str, int, list[str]]] = [
     # wait
     ("wait q", 2, ["give one of --empty, --count N and --id ID"]),
     ("wait q --empty --count 1", 2, ["give one of --empty, --count N and --id ID"]),
+    ("wait q --id nosuch --filter 'JMSPriority = 4'", 2, ["--id names one message"]),
+    ("wait q --empty --filter 'JMSPriority >'", 2, ["bad filter, column 14"]),
+    ("tail q --filter 'JMSPriority >'", 2, ["bad filter, column 14"]),
     ("wait q --id nosuch", 66, ["no message 'nosuch' in queue q"]),
     ("wait work --empty --timeout 0", 75, ["timed out: queue work has", "1 in processing"]),
     # work
