@@ -205,6 +205,8 @@ WRONG: list[tuple[str, int, list[str]]] = [
         for text, says in [("a =", ["column 4"]), ("a LIKE 5", ["column"]), ("(a = 1", ["column"])]
     ],
     ("requeue work --filter ' ' -y", 2, ["filter is empty"]),
+    ("expire work --filter 'a =' -y", 2, ["column 4"]),
+    ("expire work --filter ' ' -y", 2, ["filter is empty"]),
     # wait
     ("wait q", 2, ["give one of --empty, --count N and --id ID"]),
     ("wait q --empty --count 1", 2, ["give one of --empty, --count N and --id ID"]),
