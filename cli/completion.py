@@ -19,7 +19,7 @@ from typer._click.shell_completion import CompletionItem as Item
 from typer._click.shell_completion import ShellComplete, add_completion_class
 
 from dropq.errors import DropqError
-from dropq.format.layout import ALL_STATES
+from dropq.format.layout import ALL_STATES, UNSETTLED
 
 from .output import escape, unescape
 
@@ -78,7 +78,8 @@ def _messages(ctx: Any, states: Iterable[str]) -> Iterator[Message]:
 
 def _ids(ctx: Any) -> Iterator[str]:
     if any(param.name == "state" for param in ctx.command.params):
-        states: Iterable[str] = [ctx.params.get("state") or "target"]
+        chosen = ctx.params.get("state")
+        states: Iterable[str] = [chosen] if chosen else UNSETTLED
     else:
         states = ["processed"] if ctx.command.name == "replay" else ALL_STATES
     return (message.id for message in _messages(ctx, states))

@@ -358,6 +358,7 @@ def tail(
     state: Annotated[State, state("The state to list.")] = "target",
     count: Annotated[int, typer.Option("-n", metavar="N", min=0, help="How many messages to list.")] = 10,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Then list what comes, until interrupted.")] = False,
+    filter: Filter = None,
     json: Json = False,
 ) -> None:
     """List the latest messages of a state, the newest last.
@@ -368,11 +369,11 @@ def tail(
     queue = shell.queue(name)
     columns = (*COLUMNS, *MORE.get(state, ()))
     seen: set[str] = set()
-    arrived = _arrived(queue, state, seen)
+    arrived = _arrived(queue, state, filter, seen)
     heading = _print(shell, arrived[max(len(arrived) - count, 0) :], columns)
     while follow:
         time.sleep(PAUSE)
-        heading = _print(shell, _arrived(queue, state, seen), columns, heading)
+        heading = _print(shell, _arrived(queue, state, filter, seen), columns, heading)
 
 
 def _print(shell: Shell, messages: list[Message], columns: tuple[str, ...], above: str = "") -> str:
@@ -384,11 +385,14 @@ def _print(shell: Shell, messages: list[Message], columns: tuple[str, ...], abov
     return ""
 
 
-def _arrived(queue: Queue, state: State, seen: set[str]) -> list[Message]:
-    """Return the messages of a state that were not seen yet, in the order in which they came there."""
+def _arrived(queue: Queue, state: State, filter: str | None, seen: set[str]) -> list[Message]:
+    """Return the messages of a state that match and were not seen yet, in the order in which they came there."""
     there = {message.file: message for message in queue.browse(state)}
+    new = there.keys() - seen
+    if filter is not None and (new or not seen):  # it may read every body: it is asked where something is new
+        new &= {message.file for message in queue.browse(state, filter=filter)}
     came = []
-    for file in there.keys() - seen:
+    for file in new:
         try:
             came.append((os.stat(there[file].path, follow_symlinks=False).st_ctime_ns, there[file].id, file))
         except FileNotFoundError:

@@ -27,7 +27,7 @@ COMMANDS = {
         **dict.fromkeys(("work", "wait"), "working"),
     },
     "Repair": dict.fromkeys(
-        ("requeue", "replay", "move", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"
+        ("requeue", "replay", "move", "expire", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"
     ),
 }
 

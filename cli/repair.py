@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 #: The participle of each bulk verb, for the sum.
-_DONE = {"requeue": "requeued", "replay": "replayed", "move": "moved", "remove": "removed"}
+_DONE = {"requeue": "requeued", "replay": "replayed", "move": "moved", "expire": "expired", "remove": "removed"}
 #: The columns of `fsck`; on a terminal the path, which may be long, comes first.
 FINDING = ("level", "kind", "path", "detail", "repaired")
 FINDING_TABLE = ("path", "level", "kind", "detail", "repaired")
@@ -46,7 +46,7 @@ class _Bulk:
 
     Attributes:
         shell: the run of the command.
-        queue, state: where the messages lie.
+        queue, state: where the messages are looked for.
         ids: those that were named; None takes all.
         dry_run: only report what would be done.
         yes: do not ask.
@@ -209,6 +209,36 @@ def move(
     question = f"Move {_those(total, filter)} in {state}/ of {task.queue.name} to {goal.name}?"
     act = partial(bulk.move, to=goal.context, state=state, filter=filter)
     return task.run("move", act, total if filter is None else None, question=question)
+
+
+def expire(
+    ctx: typer.Context,
+    name: QueueName,
+    ids: Ids = None,
+    everything: All = False,
+    state: Annotated[
+        State | None, state("The state they are in: target, delayed or processing; all three by default.")
+    ] = None,
+    filter: Filter = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> int:
+    """Move messages that wait, are delayed or are held to expired/.
+
+    Consumers that hold one lose their claims. `dropq requeue --state expired` brings the messages back.
+    """
+    from dropq.upkeep import bulk
+
+    shell = Shell(ctx, json, quiet)
+    wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
+    queue, states = shell.queue(name), bulk.EXPIRED if state is None else (state,)
+    task = _Bulk(shell, queue, "/, ".join(states), wanted, dry_run, yes)
+    total = sum(queue.counts()[state] for state in states) if wanted is None else len(wanted)
+    question = f"Expire {_those(total, filter)} in {task.state}/ of {queue.name}?"
+    act = partial(bulk.expire, state=state, filter=filter)
+    return task.run("expire", act, total if filter is None else None, question=question)
 
 
 def purge(

@@ -137,6 +137,10 @@ def wait(
         int | None, typer.Option("--count", metavar="N", min=0, help="Until at least N messages wait.")
     ] = None,
     id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Until this message is settled.")] = None,
+    filter: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="FILTER", help="Count only messages that match.", show_default=False),
+    ] = None,
     timeout: Annotated[float | None, duration("--timeout", help="Wait at most this long, then exit with 75.")] = None,
     json: Json = False,
 ) -> int:
@@ -147,17 +151,23 @@ def wait(
     """
     if sum((empty, count is not None, id is not None)) != 1:
         raise UsageError("give one of --empty, --count N and --id ID")
+    if id is not None and filter is not None:
+        raise UsageError("--id names one message: give --filter with --empty or --count N")
     shell = Shell(ctx, json)
     queue = shell.queue(name)
     if id is not None:
         return _wait_for_one(shell, queue, output.unescape(id), timeout)
     least = count or 0
 
-    def reached() -> bool:
-        counts = queue.counts()
-        return not any(counts[state] for state in UNSETTLED) if empty else counts["target"] >= least
+    def is_empty() -> bool:
+        return not any(_unsettled(queue, filter).values())
 
-    return OK if _until(reached, queue, timeout) else _timed_out(queue)
+    def reached() -> bool:
+        if not empty:
+            return _unsettled(queue, filter)["target"] >= least
+        return is_empty() and is_empty()  # RACE: a message that goes back while the folders are listed is met then
+
+    return OK if _until(reached, queue, timeout, filter) else _timed_out(queue, filter)
 
 
 def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) -> int:
@@ -180,17 +190,25 @@ def _state(queue: Queue, id: str) -> str | None:
     return None
 
 
-def _timed_out(queue: Queue) -> int:
-    output.note(f"timed out: {_remaining(queue)}")
+def _unsettled(queue: Queue, filter: str | None) -> dict[str, int]:
+    """Return how many messages are in each state before they are settled; with a filter, how many of them match."""
+    if filter is not None:
+        return {state: sum(1 for _ in queue.browse(state, filter=filter)) for state in UNSETTLED}
+    counts = queue.counts()
+    return {state: counts[state] for state in UNSETTLED}
+
+
+def _timed_out(queue: Queue, filter: str | None = None) -> int:
+    output.note(f"timed out: {_remaining(queue, filter)}")
     return TRY_LATER
 
 
-def _remaining(queue: Queue) -> str:
-    counts = queue.counts()
-    return f"queue {queue.name} has {', '.join(f'{counts[state]} in {state}' for state in UNSETTLED)}"
+def _remaining(queue: Queue, filter: str | None) -> str:
+    counts = ", ".join(f"{count} in {state}" for state, count in _unsettled(queue, filter).items())
+    return f"queue {queue.name} has {counts}" + (" that match" if filter is not None else "")
 
 
-def _until(reached: Callable[[], bool], queue: Queue, timeout: float | None) -> bool:
+def _until(reached: Callable[[], bool], queue: Queue, timeout: float | None, filter: str | None = None) -> bool:
     """Wait until a condition holds; return False when the time is up first."""
     end = time.monotonic() + (inf if timeout is None else timeout)
     pause = FIRST_PAUSE
@@ -202,5 +220,5 @@ def _until(reached: Callable[[], bool], queue: Queue, timeout: float | None) -> 
             time.sleep(min(pause, left))
             pause = min(pause * 2, LONGEST_PAUSE)
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(_remaining(queue)) from error
+        raise KeyboardInterrupt(_remaining(queue, filter)) from error
     return True

@@ -584,6 +584,31 @@ class Queue(Sender):
 
         return list(bulk.move(self.context, goal.context, ids=ids, state=state, filter=filter, dry_run=dry_run))
 
+    def expire(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        state: str | None = None,
+        filter: str | None = None,
+        dry_run: bool = False,
+    ) -> list[Outcome]:
+        """Move messages that wait, are delayed or are held to expired/; return what became of each.
+
+        Holders lose their claims: when they settle, they get LeaseLost.
+
+        Args:
+            ids: which messages; None takes all of the state.
+            state: where they lie: target, delayed or processing; None for all three.
+            filter: only messages that match it.
+            dry_run: change nothing, and return what would be done.
+
+        Raises:
+            ValueError: messages of that state cannot be expired.
+        """
+        from dropq.upkeep import bulk
+
+        return list(bulk.expire(self.context, ids=ids, state=state, filter=filter, dry_run=dry_run))
+
     def purge(
         self,
         ids: Iterable[str] | None = None,

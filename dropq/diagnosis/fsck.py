@@ -23,7 +23,7 @@ from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
 from dropq.format.addresses import layouts
-from dropq.format.layout import FOLDERS, PRIVATE, QueueLayout
+from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.known_queues import absences, addresses
@@ -37,8 +37,10 @@ __all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
 
 #: What an error says when something cannot be listed.
 UNFINISHED = "the rest was not checked, and nothing was changed"
+#: The folder of a root's topics, and the folder of a topic's subscriptions.
+_TOPICS, _SUBSCRIPTIONS = "topic-root", ".subscriptions"
 #: Folders of a root that are no queues and belong there.
-_KNOWN = ("dropboxmq", "topic-root")
+_KNOWN = ("dropboxmq", _TOPICS)
 #: A command for a queue in the sentence of a kind of finding.
 _OF_QUEUE = re.compile("(`dropq [a-z]+ )QUEUE")
 _HALF_MADE = re.compile(r"\..+\.creating-[0-9a-f]{12}", re.DOTALL)
@@ -80,7 +82,8 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
     layout, now = root.layout, root.clock.now_ms()
     with error_context(UNFINISHED):
         found = list(fsck_checks.temporaries_in((layout.path, layout.private, layout.meta), now))
-        found += [*_not_queues(root, now), *topic_checks.examine_topic_root(root, now), *_sidecars(root, now)]
+        found += [*_not_queues(root, now), *_deleted_topics(f"{layout.path}/{TOPIC_ROOT}", now)]
+        found += [*topic_checks.examine_topic_root(root, now), *_sidecars(root, now)]
     if not repair:
         return [_repairable(finding, "dropq fsck --repair") for finding in found]
     return [_repaired(finding, layout.path, Storage()) for finding in found]
@@ -141,6 +144,19 @@ def _not_queues(root: RootContext, now: int) -> Iterator[Finding]:
             )
         elif not entry.name.startswith(".") and entry.name not in known and os.path.isdir(entry.path):
             yield entry.finding("deleted-queue" if DELETED.search(entry.name) else "not-a-queue")
+
+
+def _deleted_topics(folder: str, now: int) -> Iterator[Finding]:
+    """Find topics and subscriptions that a DropboxMQ deleted, in a folder and in the topics below it."""
+    for entry in entries(folder, now):
+        if not stat.S_ISDIR(entry.status.st_mode):
+            continue
+        if DELETED.search(entry.name):
+            yield entry.finding("deleted-queue")
+        elif not entry.name.startswith("."):
+            yield from _deleted_topics(entry.path, now)
+        elif entry.name == SUBSCRIPTIONS:
+            yield from (sub.finding("deleted-queue") for sub in entries(entry.path, now) if DELETED.search(sub.name))
 
 
 def _content(entry: Entry) -> str:

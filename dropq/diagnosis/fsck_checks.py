@@ -247,8 +247,9 @@ def unclaimable_name(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     if entry.state not in WAITING:
         return None
     name, length = entry.file.name, len(os.fsencode(entry.file.own_name))
-    if length > names.room(name):
-        name = names.squeeze(names.shorten(name, "0" * 16)[0])[0]
+    budget = queue.layout.name_budget
+    if length > names.room(name, budget):
+        name = names.squeeze(names.shorten(name, "0" * 16, budget)[0])[0]
         length = len(names.write(name))
     room = names.claim_room(name, queue.longest)
     if length <= room:

@@ -91,7 +91,8 @@ KINDS: Mapping[str, Kind] = {
     "half-made-queue": Kind("warning", "somebody began to make a queue, and did not finish", "set aside"),
     "half-deleted-queue": Kind("warning", "a queue was deleted, and something is left of it", "set aside"),
     "deleted-queue": Kind(
-        "info", "a DropboxMQ deleted this queue and kept its content: remove it when nobody needs that"
+        "info",
+        "a DropboxMQ deleted this queue, topic or subscription, and kept its content: remove it when nobody needs that",
     ),
     "unfinished-distribution": Kind(
         "warning",

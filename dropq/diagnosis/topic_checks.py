@@ -14,7 +14,7 @@ from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding
 from dropq.errors import DropqError
 from dropq.format.addresses import SubscriptionName, topic_layout
-from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, TOPIC_ROOT
+from dropq.format.layout import FOLDERS, SUBSCRIPTIONS
 from dropq.format.message_file import MessageFile
 from dropq.format.names import DELETED
 from dropq.format.staged import WHOLE, StagedFolder
@@ -77,10 +77,8 @@ def _subscription(entry: Entry) -> Iterator[Finding]:
     if stat.S_ISLNK(mode):
         if not os.path.isdir(f"{entry.path}/target"):
             yield entry.finding("broken-view-link")
-    elif DELETED.search(entry.name):
-        yield entry.finding("deleted-queue")
-    elif not stat.S_ISDIR(mode):
-        return  # a file does no harm there
+    elif DELETED.search(entry.name) or not stat.S_ISDIR(mode):
+        return  # fsck of the root reports what was deleted; a file does no harm there
     elif SubscriptionName.of(entry.name) is None:
         yield entry.finding("not-a-subscription")
     elif missing := [name for name in FOLDERS if not os.path.isdir(f"{entry.path}/{name}")]:
@@ -90,16 +88,12 @@ def _subscription(entry: Entry) -> Iterator[Finding]:
 
 def examine_topic_root(root: RootContext, now: int) -> Iterator[Finding]:
     """Find what is left of topics that were half made or half deleted."""
-    top = f"{root.layout.path}/{TOPIC_ROOT}"
     for topic in topics(root.layout):
         for entry in entries(topic_layout(root.layout.path, topic).home, now):
             if _HALF_MADE.fullmatch(entry.name):
                 yield entry.finding_at_rest("half-made-queue")
             elif _HALF_DELETED.fullmatch(entry.name):
                 yield entry.finding_at_rest("half-deleted-queue")
-    for entry in entries(top, now):
-        if DELETED.search(entry.name):
-            yield entry.finding("deleted-queue")
 
 
 # -- doctor --------------------------------------------------------------------------------------------------------

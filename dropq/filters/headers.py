@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from dropq.filters.body import Body
 from dropq.filters.tree import Found, Lookup, Path
-from dropq.format.names import Name
+from dropq.format.names import TOPIC_REPLY, Name
 
 
 def for_name(
@@ -19,6 +19,7 @@ def for_name(
     arrival: int | None = None,
     body: Callable[[], bytes] | None = None,
     message_type: str = "json",
+    queue: str = "",
 ) -> Lookup:
     """Return the lookup of header fields, properties and paths for a message.
 
@@ -30,6 +31,7 @@ def for_name(
         body: reads the body; called at most once, when a path is looked up. Without it, or if it raises `OSError`,
             every path is NULL.
         message_type: the type of the body: json, text or binary.
+        queue: the address of the queue that the message lies in.
 
     Returns:
         A function that returns the value of an identifier, which is case-sensitive, or of a path; None is NULL.
@@ -43,7 +45,8 @@ def for_name(
         "JMSTimestamp": name.timestamp or name.since or arrival,
         "JMSCorrelationID": name.correlation_id or None,
         "JMSType": name.type or None,
-        "JMSReplyTo": name.reply_to or None,
+        "JMSReplyTo": (name.reply_to or "").removeprefix(TOPIC_REPLY) or None,
+        "JMSDestination": queue.partition("/")[0] or None,  # of a subscription, its topic
         "JMSExpiration": name.expiration,
         "JMSRedelivered": count > 1,
         "JMSXDeliveryCount": count,

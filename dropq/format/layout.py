@@ -13,6 +13,7 @@ from fnmatch import translate
 
 from dropq.format.claims import split_claim
 from dropq.format.escapes import is_coded
+from dropq.format.names import NAME_BUDGET, SHARED_BUDGET
 
 #: The states of messages that consumers may take, now or later.
 WAITING = ("target", "delayed")
@@ -71,10 +72,15 @@ class QueueLayout:
         base: the folder that `target/` lies in.
         processing: where claims lie, if not in `processing/`.
         topic: the folder of the topic whose `.incoming/` or whose subscription it is; "" for a queue of its own.
+        name_budget: how many bytes a name may have before a part of it goes to a sidecar; more in topics, whose names a
+            DropboxMQ reads, too.
     """
 
-    def __init__(self, home: str, base: str, *, processing: str = "", topic: str = "") -> None:
+    def __init__(
+        self, home: str, base: str, *, processing: str = "", topic: str = "", name_budget: int = NAME_BUDGET
+    ) -> None:
         private = f"{base}/{PRIVATE}"
+        self.name_budget = SHARED_BUDGET if topic else name_budget
         self.home = home
         self.base = base
         self.topic = topic
@@ -121,16 +127,16 @@ class QueueLayout:
     @classmethod
     def incoming(cls, home: str) -> QueueLayout:
         """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""
-        return cls(home, f"{home}/{INCOMING}")
+        return cls(home, f"{home}/{INCOMING}", name_budget=SHARED_BUDGET)
 
     def holding_in(self, folder: str) -> QueueLayout:
         """Return the same layout with another folder for claims."""
-        return QueueLayout(self.home, self.base, processing=folder, topic=self.topic)
+        return QueueLayout(self.home, self.base, processing=folder, topic=self.topic, name_budget=self.name_budget)
 
     def moved(self, home: str) -> QueueLayout:
         """Return the layout of the same queue in another folder."""
         topic = self.topic.replace(self.home, home, 1)
-        return QueueLayout(home, self.base.replace(self.home, home, 1), topic=topic)
+        return QueueLayout(home, self.base.replace(self.home, home, 1), topic=topic, name_budget=self.name_budget)
 
     @property
     def is_topic(self) -> bool:

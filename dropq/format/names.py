@@ -23,13 +23,20 @@ NAME_BUDGET = 140  #: bytes of a name without its claim prefix; longer names are
 ID_LIMIT = 100  #: bytes of an encoded message id
 NAME_MAX = 255  #: bytes of the longest file name that common file systems allow
 PREFIX_LIMIT = 62  #: bytes of a claim prefix: owner 36, deadline 13, number 10, three separators
+SHARED_BUDGET = NAME_MAX - PREFIX_LIMIT  #: the budget where a DropboxMQ, which reads no sidecars, shares the queue
 MARK_LIMIT = 32  #: bytes of an encoded copy, lapsed, meta or via; dropq writes none that is longer
 CLASSES = "MBSPOT"
 
 #: The keywords of the selector language. No property may have one of these names.
 KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"])
 
-_TOPIC = "topic-root/"
+#: The property, true or false, of a message that no route takes away.
+DO_NOT_ROUTE = "JMS_dropboxmq_do_not_route"
+#: The properties among JMS's own names that a sender may set.
+_JMS_SENT = ("JMSXGroupID", "JMSXGroupSeq", DO_NOT_ROUTE)
+
+#: How a reply-to that names a topic begins.
+TOPIC_REPLY = "topic-root/"
 #: The properties that dropq itself writes into field 8: the attribute of Name, and the JMS type.
 _OURS = {
     "JMSXDeliveryCount": ("delivery_count", "I"),
@@ -174,14 +181,14 @@ def _read_reply(text: str, typed: bool) -> str | None:
     if typed and text.startswith("Q"):
         text = text[1:]
     elif typed and text.startswith("T"):
-        text = _TOPIC + text[1:] if text[1:] else ""
+        text = TOPIC_REPLY + text[1:] if text[1:] else ""
     return text or None
 
 
 def _write_reply(reply_to: str, typed: bool) -> str:
     if not typed or not reply_to:
         return reply_to
-    topic = reply_to.removeprefix(_TOPIC)
+    topic = reply_to.removeprefix(TOPIC_REPLY)
     return "T" + topic if topic and topic != reply_to else "Q" + reply_to
 
 
@@ -274,16 +281,17 @@ def file_name(name: Name, *, typed_replies: bool = False) -> str:
     return name.id if name.foreign else write(name, typed_replies=typed_replies)
 
 
-def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
+def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, dict[str, object]]:
     """Move parts of a name that is too long into a sidecar; `restore` undoes it.
 
     These parts leave the name: correlation, reply-to, type, properties, origin and return address; and the id, if its
-    encoding is over ID_LIMIT, or if the name is still over NAME_BUDGET. A foreign name becomes coded, with a copy
+    encoding is over ID_LIMIT, or if the name is still over its budget. A foreign name becomes coded, with a copy
     marker.
 
     Args:
         name: the name that is too long.
         token: names the sidecar: at most MARK_LIMIT letters, digits, - and _.
+        budget: how many bytes a name may have in its queue: the `name_budget` of its layout.
 
     Returns:
         The short name, and the content of the sidecar as a JSON object.
@@ -304,14 +312,14 @@ def shorten(name: Name, token: str) -> tuple[Name, dict[str, object]]:
         from_client="", meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
     )  # fmt: skip
     stand_in, length = _stand_in(name.id), len(encode(name.id))
-    if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > NAME_BUDGET):
+    if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > budget):
         short = replace(short, id=stand_in)
     return short, sidecar
 
 
-def room(name: Name) -> int:
+def room(name: Name, budget: int = NAME_BUDGET) -> int:
     """Return how many bytes a file name may have: more if it has a sidecar, as its counters cannot spill into one."""
-    return claim_room(name) if name.meta else NAME_BUDGET
+    return claim_room(name) if name.meta else budget
 
 
 def claim_room(name: Name, most: int = NAME_MAX) -> int:
@@ -577,8 +585,15 @@ def check_property_name(name: str) -> None:
         raise ValueError(f"property name {name!r} is not an identifier: a letter, _ or $, then also digits")
     if name.upper() in KEYWORDS:
         raise ValueError(f"property name {name!r} is a keyword of the selector language")
-    if name.startswith("JMS") and name not in ("JMSXGroupID", "JMSXGroupSeq"):
-        raise ValueError(f"property name {name!r} is reserved: of JMS's names, send JMSXGroupID and JMSXGroupSeq only")
+    if name.startswith("JMS") and name not in _JMS_SENT:
+        raise ValueError(f"property name {name!r} is reserved: of JMS's names, send {', '.join(_JMS_SENT)} only")
+
+
+def check_property(name: str, typed: Typed) -> None:
+    """Raise ValueError if a sender cannot give a property to a message."""
+    check_property_name(name)
+    if name == DO_NOT_ROUTE and typed.text not in ("true", "false"):
+        raise ValueError(f"property {name} cannot be {typed.value!r}: it is a boolean, true or false")
 
 
 def check_message_id(message_id: str) -> None:

@@ -46,6 +46,7 @@ class Sidecars:
         typed_replies: whether reply-to is written as DropboxMQ 1.2 writes it.
         ignored: returns whether a name is never a message's.
         queue: the private folder of the queue whose names are written; None if no names are written.
+        name_budget: how many bytes a name may have in that queue.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class Sidecars:
         typed_replies: bool = False,
         ignored: Callable[[str], object] = lambda name: False,
         queue: str | None = None,
+        name_budget: int = names.NAME_BUDGET,
     ) -> None:
         self.folder = folder
         self.ignored = ignored
         self.root = RootLayout(os.path.dirname(os.path.dirname(folder)))
         self._queue = queue
+        self._name_budget = name_budget
         self._mark = ""
         self._storage = storage
         self.typed_replies = typed_replies
@@ -94,12 +97,14 @@ class Sidecars:
 
     def fit(self, name: Name) -> str:
         """Return a message's file name; if it is too long, write what does not fit to a new sidecar first."""
+        if name.meta and self._name_budget == names.SHARED_BUDGET:
+            name = self._without_sidecar(name)
         text = names.file_name(name, typed_replies=self.typed_replies)
         length = len(text) if text.isascii() else len(os.fsencode(text))
-        if length <= names.NAME_BUDGET or length <= names.room(name):  # the budget is the least room of all names
+        if length <= self._name_budget or length <= names.room(name):  # the budget is the least room of all names
             return text
         token = os.urandom(8).hex()
-        short, content = names.shorten(self.whole(name), token)
+        short, content = names.shorten(self.whole(name), token, self._name_budget)
         short, left_out = names.squeeze(short)
         if left_out:
             self.warn(text, [f"left out of the name, which would be too long to be claimed: {', '.join(left_out)}"])
@@ -108,6 +113,12 @@ class Sidecars:
             self.make_known()
             self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
         return names.file_name(short, typed_replies=self.typed_replies)
+
+    def _without_sidecar(self, name: Name) -> Name:
+        """Return a name with what its sidecar contains if all of it fits: a DropboxMQ reads names only."""
+        whole = self.full(name)
+        fits = not whole.meta and len(names.write(whole, typed_replies=self.typed_replies)) <= self._name_budget
+        return whole if fits else name
 
     def make_known(self) -> None:
         """Make the queue known to the root: while the queue is missing, no sidecar is removed."""

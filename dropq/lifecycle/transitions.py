@@ -178,7 +178,7 @@ class Transitions:
             self._sidecars.warn(own_name, problems)
         count = file.delivery_count
         unmark = name.lapsed and not again  # only the stream whose lease ran out needs the mark
-        if unmark or len(own_name) > names.NAME_BUDGET or not own_name.isascii():
+        if unmark or len(own_name) > self._layout.name_budget or not own_name.isascii():
             name = name.unmarked if unmark else name
             own_name = self._sidecars.fit(replace(name, delivery_count=count, not_before=0))
         return count + 1, own_name
@@ -328,18 +328,19 @@ class Transitions:
         self._sync_settled(self._layout.folder(state), self._layout.processing, location=location)
         return location
 
-    def expire_waiting(self, file: MessageFile, reason: str = "time_limit") -> bool:
-        """Move a message from target/ to expired/ with a reason; return False if it is gone."""
-        source = f"{self._layout.target}/{file.filename}"
+    def expire_waiting(self, file: MessageFile, reason: str = "time_limit", state: str = "target") -> bool:
+        """Move a message from target/, or delayed/, to expired/ with a reason; return False if it is gone."""
+        folder = self._layout.folder(state)
+        source = f"{folder}/{file.filename}"
         try:
             self._move_with_reason(source, "expired", file.name.unmarked, reason, {})
         except FileNotFoundError as error:
             if reading.exists(source):
-                raise storage_error(error, "expired/ is missing; the message stays in target/") from error
+                raise storage_error(error, f"expired/ is missing; the message stays in {state}/") from error
             return False  # RACE: a consumer claimed it, and delivers it although its time is over
         except OSError as error:
-            raise storage_error(error, "the message stays in target/") from error
-        self._sync_settled(self._layout.expired, self._layout.target)
+            raise storage_error(error, f"the message stays in {state}/") from error
+        self._sync_settled(self._layout.expired, folder)
         return True
 
     def extend(self, claim: Claim, deadline: int) -> Claim:

@@ -11,6 +11,7 @@ import errno
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ LOG_WAIT_EVERY = 300.0
 LOG_DISCARDS_EVERY = 5.0
 
 _DELAY, _LIMIT = "delay-milliseconds", "target-limit"
+_NUMBER = re.compile("[+-]?[0-9]{1,18}")
 #: The errors of a file that is there and cannot be read: closed to this user, a link, a folder, a socket.
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
@@ -211,8 +213,9 @@ class Limit:
 class WriteLock:
     """`write-lock.properties`: while the file exists, senders wait as long as target/ holds `target-limit` messages.
 
-    As in DropboxMQ, a sender waits at most `delay-milliseconds`, and then sends. An empty file means a limit of 0 and
-    an endless delay: it stops all senders until it is removed.
+    As in DropboxMQ, a sender waits at most `delay-milliseconds`, and then sends: -1 is an endless delay, and any other
+    number below 0 is none. An empty file means a limit of 0 and an endless delay: it stops all senders until it is
+    removed.
 
     Args:
         name: the queue's name.
@@ -285,18 +288,18 @@ class _Terms:
         properties = read_properties(content)
         for key in properties.keys() - {_LIMIT, _DELAY}:
             log.warning("%s: %s is no key of a write-lock: %s and %s are", path, key, _LIMIT, _DELAY)
-        delay = _number(path, properties, _DELAY, least=-1, default=-1)
-        limit = _number(path, properties, _LIMIT, least=0, default=0)
-        self.delay = math.inf if delay < 0 else delay / 1000
+        delay = _number(path, properties, _DELAY, default=-1)
+        limit = _number(path, properties, _LIMIT, default=0, least=0)
+        self.delay = math.inf if delay == -1 else max(delay, 0) / 1000
         self.tally = Tally((context.layout.target,), context.config.ignore, limit, context.timing)
 
 
-def _number(path: str, properties: Mapping[str, str], key: str, *, least: int, default: int) -> int:
+def _number(path: str, properties: Mapping[str, str], key: str, *, default: int, least: int | None = None) -> int:
     text = properties.get(key, str(default)).strip()
-    digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdigit() and len(digits) < 19 and int(text) >= least:
+    if _NUMBER.fullmatch(text) and (least is None or int(text) >= least):
         return int(text)
-    log.warning("%s: %s = %s: a whole number from %d is allowed; %d counts", path, key, text, least, default)
+    allowed = "a whole number" if least is None else f"a whole number from {least}"
+    log.warning("%s: %s = %s: %s is allowed; %d counts", path, key, text, allowed, default)
     return default
 
 

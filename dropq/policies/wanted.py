@@ -37,11 +37,17 @@ def wanting(context: QueueContext, filter: str, state: str = "target") -> Callab
         Unavailable: it needs an extra that is not installed.
     """
     folder, message_type = context.layout.folder(state), context.config.message_type
-    return matching(filter, context.sidecars, state, folder=folder, message_type=message_type)
+    return matching(filter, context.sidecars, state, folder=folder, message_type=message_type, queue=context.name)
 
 
 def matching(
-    filter: str, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json"
+    filter: str,
+    sidecars: Sidecars,
+    state: str = "target",
+    *,
+    folder: str,
+    message_type: str = "json",
+    queue: str = "",
 ) -> Callable[[MessageFile], bool]:
     """Return a function that tests a folder's listed files by a filter; it remembers the results of bodies.
 
@@ -51,6 +57,7 @@ def matching(
         state: the folder's state: of waiting messages the filter sees the next delivery, of others the last.
         folder: the folder of the files whose bodies it may read.
         message_type: the form of bodies: json, text or binary.
+        queue: the address of the queue that the folder belongs to.
 
     Raises:
         InvalidFilter: the filter cannot be parsed.
@@ -59,7 +66,7 @@ def matching(
     from dropq.filters import compile_filter  # here, as few queues have a filter
 
     compiled = compile_filter(filter)
-    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type)
+    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type, queue=queue)
     return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
@@ -88,11 +95,14 @@ def deciding(filter: str, context: QueueContext, state: str, message_type: str) 
 class Lookups:
     """What filters and expressions see of the listed files of one folder; the arguments are as for `matching`."""
 
-    def __init__(self, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json") -> None:
+    def __init__(
+        self, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json", queue: str = ""
+    ) -> None:
         self._sidecars = sidecars
         self._waits = state in WAITING
         self._folder = folder
         self._message_type = message_type
+        self._queue = queue
 
     def asking(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
         """Return a function that applies `ask` to a file's name."""
@@ -149,6 +159,7 @@ class Lookups:
             arrival=file.arrival or None,
             body=body,
             message_type=self._message_type,
+            queue=self._queue,
         )
 
 

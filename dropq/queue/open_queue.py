@@ -116,6 +116,7 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         typed_replies=root.config.reply_to_style == "typed",
         ignored=ignoring(config.ignore),
         queue=layout.private,
+        name_budget=layout.name_budget,
     )
     reasons = Reasons(layout.reasons, store)
     return QueueContext(

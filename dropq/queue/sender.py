@@ -417,9 +417,9 @@ class Sender:
         if headers.expires_in is not None:
             known["expiration"] = self._in(headers.expires_in)
         if headers.properties is not None:
-            for name in headers.properties:
-                names.check_property_name(name)
-            known["properties"] = {name: Typed.of(value) for name, value in headers.properties.items()}
+            known["properties"] = properties = {name: Typed.of(value) for name, value in headers.properties.items()}
+            for name, typed in properties.items():
+                names.check_property(name, typed)
         not_before = 0
         if headers.delay is not None:
             known["not_before"] = not_before = self._in(headers.delay)

@@ -1,4 +1,4 @@
-"""What administrators do in bulk: requeue, move, purge and prune, one message at a time, with an outcome for each.
+"""What administrators do in bulk: requeue, move, expire, purge and prune, one message at a time, an outcome for each.
 
 Each function returns an iterator: what it yielded is done, and what it did not yield was not touched.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from dropq.errors import DropqError
+from dropq.errors import DropqError, LeaseLost
 from dropq.filters import check_chooses
+from dropq.format.claims import Claim
 from dropq.format.layout import SETTLED, WITH_REASON
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
@@ -22,6 +23,8 @@ from dropq.upkeep.retention import surplus
 
 #: States that messages can be requeued from.
 REQUEUED = (*SETTLED, "processing")
+#: States that messages can be expired in, in the order in which messages pass through them.
+EXPIRED = ("delayed", "target", "processing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,52 @@ def move(
     return _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run)
 
 
+def expire(
+    context: QueueContext,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str | None = None,
+    filter: str | None = None,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Move messages that wait, are delayed or are held to expired/; their holders lose their claims.
+
+    Args:
+        context: the queue.
+        ids, filter: which; without both, all of the state.
+        state: target, delayed or processing; None for all three.
+        dry_run: only say what would be done.
+
+    Raises:
+        ValueError: messages of that state cannot be expired.
+    """
+    states = EXPIRED if state is None else (state,)
+    if not set(states) <= set(EXPIRED):
+        raise ValueError(f"state {state!r}: messages are expired in {', '.join(EXPIRED)}")
+    wanted = None if ids is None else list(dict.fromkeys(ids))
+    messages = [message for one in states for message in select(context, one, ids=wanted, filter=filter)]
+
+    def act(message: Message) -> str | None:
+        return "" if _expire(Transitions(context), message) else None
+
+    return each(context, "/, ".join(states), messages, wanted=wanted, act=act, done="expired", dry_run=dry_run)
+
+
+def _expire(transitions: Transitions, message: Message) -> bool:
+    context, reason = transitions.context, "forced_expire"
+    file = context.sidecars.file(message.file, context.layout.folder(message.state))
+    if message.state != "processing":
+        return transitions.expire_waiting(file, reason, message.state)
+    claim = file.claim
+    if claim is None or not claim.ours:  # of a script, or of a DropboxMQ client
+        claim = Claim.foreign(file.filename, file.folder, file.delivery_count + 1)
+    try:
+        transitions.set_aside(claim, "expired", reason)
+    except LeaseLost:
+        return False  # RACE: its holder, or a sweep, was first
+    return True
+
+
 def purge(
     context: QueueContext,
     *,
@@ -182,7 +231,7 @@ def each(
     """Do something to each message; yield what became of each, and then the wanted messages that are not there.
 
     Args:
-        context, state: where the messages lie.
+        context, state: where the messages are looked for.
         messages: the messages.
         wanted: the ids, file names or receipts that were asked for; None if no certain ones were.
         act: does it; returns the message's file name where it went, or None if another process was first.
@@ -201,7 +250,7 @@ def each(
             yield Outcome(message.id, message.file, False, str(error))
             continue
         if file is None:
-            yield Outcome(message.id, message.file, False, f"somebody else took it out of {state}/ first")
+            yield Outcome(message.id, message.file, False, f"somebody else took it out of {message.state}/ first")
         else:
             yield Outcome(message.id, message.file, True, done, file or None)
     for missing in wanted or ():

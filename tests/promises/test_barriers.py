@@ -405,6 +405,20 @@ def test_a_barrier_that_is_requeued_by_hand_leaves_nothing_behind(tmp_path: Path
     assert private(queue, "barriers") == []
 
 
+def test_a_barrier_that_is_expired_by_hand_is_taken_from_all_its_holders(tmp_path: Path) -> None:
+    queue = barriers(tmp_path)
+    send(queue, b"sync")
+    with queue.subscribe(max_backlog=None) as one:
+        share = one.receive()
+        assert share is not None
+        assert [outcome.ok for outcome in queue.expire()] == [True]
+        with pytest.raises(LeaseLost):
+            share.ack()
+        assert one.receive() is None
+    assert where(queue) == {"expired": [b"sync"]}
+    assert private(queue, "barriers") == []
+
+
 def test_a_queue_with_barriers_is_refused_to_readers_that_claim_by_batches(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has barriers"):
         check_semantics(barriers(tmp_path).context)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,12 +28,13 @@ from typer.main import get_command
 
 import dropq
 from dropq import Message, Queue, Root
+from dropq.cli import look, output
 from dropq.cli import main as cli
-from dropq.cli import output
 from dropq.cli.messages import _Sending
 from dropq.cli.shell import DelayedInterrupt
 from dropq.format.layout import ALL_STATES
 from dropq.lifecycle.transitions import Transitions
+from dropq.storage import reading
 from dropq.storage.files import Storage
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -504,6 +505,31 @@ def test_tail_lists_what_came_last(run: Run, q: Queue) -> None:
     assert run("tail", "q", "-n", "0").rows == []
 
 
+def test_tail_lists_of_what_matches_what_came_last(run: Run, q: Queue) -> None:
+    ids = [q.send(f'{{"n": {n}}}', priority=priority).id for n, priority in enumerate((5, 9, 5, 1))]
+    assert [row[0] for row in run("tail", "q", "--filter", "JMSPriority > 4").rows] == ids[:3]
+    assert [row[0] for row in run("tail", "q", "-n", "1", "--filter", "/n < 2").rows] == ids[1:2]
+    assert run("tail", "q", "--filter", "/n > 9").rows == []
+
+
+def test_tail_goes_on_with_what_matches(run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [q.send("a", type="x").id]
+    looks = iter(["y", "x", ""])
+
+    def sleep(seconds: float) -> None:
+        kind = next(looks)
+        if not kind:
+            raise KeyboardInterrupt
+        sent = q.send("b", type=kind)
+        if kind == "x":
+            ids.append(sent.id)
+
+    monkeypatch.setattr(look, "time", SimpleNamespace(sleep=sleep))
+    done = run("tail", "q", "-f", "--filter", "JMSType = 'x'")
+    assert [row[0] for row in done.rows] == ids
+    assert len(ids) == 2
+
+
 # -- sending, receiving, settling --------------------------------------------------------------------------------------
 
 
@@ -704,6 +730,41 @@ def test_wait_tells_what_came_of_it(run: Run, q: Queue) -> None:
     assert (run("wait", "q", "--id", bad).code, run("wait", "q", "--id", bad).rows) == (1, [["error"]])
 
 
+def test_wait_counts_only_what_matches(run: Run, q: Queue) -> None:
+    q.send('{"n": 1}', type="x")
+    q.send('{"n": 2}', type="y")
+    assert run("wait", "q", "--count", "1", "--filter", "JMSType = 'x'").code == 0
+    assert run("wait", "q", "--count", "2", "--filter", "JMSType = 'x'", "--timeout", "0").code == 75
+    assert run("wait", "q", "--count", "1", "--filter", "/n = 2").code == 0
+    late = run("wait", "q", "--empty", "--filter", "JMSType = 'x'", "--timeout", "0")
+    assert late.code == 75
+    assert late.err == "timed out: queue q has 1 in target, 0 in delayed, 0 in processing that match\n"
+    message = q.receive()
+    assert message is not None and message.type == "x"
+    assert run("wait", "q", "--empty", "--filter", "JMSType = 'x'", "--timeout", "0").code == 75
+    message.ack()
+    assert run("wait", "q", "--empty", "--filter", "JMSType = 'x'").code == 0
+    assert run("wait", "q", "--empty", "--timeout", "0").code == 75
+
+
+def test_a_message_that_goes_back_during_the_look_keeps_a_wait_waiting(
+    run: Run, q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.send(b"x")
+    message = q.receive()
+    assert message is not None
+    listed = reading.message_counts
+
+    def counts(folder: str, patterns: tuple[str, ...]) -> Iterator[int]:
+        if folder == q.layout.processing and message.held:
+            message.nack(delay=0)  # target/ was listed before
+        return listed(folder, patterns)
+
+    monkeypatch.setattr(reading, "message_counts", counts)
+    assert run("wait", "q", "--empty", "--timeout", "0").code == 75
+    assert not message.held
+
+
 def test_wait_for_a_message_that_leaves_no_history(run: Run, root: Root) -> None:
     queue = root.create_queue("brief", history=False, durability="none")
     id = queue.send(b"x").id
@@ -842,6 +903,23 @@ def test_purge_removes_by_id_by_age_or_all(run: Run, q: Queue) -> None:
     assert run(*purge, "--older-than", "0", "-y").err.endswith("failed=0\n")
     assert run(*purge, "--all", "--yes").code == 0
     assert q.counts()["error"] == 0
+
+
+def test_expire_moves_to_expired_by_id_by_filter_or_all(run: Run, q: Queue) -> None:
+    ids = [q.send(b"x", priority=9 - number).id for number in range(4)]
+    assert q.receive() is not None
+    assert run("expire", "q", ids[1]).rows == [[ids[1], "ok", "expired"]]
+    assert run("expire", "q", "--all").code == 2
+    asked = "Expire all 3 messages in delayed/, target/, processing/ of q?"
+    assert asked in run("expire", "q", "--all").err
+    assert run("expire", "q", "--filter", "JMSPriority = 7", "--dry-run").rows == [[ids[2], "ok", "would be expired"]]
+    assert q.counts()["expired"] == 1
+    assert run("expire", "q", "--filter", "JMSPriority = 7", "--yes").rows == [[ids[2], "ok", "expired"]]
+    assert run("expire", "q", "--state", "processing", "--all", "--yes").rows == [[ids[0], "ok", "expired"]]
+    done = run("expire", "q", "--all", "-y", "-q")
+    assert (done.rows, done.err) == ([], "expired=1 failed=0\n")
+    assert run("expire", "q", ids[0]).code == 1
+    assert q.counts()["expired"] == 4
 
 
 def test_prune_keeps_the_newest(run: Run, root: Root, q: Queue) -> None:

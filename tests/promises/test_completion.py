@@ -204,3 +204,12 @@ def test_an_id_is_completed_wherever_its_message_is_among_many(tmp_path: Path) -
     ids = [one.id for one in queue.send_many([b"x"] * 300)]
     for id in (ids[0], ids[-1]):
         assert completed(tmp_path, f"dropq --root {quote(str(tmp_path))}/root show q {id}") == f"plain\t{id}\n"
+
+
+def test_the_id_of_a_message_that_is_held_is_completed_where_a_command_takes_several_states(tmp_path: Path) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("q", durability="none")
+    queue.send(b"x", message_id="held")
+    with queue.subscribe() as subscription:
+        assert subscription.receive() is not None
+        line = f"dropq --root {quote(str(tmp_path))}/root expire q he"
+        assert completed(tmp_path, line) == "plain\theld\n"

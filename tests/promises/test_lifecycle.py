@@ -366,6 +366,67 @@ def test_a_purge_removes_for_good(make: Make) -> None:
     assert where(queue) == {"target": [b"a", b"c"]}
 
 
+def test_an_expire_moves_what_waits_is_delayed_or_is_held_to_expired(make: Make, clock: Clock) -> None:
+    queue = make(timing=FRESH)
+    queue.send(b"held")
+    held = take(queue)
+    queue.send(b"waits")
+    queue.send(b"delayed", delay="1h", properties={"long": "x" * 300})
+    drop(queue, "a.csv", b"foreign")
+    (base(queue) / "processing" / "b.csv").write_bytes(b"held by a script")
+    outcomes = queue.expire()
+    assert [(outcome.ok, outcome.detail) for outcome in outcomes] == [(True, "expired")] * 5
+    assert where(queue) == {"expired": [b"delayed", b"foreign", b"held", b"held by a script", b"waits"]}
+    reasons = [message.reason for message in queue.browse("expired")]
+    assert [reason and reason["reason"] for reason in reasons] == ["forced_expire"] * 5
+    with pytest.raises(LeaseLost):
+        held.ack()
+    assert [outcome.ok for outcome in queue.requeue(state="expired")] == [True] * 5
+    assert {message.id for message in queue.browse()} >= {held.id, "a.csv", "b.csv"}
+    assert {"long": "x" * 300} in [message.properties for message in queue.browse()]
+
+
+@pytest.mark.parametrize("state", ["target", "delayed", "processing"])
+def test_an_expire_leaves_what_it_is_not_asked_for(make: Make, state: str) -> None:
+    queue = make(timing=FRESH)
+    lies = {"target": b"waits", "delayed": b"delayed", "processing": b"held"}
+    queue.send(b"held")
+    take(queue)
+    queue.send(b"waits")
+    queue.send(b"delayed", delay="1h")
+    assert [outcome.ok for outcome in queue.expire(state=state, dry_run=True)] == [True]
+    assert [outcome.ok for outcome in queue.expire(filter="JMSPriority > 9")] == []
+    assert [(outcome.id, outcome.ok) for outcome in queue.expire(["nosuch"])] == [("nosuch", False)]
+    assert len(where(queue)) == 3
+    (wanted,) = queue.browse(state)
+    assert [outcome.ok for outcome in queue.expire([wanted.id])] == [True]
+    assert where(queue)["expired"] == [lies[state]]
+    with pytest.raises(ValueError, match="expired in delayed, target, processing"):
+        queue.expire(state="error")
+
+
+@pytest.mark.parametrize("state", ["target", "processing"])
+def test_an_expire_of_what_another_settles_first_says_so(make: Make, state: str) -> None:
+    queue = make(timing=FRESH)
+    queue.send_many([b"a", b"b"])
+    first = take(queue) if state == "processing" else None
+    outcomes = bulk.expire(queue.context, state=state)
+    (first or take(queue)).ack()
+    done = list(outcomes)
+    assert (done[0].ok, done[0].detail) == (False, f"somebody else took it out of {state}/ first")
+    assert queue.counts()["processed"] == 1
+
+
+def test_the_lease_of_what_is_expired_may_have_been_renewed_meanwhile(make: Make) -> None:
+    queue = make(timing=FRESH, lease_period="1h")
+    queue.send(b"a")
+    message = take(queue)
+    outcomes = bulk.expire(queue.context)
+    message.extend("2h")
+    assert [outcome.ok for outcome in outcomes] == [True]
+    assert where(queue) == {"expired": [b"a"]}
+
+
 def test_a_dry_run_changes_nothing(make: Make) -> None:
     queue = make()
     other = queue.root.create_queue("other", durability="none")

@@ -503,6 +503,34 @@ def test_after_the_delay_a_message_is_sent_all_the_same(queue: Queue) -> None:
     assert len(where(queue)["target"]) == 4
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "target-limit=2 ",
+        "target-limit=+2",
+        "target-limit=2147483648",
+        "\ufefftarget-limit=2",
+        "target-limit=1\ndelay-milliseconds=-2",
+        "target-limit=1\ndelay-milliseconds=+1",
+    ],
+)
+def test_a_write_lock_lets_a_second_message_in_however_its_numbers_are_written(queue: Queue, line: str) -> None:
+    lock(queue, line)
+    assert [sent.accepted for sent in queue.send_many([b"x", b"y"])] == [True, True]
+
+
+@pytest.mark.parametrize("line", ["target-limit=2 ", "target-limit=+2", "\ufefftarget-limit=2"])
+def test_a_write_lock_stops_a_third_message_however_its_numbers_are_written(
+    queue: Queue, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    path = lock(queue, line)
+    sent = threads.submit(queue.send_many, [b"x", b"y", b"z"])
+    waits(caplog, sent, "makes senders wait")
+    assert len(where(queue)["target"]) == 2
+    path.unlink()
+    assert len(sent.result(30)) == 3
+
+
 def test_a_write_lock_that_comes_and_goes_while_a_sender_sends(
     queue: Queue, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -537,7 +565,7 @@ def test_a_write_lock_that_comes_and_goes_while_a_sender_sends(
         ("target-limit=many", "target-limit = many: a whole number from 0 is allowed; 0 counts"),
         ("target-limit=-1", "target-limit = -1"),
         ("target-limit=1_000", "target-limit = 1_000"),
-        ("delay-milliseconds=soon", "delay-milliseconds = soon: a whole number from -1 is allowed; -1 counts"),
+        ("delay-milliseconds=soon", "delay-milliseconds = soon: a whole number is allowed; -1 counts"),
         ("target_limit=9", "target_limit is no key of a write-lock: target-limit and delay-milliseconds are"),
     ],
 )

@@ -11,6 +11,7 @@ from helpers import Clock, Make, base, make_queue, where
 
 from dropq import InvalidName, QueueExists, Root, StorageError
 from dropq.diagnosis.fsck import fsck_root
+from dropq.diagnosis.fsck import queues as fsck_queues
 from dropq.storage.files import Storage
 from dropq.upkeep.queues import UNDECIDED_LIMIT
 
@@ -39,6 +40,25 @@ def test_what_a_dropboxmq_deleted_is_no_queue(deleted: Root, clock: Clock) -> No
 def test_what_a_dropboxmq_deleted_is_found_once(deleted: Root) -> None:
     found = [finding for finding in fsck_root(deleted.context) if "temp.deleted" in finding.path]
     assert [(finding.kind, finding.level) for finding in found] == [("deleted-queue", "info")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["temp-1.deleted-17", "a/b.deleted-17", "a/.subscriptions/s.c.deleted-17", "a/b/.subscriptions/s.c.deleted-17"],
+)
+def test_a_topic_or_subscription_that_a_dropboxmq_deleted_is_found_once(deleted: Root, path: str) -> None:
+    folder = deleted.path / "topic-root" / path
+    (folder / "target" / "no.deleted-1").mkdir(parents=True)
+    (deleted.path / "topic-root" / "a" / ".incoming" / "target").mkdir(parents=True, exist_ok=True)
+    found = [finding for finding in fsck_root(deleted.context) if "topic-root" in finding.path]
+    assert [(finding.kind, finding.path) for finding in found] == [("deleted-queue", str(folder))]
+
+
+def test_what_a_dropboxmq_deleted_is_no_queue_for_commands(deleted: Root) -> None:
+    assert [health.queue for health in deleted.health()] == ["q"]
+    assert sorted(fsck_queues(deleted.context)) == ["q"]
+    with pytest.raises(InvalidName):
+        deleted.queue("temp.deleted-1700000000000").send(b"a")
 
 
 @pytest.mark.parametrize("length", [200, 201, 220, 255])

@@ -233,3 +233,34 @@ def test_a_queue_that_cannot_be_made_known_keeps_the_message_where_it_was(
     outcomes = reopened(queue).requeue() if verb == "requeue" else queue.move(other, state="error")
     assert [(outcome.ok, "Input/output error" in outcome.detail) for outcome in outcomes] == [(False, True)]
     assert where(queue) == {"error": [b"a"]} and where(other) == {}
+
+
+@pytest.mark.parametrize("spilled", [{}, {"text": "x" * 99}])
+@pytest.mark.parametrize("value", [True, "true", Typed("B", False)])
+def test_what_forbids_routes_survives_whatever_happens_to_the_message(
+    make: Make, clock: Clock, spilled: dict[str, Any], value: Any
+) -> None:
+    queue = make(timing=FRESH, lease_period="5s", redelivery_attempts=9)
+    queue.send(b"a", properties={names.DO_NOT_ROUTE: value, **spilled})
+    other = queue.root.create_queue("other", durability="none")
+
+    def taken() -> Message:
+        message = take(queue)
+        typed = queue.context.sidecars.read(queue.context.sidecars.file(message.file)).properties[names.DO_NOT_ROUTE]
+        assert typed == Typed.of(value)
+        return message
+
+    taken().nack()
+    taken().nack(delay=3)
+    clock.advance(4)
+    taken().fail("f")
+    taken()
+    clock.advance(8)
+    queue.sweep()
+    taken().reject("r")
+    queue.requeue()
+    taken().ack()
+    queue.replay()
+    queue.move(other)
+    other.move(queue)
+    taken().ack()

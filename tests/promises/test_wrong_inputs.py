@@ -64,6 +64,7 @@ WRONG: list[tuple[str, int, list[str]]] = [
             ("replay -y", ""),
             ("move --all -y", " q"),
             ("move --all -y work", ""),
+            ("expire --all -y", ""),
             ("purge --state error --all -y", ""),
             ("prune -y", ""),
             ("pause", ""),
@@ -204,9 +205,14 @@ WRONG: list[tuple[str, int, list[str]]] = [
         for text, says in [("a =", ["column 4"]), ("a LIKE 5", ["column"]), ("(a = 1", ["column"])]
     ],
     ("requeue work --filter ' ' -y", 2, ["filter is empty"]),
+    ("expire work --filter 'a =' -y", 2, ["column 4"]),
+    ("expire work --filter ' ' -y", 2, ["filter is empty"]),
     # wait
     ("wait q", 2, ["give one of --empty, --count N and --id ID"]),
     ("wait q --empty --count 1", 2, ["give one of --empty, --count N and --id ID"]),
+    ("wait q --id nosuch --filter 'JMSPriority = 4'", 2, ["--id names one message"]),
+    ("wait q --empty --filter 'JMSPriority >'", 2, ["bad filter, column 14"]),
+    ("tail q --filter 'JMSPriority >'", 2, ["bad filter, column 14"]),
     ("wait q --id nosuch", 66, ["no message 'nosuch' in queue q"]),
     ("wait work --empty --timeout 0", 75, ["timed out: queue work has", "1 in processing"]),
     # work
@@ -233,6 +239,10 @@ WRONG: list[tuple[str, int, list[str]]] = [
     ("move work q nosuch", 1, ["moved=0 failed=1"]),
     ("move work work --all", 2, ["are in work already", "another queue"]),
     ("move work q --state error --filter 'JMSPriority > 9'", 2, ["Move what matches of 1 message in error/"]),
+    ("expire work", 2, ["by their ids", "or give --all"]),
+    ("expire work --all", 2, ["Expire", "in delayed/, target/, processing/ of work?", "--yes"]),
+    ("expire work nosuch", 1, ["expired=0 failed=1"]),
+    ("expire work x --state error", 2, ["'error'", "messages are expired in delayed, target, processing"]),
     ("purge work x", 2, ["Missing option '--state'"]),
     ("purge work --state error", 2, ["by their ids", "or give --all"]),
     ("purge work --state error e1", 2, ["Remove 1 message from error/ of work for good?", "--yes"]),

@@ -537,7 +537,7 @@ class TestWhatIsWrong:
     def test_is_also_what_could_never_match_whatever_the_message(self, text: str, column: int, expected: str) -> None:
         assert error(text).startswith(f"bad filter, column {column}: expected {expected}\n")
 
-    @pytest.mark.parametrize("name", ["JMSpriority", "JMSDestination", "JMS", "JMSRedeliverd"])
+    @pytest.mark.parametrize("name", ["JMSpriority", "JMSDestinations", "JMS", "JMSRedeliverd"])
     def test_is_a_header_field_that_there_is_not(self, name: str) -> None:
         said = error(f"a = 1 AND {name} = 1")
         assert said.startswith("bad filter, column 11: expected a header field (JMSPriority, ")
@@ -605,9 +605,17 @@ class TestTheFieldsOfAMessage:
     def test_are_its_header_fields_and_its_typed_properties(self, field: str, literal: str) -> None:
         assert compile_filter(f"{field} = {literal}").matches(for_name(self.CODED))
 
-    @pytest.mark.parametrize("field", ["jmspriority", "JMSDestination", "P", "priority", "JMS_dropq_since"])
+    @pytest.mark.parametrize("field", ["jmspriority", "JMSDestinations", "P", "priority", "JMS_dropq_since"])
     def test_are_null_when_they_are_called_anything_else(self, field: str) -> None:
         assert for_name(self.CODED)(field) is None
+
+    @pytest.mark.parametrize(("queue", "destination"), [("orders", "orders"), ("a.b", "a.b"), ("a.b/s%2E1.c", "a.b")])
+    def test_have_the_queue_or_the_topic_of_a_subscription_as_destination(self, queue: str, destination: str) -> None:
+        assert compile_filter(f"JMSDestination = '{destination}'").matches(for_name(self.CODED, queue=queue))
+
+    def test_have_a_reply_to_without_the_folder_of_topics(self) -> None:
+        name = parse("4.1140429201295000-9262574723.T...Ta%2Eb", typed_replies=True)
+        assert compile_filter("JMSReplyTo = 'a.b'").matches(for_name(name))
 
     @pytest.mark.parametrize("field", ["JMSCorrelationID", "JMSReplyTo", "JMSType", "JMSTimestamp"])
     def test_are_null_when_the_name_does_not_tell_them(self, field: str) -> None:

@@ -25,6 +25,7 @@ from dropq.format.escapes import decode, encode
 from dropq.format.ids import IdSource
 from dropq.format.names import (
     CLASSES,
+    DO_NOT_ROUTE,
     ID_LIMIT,
     MARK_LIMIT,
     NAME_BUDGET,
@@ -32,6 +33,7 @@ from dropq.format.names import (
     Name,
     bears,
     check_message_id,
+    check_property,
     check_property_name,
     check_queue_name,
     file_name,
@@ -892,7 +894,8 @@ class TestWhatASenderMaySay:
             check_queue_name(name)
 
     @pytest.mark.parametrize(
-        "name", ["a", "_x", "$a_b", "größe", "a1", "数", "JMSXGroupID", "JMSXGroupSeq", "jmsx", "nullable"]
+        "name",
+        ["a", "_x", "$a_b", "größe", "a1", "数", "JMSXGroupID", "JMSXGroupSeq", DO_NOT_ROUTE, "jmsx", "nullable"],
     )
     def test_property_names(self, name: str) -> None:
         check_property_name(name)
@@ -901,13 +904,22 @@ class TestWhatASenderMaySay:
         "name",
         [
             "", "1a", "a b", "a.b", "a-b", "a=b", "\ud800", "JMSType", "JMSXDeliveryCount",
-            "JMS_dropq_meta", "JMS", "NULL", "true", "False", "not", "AND", "or", "BETWEEN", "like", "In",
-            "IS", "escape",
+            "JMS_dropq_meta", "JMS_dropboxmq_other", "JMS", "NULL", "true", "False", "not", "AND", "or", "BETWEEN",
+            "like", "In", "IS", "escape",
         ],
     )  # fmt: skip
     def test_what_cannot_name_a_property(self, name: str) -> None:
         with pytest.raises(ValueError, match="property name"):
             check_property_name(name)
+
+    @pytest.mark.parametrize("value", [True, False, "true", "false"])
+    def test_a_sender_may_forbid_routes(self, value: bool | str) -> None:
+        check_property(DO_NOT_ROUTE, Typed.of(value))
+
+    @pytest.mark.parametrize("value", [1, 1.0, "yes", "TRUE", ""])
+    def test_what_forbids_routes_is_true_or_false(self, value: object) -> None:
+        with pytest.raises(ValueError, match="it is a boolean, true or false"):
+            check_property(DO_NOT_ROUTE, Typed.of(value))
 
     @pytest.mark.parametrize("message_id", ["1", "order 17/é", "x" * 100, "." * 33, "report.csv"])
     def test_message_ids(self, message_id: str) -> None:
