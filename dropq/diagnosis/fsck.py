@@ -25,6 +25,7 @@ from dropq.errors import ConfigError, DropqError
 from dropq.format import names
 from dropq.format.layout import FOLDERS, PRIVATE, QueueLayout
 from dropq.format.names import DELETED
+from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.known_queues import absences
 from dropq.lifecycle.known_queues import look as look_below
@@ -79,7 +80,7 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
     layout, now = root.layout, root.clock.now_ms()
     with error_context(UNFINISHED):
         found = list(fsck_checks.temporaries_in((layout.path, layout.private, layout.meta), now))
-        found += [*_not_queues(root, now), *_sidecars(root, now)]
+        found += [*_not_queues(root, now), *_left_queues(root, now), *_sidecars(root, now)]
     if not repair:
         return [_repairable(finding, "dropq fsck --repair") for finding in found]
     return [_repaired(finding, layout.path, Storage()) for finding in found]
@@ -140,6 +141,24 @@ def _not_queues(root: RootContext, now: int) -> Iterator[Finding]:
             )
         elif not entry.name.startswith(".") and entry.name not in known and os.path.isdir(entry.path):
             yield entry.finding("deleted-queue" if DELETED.search(entry.name) else "not-a-queue")
+
+
+def _left_queues(root: RootContext, now: int) -> Iterator[Finding]:
+    """Find temporary queues whose requesters are dead; where locks tell nothing, those that nobody has touched."""
+    for entry in entries(root.layout.path, now):
+        if not names.is_temporary(entry.name):
+            continue
+        for layout in QueueLayout.candidates(entry.path):
+            with ephemeral.left(layout, root.clock) as is_left:
+                if is_left:
+                    yield entry.finding("left-queue")
+            with ephemeral.left(layout, root.clock, fsck_checks.ABANDONED / 1000) as is_old:
+                if is_old and not is_left:
+                    yield entry.finding(
+                        "left-queue",
+                        "the requester of this temporary queue has not touched it for over a day, and no lock tells "
+                        "here whether it is alive: `dropq sweep --ephemeral-older-than 1d` removes the queue",
+                    )
 
 
 def _content(entry: Entry) -> str:

@@ -84,6 +84,7 @@ class QueueLayout:
         self.consumers = f"{private}/consumers"
         self.created = f"{private}/created"
         self.deleting = f"{private}/deleting"
+        self.ephemeral = f"{private}/ephemeral"
         self.held = f"{private}/held"
         self.ledger = f"{private}/ledger"
         self.lock = f"{private}/lock"

@@ -71,6 +71,11 @@ def reply_queue(request: Request) -> ReplyQueue:
         names.check_queue_name(name)
         return ReplyQueue(open_queue(request.context.root, name))
     except (InvalidName, NoSuchQueue) as error:
+        if names.is_temporary(name):
+            raise NoSuchQueue(
+                f"nobody waits any more for the answer to {of_message}, correlation id "
+                f"{request.correlation_id or request.id!r}: its requester's queue {name} is gone; nothing was sent"
+            ) from error
         raise type(error)(f"the reply_to of {of_message}: {error}; nothing was sent") from error
 
 

@@ -30,6 +30,7 @@ from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
+from dropq.upkeep import temporary
 from dropq.upkeep.leftovers import leftovers
 from dropq.upkeep.retention import surplus
 
@@ -63,6 +64,7 @@ class SweepReport:
     pruned: int = 0
     jobs_finished: int = 0
     jobs_dropped: int = 0
+    ephemeral: int = 0
     sidecars: int = 0
     leftovers: int = 0
     #: What could not be brought in order, each with a warning in the log; the next sweep tries again.
@@ -162,6 +164,7 @@ class QuickSweep:
             self._upkeep_report = SweepReport()
             self._upkeep = chain(
                 _upkeep(context, self._upkeep_report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
+                _clear_temporary(context, self._upkeep_report),
                 _collect(context, self._upkeep_report),
             )
         done, started = self._upkeep_report.total, time.monotonic()
@@ -178,9 +181,13 @@ def sweep(
     foreign_older_than: float | None = None,
     unleased_older_than: float | None = None,
     jobs_older_than: float | None = None,
+    ephemeral_older_than: float | None = None,
 ) -> SweepReport:
-    """Bring a queue back in order; ages are in seconds, None leaves such claims and jobs alone."""
+    """Bring a queue back in order; ages are in seconds, None leaves such claims, jobs and queues alone."""
     report = SweepReport()
+    if temporary.remove_left(context.root, context.layout, ephemeral_older_than):
+        report.ephemeral += 1
+        return report
     report.next_due = _bring_back(context, report, idle=True, first_lock=None)
     if unleased_older_than is not None:
         _return_unleased(context, report, unleased_older_than)
@@ -359,6 +366,14 @@ def _clear_leftovers(context: QueueContext, report: SweepReport) -> Iterator[Non
             yield
             with _passing_over(context, report, path):
                 report.leftovers += remove()
+
+
+def _clear_temporary(context: QueueContext, report: SweepReport) -> Iterator[None]:
+    """Remove the root's temporary queues whose requesters died."""
+    with _passing_over(context, report, context.root.layout.path):
+        for removed in temporary.clear(context.root):
+            report.ephemeral += removed
+            yield
 
 
 def _collect(context: QueueContext, report: SweepReport) -> Iterator[None]:
