@@ -33,8 +33,8 @@ from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.layout import STATES
 from dropq.queue.sender import Sent
+from dropq.queue.waiting import Ending
 from dropq.storage.liveness import FORKS
-from dropq.upkeep.requests import Ending
 
 __all__ = ["Message", "Queue", "Subscription"]
 

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from dropq.diagnosis.fsck_kinds import Finding
     from dropq.diagnosis.health import Health
     from dropq.queue.subscription import Subscription
+    from dropq.queue.waiting import Ending
     from dropq.upkeep.bulk import Outcome
-    from dropq.upkeep.requests import Ending, Requesters, Send
+    from dropq.upkeep.requests import Requesters, Send
     from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")

@@ -29,6 +29,7 @@ from dropq.queue.message import Message, SettledMessage
 from dropq.queue.open_queue import open_queue
 from dropq.queue.sender import Sent
 from dropq.queue.subscription import Subscription, subscribe
+from dropq.queue.waiting import Ending
 from dropq.storage.failures import describe
 from dropq.storage.liveness import FORKS
 from dropq.upkeep import queues, temporary
@@ -62,29 +63,6 @@ class Reply(SettledMessage):
     def size(self) -> int:
         """Return the length of its body in bytes."""
         return len(self._body)
-
-
-class Ending:
-    """Ends a request before its time, from another thread."""
-
-    def __init__(self) -> None:
-        self._given_up = False
-        self._wake: Callable[[], None] | None = None
-
-    def has_come(self) -> bool:
-        """Return whether the request was given up."""
-        return self._given_up
-
-    def give_up(self) -> None:
-        """Let the request return None soon."""
-        self._given_up = True
-        # RACE: a request that has nothing to wake yet sees afterwards that it was given up.
-        if self._wake is not None:
-            self._wake()
-
-    def wakes(self, wake: Callable[[], None]) -> None:
-        """Say what wakes the thread that waits for the answer."""
-        self._wake = wake
 
 
 class Requester:

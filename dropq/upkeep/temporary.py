@@ -35,7 +35,7 @@ def remove(root: RootContext, name: str) -> None:
 
 
 def remove_left(root: RootContext, layout: QueueLayout, older_than: float | None = None) -> bool:
-    """Remove an ephemeral queue whose holder is gone; return whether it was.
+    """Remove a temporary queue whose holder is gone; return whether it was, False for any other queue.
 
     Args:
         root: the root.
@@ -43,6 +43,8 @@ def remove_left(root: RootContext, layout: QueueLayout, older_than: float | None
         older_than: as for `ephemeral.left`.
     """
     away = ""
+    if not names.is_temporary(os.path.basename(layout.home)):
+        return False
     with ephemeral.left(layout, root.clock, older_than) as is_left:
         if is_left:
             away = _hidden(root, os.path.basename(layout.home))
