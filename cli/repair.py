@@ -329,7 +329,7 @@ def sweep(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Return what the dead hold, deliver what is due, expire, prune, remove temporary queues that were left.
+    """Return what the dead hold, deliver what is due, expire, prune.
 
     Prints how many messages, or private files, each step moved. No daemon is needed: consumers sweep a part as they
     receive, and this command sweeps all. Exits with 1 when a file could not be dealt with: stderr names it, and the

@@ -324,14 +324,15 @@ class Queue(Sender):
         """Do what `request` does with something else than `send`; `ending` ends it before its time."""
         from dropq.upkeep.requests import Requesters, request
 
-        if self._requesters is None:
-            self._requesters = Requesters()  # RACE: threads may make two; the one that is not kept ends its own
+        requesters = self._requesters
+        if requesters is None:  # RACE: threads may make two; the one that is not kept ends what it keeps
+            requesters = self._requesters = Requesters()
         return request(
             self.context,
             send,
-            timeout,
+            _seconds(timeout),
             fields,
-            requesters=self._requesters,
+            requesters=requesters,
             public=self.root.queue,
             ending=ending,
         )

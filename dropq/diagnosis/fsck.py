@@ -14,6 +14,7 @@ import secrets
 import shlex
 import stat
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from dropq.config.load import load_queue
@@ -149,16 +150,24 @@ def _left_queues(root: RootContext, now: int) -> Iterator[Finding]:
         if not names.is_temporary(entry.name):
             continue
         for layout in QueueLayout.candidates(entry.path):
-            with ephemeral.left(layout, root.clock) as is_left:
-                if is_left:
-                    yield entry.finding("left-queue")
-            with ephemeral.left(layout, root.clock, fsck_checks.ABANDONED / 1000) as is_old:
-                if is_old and not is_left:
-                    yield entry.finding(
-                        "left-queue",
-                        "the requester of this temporary queue has not touched it for over a day, and no lock tells "
-                        "here whether it is alive: `dropq sweep --ephemeral-older-than 1d` removes the queue",
-                    )
+            with suppress(PermissionError):  # another user's, whose own sweeps see to it
+                yield from _left_queue(root, entry, layout)
+
+
+def _left_queue(root: RootContext, entry: Entry, layout: QueueLayout) -> Iterator[Finding]:
+    with ephemeral.left(layout, root.clock) as is_left:
+        pass
+    if is_left:
+        yield entry.finding("left-queue")
+        return
+    with ephemeral.left(layout, root.clock, fsck_checks.ABANDONED / 1000) as is_old:
+        pass
+    if is_old:
+        yield entry.finding(
+            "left-queue",
+            "the requester of this temporary queue has not touched it for over a day, and no lock tells here whether "
+            "it is alive: `dropq sweep --ephemeral-older-than 1d` removes the queue",
+        )
 
 
 def _content(entry: Entry) -> str:

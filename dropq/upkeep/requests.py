@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any
 
-from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, QueueFull
 from dropq.format.claims import Location
 from dropq.lifecycle import ephemeral
@@ -220,7 +219,7 @@ def _end_all(idle: list[Requester]) -> None:
 def request(
     asked: QueueContext,
     send: Send,
-    timeout: Duration | None,
+    seconds: float | None,
     fields: Mapping[str, Any],
     *,
     requesters: Requesters,
@@ -232,7 +231,7 @@ def request(
     Args:
         asked: the queue that is asked.
         send: sends the request there, with the fields.
-        timeout: how long to wait; None waits for ever.
+        seconds: how long to wait; None waits for ever.
         fields: the arguments of `Sender.send`, but for the body.
         requesters: those that the queue object keeps.
         public: returns what users get as the queue of the answer, by its name.
@@ -240,7 +239,6 @@ def request(
     """
     if fields.get("reply_to") is not None:
         raise ValueError("a request has a reply_to of its own: leave it out, or use send; nothing was sent")
-    seconds = None if timeout is None else parse_duration(timeout)
     if seconds == 0:
         raise ValueError("a request needs a timeout above 0, or None to wait for ever; nothing was sent")
     fields = {name: value for name, value in fields.items() if name != "reply_to"}

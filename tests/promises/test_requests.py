@@ -492,6 +492,26 @@ def test_a_temporary_queue_is_shown_as_any_and_healthy_alone(queue: Queue) -> No
     assert queue.root.queue(left).fsck() == []
 
 
+def test_a_temporary_queue_that_goes_while_health_looks_is_not_unhealthy(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_by_the_dead(queue)
+
+    def opening(root: Any, name: str) -> None:
+        queue.root.sweep()
+        raise StorageError("it lacks its folder target/")
+
+    monkeypatch.setattr("dropq.diagnosis.health.open_queue", opening)
+    assert [each.queue for each in queue.root.health()] == ["q"]
+
+
+def test_doctor_leaves_temporary_queues_alone_unless_one_is_named(queue: Queue) -> None:
+    left = left_by_the_dead(queue)
+    told = [found.path for found in queue.root.doctor()]
+    assert told and not any(left in path for path in told)
+    assert queue.root.doctor([left])
+
+
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_requester_that_dies_at_any_call_leaves_at_most_what_a_sweep_removes(tmp_path: Path, answered: bool) -> None:
     clock = Clock()
