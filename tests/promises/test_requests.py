@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import os
+import random
 import signal
 import stat
 import subprocess
@@ -159,6 +160,27 @@ def test_twenty_requesters_at_once_get_their_own_answers(queue: Queue) -> None:
     assert [message and message.text for message in found] == [f"re: {number}" for number in range(100)]
     queue.close()
     assert temporary(queue.root) == []
+
+
+def test_a_signal_handler_asks_while_its_own_thread_waits_for_an_answer(queue: Queue) -> None:
+    found: list[Message | None] = []
+
+    def ask(*_: object) -> None:
+        found.append(queue.request("of the handler", SOON))
+
+    def respond(request: Message) -> None:
+        if request.text == "of the thread":
+            os.kill(os.getpid(), signal.SIGUSR1)
+            until(lambda: found, "the answer to the handler")
+        answer(request)
+
+    before = signal.signal(signal.SIGUSR1, ask)
+    try:
+        with responding(queue, respond), responding(queue, respond):
+            found.append(queue.request("of the thread", SOON))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [message and message.text for message in found] == ["re: of the handler", "re: of the thread"]
 
 
 def test_no_default_of_the_root_keeps_an_answer_back(tmp_path: Path) -> None:
@@ -577,6 +599,30 @@ def test_a_cancelled_request_holds_nothing_when_the_cancellation_arrives(queue: 
     assert asyncio.run(ask()) == []
     with pytest.raises(NoSuchQueue):
         take(queue).reply("late")
+
+
+def test_requests_that_are_cancelled_at_any_moment_leave_nothing(queue: Queue) -> None:
+    async def ask() -> int:
+        answered = 0
+        async with aio.Queue(queue) as asked:
+            for step in range(60):
+                tasks = [asyncio.create_task(asked.request(f"{step} {number}", SOON)) for number in range(3)]
+                await asyncio.sleep(random.random() / 50)
+                for task in tasks[1:]:
+                    task.cancel()
+                ended = await asyncio.gather(*tasks, return_exceptions=True)
+                assert all(isinstance(one, aio.Message | asyncio.CancelledError) for one in ended), ended
+                answered += sum(isinstance(one, aio.Message) for one in ended)
+        return answered
+
+    def respond(request: Message) -> None:
+        with suppress(NoSuchQueue):
+            request.reply("a")
+        request.ack()
+
+    with responding(queue, respond):
+        assert asyncio.run(ask()) >= 60
+    assert temporary(queue.root) == []
 
 
 def test_a_request_that_is_cancelled_before_its_turn_is_not_sent(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
