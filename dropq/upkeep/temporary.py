@@ -7,6 +7,7 @@ hidden folder of one that was half made or half removed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -92,11 +93,10 @@ def _hidden(root: RootContext, name: str) -> str:
 
 
 def _clear(away: str) -> None:
-    """Remove what was a queue, with what a send that was half-way still puts there."""
-    if not away:
-        return
-    store = Storage()
-    for layout in QueueLayout.candidates(away):
-        for folder in (layout.target, layout.delayed):
-            store.drain(folder)
-    store.remove_tree(away)
+    """Remove what was a queue, with what a send that was half-way still puts there; follow no link out of it."""
+    for last in (False, False, True):
+        try:
+            return Storage().remove_tree(away) if away else None
+        except OSError as error:
+            if last or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise

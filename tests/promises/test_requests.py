@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import io
 import json
@@ -474,6 +475,32 @@ def test_a_queue_of_that_name_which_nobody_made_for_answers_is_left_alone(make: 
     clock.advance(1e6)
     assert queue.root.sweep(ephemeral_older_than=0).ephemeral == 0
     assert len(temporary(queue.root)) == 2
+
+
+def test_a_sweep_follows_no_link_that_a_stranger_planted(queue: Queue) -> None:
+    queue.send("stays")
+    name = "temp-1795248503411000-1501319413"
+    for folder in (f".{name}.deleted-1-a", f".{name}.creating-0", name):
+        (queue.root.path / folder).mkdir()
+        (queue.root.path / folder / "target").symlink_to(queue.layout.target)
+    (queue.root.path / f".{name}.deleted-2-a").symlink_to(queue.layout.home)
+    queue.root.tidy()
+    assert where(queue) == {"target": [b"stays"]}
+    assert not (queue.root.path / f".{name}.deleted-1-a").exists()
+
+
+def test_what_a_send_that_was_half_way_puts_there_goes_too(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_tree, came = dropq.storage.files.Storage.remove_tree, list[str]()
+
+    def late(self: Any, path: str) -> None:
+        if not came:
+            came.append(path)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        remove_tree(self, path)
+
+    monkeypatch.setattr(dropq.storage.files.Storage, "remove_tree", late)
+    assert queue.request("q", "1ms") is None
+    assert came and temporary(queue.root) == []
 
 
 def test_a_sweep_of_the_queue_itself_removes_it_too(queue: Queue) -> None:
