@@ -18,7 +18,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "show": ("dropq show orders report.csv",),
     "cat": ("dropq cat orders report.csv",),
     "tail": ("dropq tail orders -n 3", "dropq tail -f orders --state error --filter 'JMSXDeliveryCount > 1'"),
-    "send": ("echo '{\"item\": 7}' | dropq send orders -p customer=ann --priority 6", "dropq send orders *.csv"),
+    "send": (
+        "echo '{\"item\": 7}' | dropq send orders -p customer=ann --priority 6",
+        "dropq send orders *.csv",
+        "echo 'how many?' | dropq send orders --wait-reply 30s",
+    ),
     "receive": ("dropq receive orders -n 10 --wait 30s --lease 5m",),
     "ack": ("dropq ack orders RECEIPT", "dropq receive orders | dropq ack orders -"),
     "nack": ("dropq nack orders RECEIPT --delay 5m",),

@@ -69,7 +69,7 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     names = shell.queues(queues)
     if not names:
         shell.check_root()
-    code = shell.each(names, count)
+    code = shell.each(names, count if queues else shell.unless_gone(count))
     columns = tuple(records[0]) if records else ()
     if shell.on_terminal and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
@@ -332,7 +332,7 @@ def cat(
     def write(id: str) -> None:
         message = first_of(queue, id)
         if shell.json:
-            shell.line({"id": message.id, **_body(message.body)}, ())
+            shell.line({"id": message.id, **body_of(message.body)}, ())
         elif sys.stdout.isatty() and not raw:
             print(output.visible(os.fsdecode(message.body)), flush=True)
         else:
@@ -343,7 +343,8 @@ def cat(
     return shell.each(arguments(ids), write)
 
 
-def _body(data: bytes) -> dict[str, object]:
+def body_of(data: bytes) -> dict[str, object]:
+    """Return a body for JSON: as text, or in base64 where it is not UTF-8."""
     try:
         return {"body": data.decode()}
     except UnicodeDecodeError:

@@ -6,9 +6,11 @@ A claim that `receive` makes outlives the command, so it always has a lease. Any
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from errno import EBADF
 from functools import partial
 from io import BufferedReader
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,9 +20,9 @@ import typer
 from dropq.errors import LeaseLost
 
 from . import output
-from .look import first_of, record_of
+from .look import body_of, first_of, record_of
 from .options import Filter, Json, QueueName, Quiet, Receipts, duration, lease_of, lease_period
-from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, Record
+from .output import IO_ERROR, NEGATIVE, NO_INPUT, OK, TRY_LATER, Record
 from .shell import DelayedInterrupt, Shell, UsageError, arguments, despite_closed_stdout, how_many, stdin
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ def send(
     id: OwnId = None,
     lines: Annotated[bool, typer.Option("--lines", help="Send each line as a message of its own.")] = False,
     move: Annotated[bool, typer.Option("--move", help="Move the files instead of copying them.")] = False,
+    wait_reply: Annotated[
+        float | None, duration("--wait-reply", help="Wait this long for the answer, and print its body.")
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -75,9 +80,16 @@ def send(
     Without FILE it sends standard input, unless that is a terminal. Once an id is printed, the message is in target/,
     as durable as the queue's configuration asks. When the queue is full (max_unprocessed) it exits with 75; if that
     queue discards new messages, it prints no id and exits with 1.
+
+    With --wait-reply it sends one message, prints the body of the answer instead of the id, which stderr gets, and
+    exits with 75 when no answer came in time: the message stays sent, and a later answer is refused to its sender.
     """
     shell = Shell(ctx, json, quiet)
     sources = _sources(files, id=id, lines=lines, move=move)
+    if wait_reply == 0:
+        raise UsageError("--wait-reply 0: an answer takes longer; nothing was sent")
+    if wait_reply is not None and (lines or len(sources) > 1 or reply_to is not None):
+        raise UsageError("--wait-reply sends one message: one FILE with it, no --lines, and no --reply-to of your own")
     fields: dict[str, Any] = {
         "priority": priority,
         "type": type,
@@ -89,7 +101,10 @@ def send(
     }
     try:
         fields["properties"] = _properties(properties)
-        sending = _Sending(shell, shell.root.queue(output.unescape(name)), fields)
+        queue = shell.root.queue(output.unescape(name))
+        if wait_reply is not None:
+            return _Request(shell, queue, fields).send(sources[0], move=move, timeout=wait_reply)
+        sending = _Sending(shell, queue, fields)
         return sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
     except ValueError as error:  # all messages share what is wrong
         error.add_note("nothing was sent")
@@ -282,6 +297,102 @@ class _Sending:
             output.note(f"sent={self._accepted}: not all ids were read")
         if self._discarded:
             output.note(f"discarded={self._discarded}")
+
+
+class _Request:
+    """One run of `send --wait-reply`: a message is sent, its answer is awaited, and the answer's body is printed.
+
+    Args:
+        shell: the run of the command.
+        queue: where it sends to.
+        fields: the other arguments of `Queue.request`.
+    """
+
+    def __init__(self, shell: Shell, queue: Queue, fields: Mapping[str, Any]) -> None:
+        self._shell = shell
+        self._queue = queue
+        self._fields = fields
+        self._sent: list[Sent] = []
+
+    def send(self, source: str, *, move: bool, timeout: float) -> int:
+        """Send a file, or standard input, and wait for the answer; return the exit code."""
+
+        def send(**fields: Any) -> Sent:
+            file = stdin() if source == "-" else source
+            self._queue._send_file_into(self._sent, file, move=move, **fields)
+            if self._sent[0].accepted and not self._shell.quiet and not self._shell.json:
+                output.note(f"sent {self._sent[0].id}")
+            return self._sent[0]
+
+        try:
+            with _ended_by_signals(), self._queue:
+                answer = self._queue._request(send, timeout, self._fields)
+        except KeyboardInterrupt as error:
+            sent = f"message {self._sent[0].id} was sent" if self._sent else "nothing was sent"
+            raise KeyboardInterrupt(f"{sent}, and no answer is awaited") from error
+        return self._print(self._sent[0], answer)
+
+    def _print(self, sent: Sent, answer: Message | None) -> int:
+        try:
+            if self._shell.json:
+                output.write(output.json_line({**sent._asdict(), "reply": answer and _answer_of(answer)}))
+            elif answer is not None:
+                _write_body(answer.body)
+        except OSError as error:
+            output.discard()
+            what = f"the answer to message {sent.id} came, and could not be written to standard output"
+            output.note(f"error: {what}: {error.strerror}")
+            return IO_ERROR
+        if answer is None:
+            output.note(f"no answer to message {sent.id} came in time: it stays sent, and a later answer is refused")
+            return TRY_LATER
+        return OK
+
+
+def _answer_of(answer: Message) -> Record:
+    fields = ("id", "correlation_id", "timestamp", "type", "priority", "properties")
+    return {**{field: getattr(answer, field) for field in fields}, **body_of(answer.body)}
+
+
+def _write_body(data: bytes) -> None:
+    """Write a body to stdout as it is; a terminal gets no control characters."""
+    if sys.stdout.isatty():
+        output.write(output.visible(os.fsdecode(data)))
+    elif sys.__stdout__ is None:
+        raise OSError(EBADF, os.strerror(EBADF))
+    else:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+class _Ended(BaseException):
+    """Raised by a signal that ends the command."""
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Leave the block in good order at SIGTERM and SIGHUP, too, and then end by the signal; a second ends at once."""
+    came: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        came.append(number)
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        raise _Ended
+
+    # What a parent has the command ignore, as nohup does, stays ignored.
+    before = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in before:
+        signal.signal(each, end)
+    try:
+        yield
+    except _Ended:
+        pass
+    finally:
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+    if came:
+        os.kill(os.getpid(), came[0])
 
 
 def _bytes_left(file: BufferedReader) -> int | None:

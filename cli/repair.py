@@ -353,6 +353,10 @@ def sweep(
     jobs_older_than: Annotated[
         float | None, duration("--jobs-older-than", help="Also drop uncommitted jobs that are idle for longer.")
     ] = None,
+    ephemeral_older_than: Annotated[
+        float | None,
+        duration("--ephemeral-older-than", help="Also remove temporary queues untouched for longer, without a lock."),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Return what the dead hold, deliver what is due, expire, prune.
@@ -366,12 +370,17 @@ def sweep(
         "foreign_older_than": foreign_older_than,
         "unleased_older_than": unleased_older_than,
         "jobs_older_than": jobs_older_than,
+        "ephemeral_older_than": ephemeral_older_than,
     }
     reports: list[SweepReport] = []
     if name is None:
         shell.check_root()
     names = shell.queues(None if name is None else [name])
-    code = shell.each(names, lambda name: reports.append(shell.queue(name).sweep(**ages)), "swept")
+
+    def act(name: str) -> None:
+        reports.append(shell.queue(name).sweep(**ages))
+
+    code = shell.each(names, shell.unless_gone(act) if name is None else act, "swept")
     if code and not reports:
         return code
     if name is None and not code:
@@ -426,7 +435,7 @@ def fsck(
         findings.extend(shell.root.queue(name).fsck(repair))
 
     try:
-        code = shell.each(names, check, "queues checked", doing="checking")
+        code = shell.each(names, check if queues else shell.unless_gone(check), "queues checked", doing="checking")
     finally:  # Ctrl-C ends it: what was found so far is shown
         records = ({key: getattr(finding, key) for key in FINDING} for finding in findings)
         shell.show(records, FINDING, table=FINDING_TABLE)

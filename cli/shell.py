@@ -21,6 +21,7 @@ import typer
 
 from dropq.errors import DropqError, NoSuchQueue, StorageError
 from dropq.format.layout import RootLayout
+from dropq.format.names import is_temporary
 
 from . import output
 from .output import NEGATIVE, OK, Record, unescape
@@ -118,6 +119,21 @@ class Shell:
     def queues(self, names: Sequence[str] | None) -> list[str]:
         """Return the names that were given, else those of all queues."""
         return [unescape(name) for name in names] if names else [queue.name for queue in self.root.queues()]
+
+    def unless_gone(self, act: Callable[[str], object]) -> Callable[[str], object]:
+        """Return what passes over a temporary queue that is gone by now, for a command on all queues of the root.
+
+        RACE: such a queue may go at any moment after it was listed, when its requester has its answer.
+        """
+
+        def acting(name: str) -> None:
+            try:
+                act(name)
+            except DropqError:
+                if not is_temporary(name) or self.root.queue(name).exists():
+                    raise
+
+        return acting
 
     # -- what was asked for ----------------------------------------------------------------------------------------
 

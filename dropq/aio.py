@@ -6,7 +6,7 @@ cancellation arrives. Any other verb that is cancelled runs to its end first, so
 **Threads.** Tasks that wait would use up a pool that others share, such as that of `asyncio.to_thread`; then nobody
 could settle. So each `Queue` has threads of its own, made when they are needed: up to `THREADS` for verbs that end
 soon, as many for sends, which may wait for room in that queue, and as many for replies, which may wait for room in
-another. Each `Subscription` has one more, in which one
+another; and up to `REQUESTS` for requests, which wait for their answers. Each `Subscription` has one more, in which one
 receive waits for a message, and the others wait for their turn. Any number of tasks may wait, in any number of event
 loops. The end of the program waits for none of these threads: what they hold then goes back, as after a crash.
 """
@@ -33,6 +33,7 @@ from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.layout import STATES
 from dropq.queue.sender import Sent
+from dropq.queue.waiting import Ending
 from dropq.storage.liveness import FORKS
 
 __all__ = ["Message", "Queue", "Subscription"]
@@ -41,6 +42,8 @@ log = logging.getLogger("dropq")
 
 #: How many threads a queue has for verbs that end soon, for sends, and for replies.
 THREADS = 8
+#: How many requests of a queue wait for their answers at once.
+REQUESTS = 64
 #: Seconds after which a thread ends that has nothing to do.
 IDLE = 5.0
 
@@ -60,6 +63,7 @@ class Queue:
         self._verbs = _Threads(THREADS, "dropq-verbs")
         self._sends = _Threads(THREADS, "dropq-sends")
         self._replies = _Threads(THREADS, "dropq-replies")
+        self._requests = _Threads(REQUESTS, "dropq-requests")
         self._forks = FORKS.count
         self._own: Subscription | None = None
         self._lock = threading.Lock()
@@ -88,6 +92,18 @@ class Queue:
     async def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
         """Send a file's content, as `dropq.Queue.send_file` does; cancelled as `send` is."""
         return await self._send(partial(self.queue.send_file, path, move=move, **fields))
+
+    async def request(self, body: bytes | str, timeout: Duration | None, **fields: Any) -> Message | None:
+        """Send a message and wait for the answer to it, as `dropq.Queue.request` does.
+
+        If the task is cancelled, nothing is held: the temporary queue is gone when the cancellation arrives. The
+        request may have been sent, and its answer is refused to its sender. Up to 64 requests wait at once; any other
+        waits for its turn, and is sent then.
+        """
+        ending = Ending()
+        act = partial(self.queue._request, partial(self.queue.send, body), timeout, fields, ending)
+        answer = await _to_its_end(self._submit(act, self._requests), ending.give_up)
+        return None if answer is None else Message(self, answer)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -166,11 +182,15 @@ class Queue:
         return await self._run(self.queue.counts)
 
     async def close(self) -> None:
-        """End the subscription of `receive`, and return what it holds to the queue."""
+        """End the subscription of `receive`, return what it holds, and remove what `request` keeps for its answers."""
         with self._lock:
             own, self._own = self._own, None
-        if own is not None:
-            await own.close()
+        try:
+            if own is not None:
+                await own.close()
+        finally:
+            if self.queue._requesters is not None:
+                await self._run(self.queue._end_requests)
 
     async def __aenter__(self) -> Queue:
         return self
@@ -247,15 +267,26 @@ class _Threads:
             return None
 
 
-async def _to_its_end(call: concurrent.futures.Future[T]) -> T:
-    """Wait for a call that runs in a thread; raise a cancellation only when the call has ended, from its error."""
+async def _to_its_end(call: concurrent.futures.Future[T], give_up: Callable[[], object] | None = None) -> T:
+    """Wait for a call that runs in a thread; raise a cancellation only when the call has ended, from its error.
+
+    Args:
+        call: the call.
+        give_up: makes it end soon when nobody waits for it any more; None leaves it alone.
+    """
     ended = asyncio.wrap_future(call)
     cancelled: asyncio.CancelledError | None = None
     while not ended.done():
         try:
             await asyncio.wait([ended])
-        except asyncio.CancelledError as error:
+        except BaseException as error:
+            if give_up is not None and not call.cancel():
+                give_up()
+            if not isinstance(error, asyncio.CancelledError):
+                raise  # the task was thrown away: nobody can wait
             cancelled = error
+    if call.cancelled():
+        raise cancelled or asyncio.CancelledError  # its turn had not come
     if cancelled is not None:
         raise cancelled from ended.exception()
     return ended.result()

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import date
 from functools import partial
@@ -42,9 +42,12 @@ if TYPE_CHECKING:
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.fsck_kinds import Finding
     from dropq.diagnosis.health import Health
+    from dropq.lifecycle.ephemeral import Holder
     from dropq.queue.subscription import Subscription
+    from dropq.queue.waiting import Ending
     from dropq.topics.publishing import Publishing
     from dropq.upkeep.bulk import Outcome
+    from dropq.upkeep.requests import Requesters, Send
     from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")
@@ -182,11 +185,12 @@ class Root:
         foreign_older_than: Duration | None = None,
         unleased_older_than: Duration | None = None,
         jobs_older_than: Duration | None = None,
+        ephemeral_older_than: Duration | None = None,
     ) -> SweepReport:
         """Sweep every queue, then remove the metadata files that no name refers to any more.
 
         Args:
-            foreign_older_than, unleased_older_than, jobs_older_than: as for `Queue.sweep`.
+            foreign_older_than, unleased_older_than, jobs_older_than, ephemeral_older_than: as for `Queue.sweep`.
 
         Raises:
             ConfigError, StorageError: the error of the first queue that cannot be swept; the others were swept.
@@ -202,9 +206,12 @@ class Root:
                         foreign_older_than=foreign_older_than,
                         unleased_older_than=unleased_older_than,
                         jobs_older_than=jobs_older_than,
+                        ephemeral_older_than=ephemeral_older_than,
                     )
                 )
             except DropqError as error:  # the other queues can be swept
+                if names.is_temporary(queue.name) and not queue.exists():
+                    continue  # RACE: its requester removed it since it was listed
                 log.error("queue %s was not swept: %s", queue.name, error)
                 errors.append(error)
         if errors:
@@ -213,7 +220,7 @@ class Root:
         return report
 
     def tidy(self) -> SweepReport:
-        """Do a sweep's work outside the queues: undo deletes that were interrupted, remove unused metadata files.
+        """Do a sweep's work outside the queues: undo interrupted deletes, remove what requesters left, unused metadata.
 
         Raises:
             StorageError: the file system refused; the next sweep goes on.
@@ -286,6 +293,7 @@ class Queue(Sender):
         self._own: Subscription | None = None
         #: What the end of a subscription does beyond returning what it holds.
         self._at_end: Callable[[], None] | None = None
+        self._requesters: Requesters | None = None
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} in {self.root.path}>"
@@ -351,6 +359,50 @@ class Queue(Sender):
     def exists(self) -> bool:
         """Return whether the queue is there."""
         return find_layout(self.root.layout.path, self.name) is not None
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def request(self, body: bytes | str, timeout: Duration | None, **fields: Any) -> Message | None:
+        """Send a message and wait for the answer to it: what a consumer gives to `Message.reply`, or `dropq reply`.
+
+        The answer comes to a temporary queue, `temp-ID` in the same root, which the request names as its reply_to. It
+        is told by its correlation id; what else comes there is dropped, with a warning in the log. The queue goes when
+        no answer came, else with `close`, at the latest when this process ends: an answer that comes later is refused
+        to its sender. The request itself stays where it is; give it an `expires_in` if nobody should answer it later.
+
+        Args:
+            body: as for `send`.
+            timeout: how long to wait for the answer after the request was sent, above 0; None waits for ever.
+            fields: the other arguments of `send`, but for reply_to.
+
+        Returns:
+            The answer, which is settled already and has its body with it; or None if none came in that time.
+
+        Raises:
+            NoSuchQueue, StorageError: as of `send`; or the temporary queue could not be made, and nothing was sent.
+            QueueFull: the queue is full, and rejects or discards; nothing was sent.
+            ValueError: a timeout of 0, a reply_to, or a value that no name can hold; nothing was sent.
+        """
+        return self._request(partial(self.send, body), timeout, fields)
+
+    def _request(
+        self, send: Send, timeout: Duration | None, fields: Mapping[str, Any], ending: Ending | None = None
+    ) -> Message | None:
+        """Do what `request` does with something else than `send`; `ending` ends it before its time."""
+        from dropq.upkeep.requests import Requesters, request
+
+        requesters = self._requesters
+        if requesters is None:  # RACE: threads may make two; the one that is not kept ends what it keeps
+            requesters = self._requesters = Requesters()
+        return request(
+            self.context,
+            send,
+            _seconds(timeout),
+            fields,
+            requesters=requesters,
+            public=self.root.queue,
+            ending=ending,
+        )
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -659,6 +711,7 @@ class Queue(Sender):
         foreign_older_than: Duration | None = None,
         unleased_older_than: Duration | None = None,
         jobs_older_than: Duration | None = None,
+        ephemeral_older_than: Duration | None = None,
     ) -> SweepReport:
         """Return messages of dead consumers and lapsed leases, deliver delayed messages, expire, prune, finish jobs.
 
@@ -666,6 +719,9 @@ class Queue(Sender):
             foreign_older_than: also return claims that scripts or DropboxMQ clients made longer ago than this.
             unleased_older_than: also return older claims that have neither a lease nor a known holder.
             jobs_older_than: also drop jobs that were never committed, and idle for longer than this.
+            ephemeral_older_than: also remove the queue if it is temporary, no lock tells here whether its requester is
+                alive, and that has not touched it for this long. It is always removed if its requester is known to be
+                dead.
         """
         from dropq.upkeep.sweep import sweep
 
@@ -675,6 +731,7 @@ class Queue(Sender):
                 foreign_older_than=_seconds(foreign_older_than),
                 unleased_older_than=_seconds(unleased_older_than),
                 jobs_older_than=_seconds(jobs_older_than),
+                ephemeral_older_than=_seconds(ephemeral_older_than),
             )
 
     def fsck(self, repair: bool = False) -> list[Finding]:
@@ -727,12 +784,20 @@ class Queue(Sender):
             return self.context.paused
 
     def close(self) -> None:
-        """End the subscription of `receive`, and return what it holds to the queue; end what publishes."""
+        """End the subscription of `receive`, return what it holds, and remove what `request` keeps for its answers."""
         own, self._own = self._own, None
-        if own is not None:
-            own.close()
-        if self._opened is not None:
-            self._opened.close()
+        try:
+            if own is not None:
+                own.close()
+        finally:
+            self._end_requests()
+            if self._opened is not None:
+                self._opened.close()
+
+    def _end_requests(self) -> None:
+        requesters, self._requesters = self._requesters, None
+        if requesters is not None:
+            requesters.end()
 
     def __enter__(self) -> Queue:
         return self
@@ -878,18 +943,18 @@ class Topic:
             from dropq.filters import check_chooses
 
             check_chooses(filter)
-        address = subscriptions.subscribe(
+        address, holder = subscriptions.subscribe(
             self._context,
             subscription,
             {} if filter is None else {"filter": filter},
             recovery_point=None if recovery_point is None else checked(recovery_point),
-            ephemeral=not durable,
+            holds=not durable,
         )
         queue = self.root.queue(address)
         with error_context(f"subscription {address} is made, and what the topic archived comes with the next sweep"):
             recover_if_needed(queue.context)
-        if not durable:
-            queue._at_end = partial(_remove, self.root, queue.layout)
+        if holder is not None:
+            queue._at_end = partial(_remove, self.root, queue.layout, holder)
         return queue
 
     def _subscription(self, name: str, client_id: str | None, *, no_local: bool, durable: bool) -> SubscriptionName:
@@ -943,10 +1008,11 @@ class Topic:
         self.close()
 
 
-def _remove(root: Root, layout: QueueLayout) -> None:
+def _remove(root: Root, layout: QueueLayout, holder: Holder) -> None:
     """Remove the subscription of a holder that ends."""
     from dropq.topics import subscriptions
 
+    holder.end()
     with suppress(NoSuchQueue):  # RACE: a sweep was first
         subscriptions.take_away(root.context, layout)
 

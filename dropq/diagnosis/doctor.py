@@ -14,6 +14,7 @@ from dropq.diagnosis.doctor_kinds import KINDS, LEVELS, Diagnosis, Kind
 from dropq.diagnosis.doctor_permissions import folders, root_folders
 from dropq.diagnosis.fsck import queues as all_queues
 from dropq.errors import DropqError, NoSuchQueue
+from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import DOCTOR_PREFIX, PRIVATE
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -36,7 +37,9 @@ def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Di
     """
     found = [_root(root)]
     opened: list[QueueContext] = []
-    for name in all_queues(root) if queues is None else queues:
+    # A temporary queue is made as the queue that is asked, and goes at any moment.
+    lasting = (name for name in all_queues(root) if not names.is_temporary(name))
+    for name in lasting if queues is None else queues:
         try:
             opened.append(open_queue(root, name))
         except NoSuchQueue:

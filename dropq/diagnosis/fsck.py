@@ -14,6 +14,7 @@ import secrets
 import shlex
 import stat
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from dropq.config.load import load_queue
@@ -22,9 +23,11 @@ from dropq.diagnosis import fsck_checks, topic_checks
 from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
+from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout
 from dropq.format.names import DELETED
+from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.known_queues import absences, addresses
 from dropq.lifecycle.known_queues import look as look_below
@@ -82,8 +85,8 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
     layout, now = root.layout, root.clock.now_ms()
     with error_context(UNFINISHED):
         found = list(fsck_checks.temporaries_in((layout.path, layout.private, layout.meta), now))
-        found += [*_not_queues(root, now), *_deleted_topics(f"{layout.path}/{TOPIC_ROOT}", now)]
-        found += [*topic_checks.examine_topic_root(root, now), *_sidecars(root, now)]
+        found += [*_not_queues(root, now), *_left_queues(root, now), *_sidecars(root, now)]
+        found += [*_deleted_topics(f"{layout.path}/{TOPIC_ROOT}", now), *topic_checks.examine_topic_root(root, now)]
     if not repair:
         return [_repairable(finding, "dropq fsck --repair") for finding in found]
     return [_repaired(finding, layout.path, Storage()) for finding in found]
@@ -157,6 +160,32 @@ def _deleted_topics(folder: str, now: int) -> Iterator[Finding]:
             yield from _deleted_topics(entry.path, now)
         elif entry.name == SUBSCRIPTIONS:
             yield from (sub.finding("deleted-queue") for sub in entries(entry.path, now) if DELETED.search(sub.name))
+
+
+def _left_queues(root: RootContext, now: int) -> Iterator[Finding]:
+    """Find temporary queues whose requesters are dead; where locks tell nothing, those that nobody has touched."""
+    for entry in entries(root.layout.path, now):
+        if not names.is_temporary(entry.name):
+            continue
+        for layout in layouts(root.layout.path, entry.name):
+            with suppress(PermissionError):  # another user's, whose own sweeps see to it
+                yield from _left_queue(root, entry, layout)
+
+
+def _left_queue(root: RootContext, entry: Entry, layout: QueueLayout) -> Iterator[Finding]:
+    with ephemeral.left(layout, root.clock) as is_left:
+        pass
+    if is_left:
+        yield entry.finding("left-queue")
+        return
+    with ephemeral.left(layout, root.clock, fsck_checks.ABANDONED / 1000) as is_old:
+        pass
+    if is_old:
+        yield entry.finding(
+            "left-queue",
+            "the requester of this temporary queue has not touched it for over a day, and no lock tells here whether "
+            "it is alive: `dropq sweep --ephemeral-older-than 1d` removes the queue",
+        )
 
 
 def _content(entry: Entry) -> str:

@@ -90,6 +90,7 @@ KINDS: Mapping[str, Kind] = {
     "world-writable": Kind("warning", "everybody on this host may change it: `chmod o-w` it"),
     "half-made-queue": Kind("warning", "somebody began to make a queue, and did not finish", "set aside"),
     "half-deleted-queue": Kind("warning", "a queue was deleted, and something is left of it", "set aside"),
+    "left-queue": Kind("warning", "the requester of this temporary queue is dead: `dropq sweep` removes the queue"),
     "deleted-queue": Kind(
         "info",
         "a DropboxMQ deleted this queue, topic or subscription, and kept its content: remove it when nobody needs that",

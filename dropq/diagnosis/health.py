@@ -120,6 +120,8 @@ def health(
     except NoSuchQueue:
         raise
     except (DropqError, OSError) as error:
+        if names.is_temporary(name) and not reading.exists(f"{root.layout.path}/{name}"):
+            raise NoSuchQueue(f"queue {name} is not there any more") from error  # RACE: its requester is done
         return _unusable(root, name, error)
 
 

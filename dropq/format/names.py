@@ -550,6 +550,8 @@ def is_unique(own_name: str) -> bool:
 
 #: The suffix that DropboxMQ gives to the folder of a deleted queue.
 DELETED = re.compile(r"\.deleted-[0-9]+\Z", re.ASCII)
+#: What the names of temporary queues begin with; a generated id follows.
+TEMPORARY = "temp-"
 
 
 def check_queue_name(name: str) -> None:
@@ -577,6 +579,16 @@ def can_name_queue(name: str) -> bool:
     except InvalidName:
         return False
     return True
+
+
+def temporary_name(id: str) -> str:
+    """Return the name of a temporary queue, with a generated id; DropboxMQ's temporary queues are named so, too."""
+    return f"{TEMPORARY}{id}"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a name is that of a temporary queue."""
+    return name.startswith(TEMPORARY) and Name(name.removeprefix(TEMPORARY)).generated
 
 
 def check_property_name(name: str) -> None:

@@ -4,6 +4,8 @@ Each queue has a mark, `.dropq/queue-TOKEN`, and the root keeps a note of the ma
 queue in which no mark can be made, as it is mounted read-only or another user's, has a note of its path,
 `.dropq/queues/path-DIGEST`. A queue is missing while its note is there, and neither its mark nor a queue at its path is
 found below the root. Meanwhile no sidecar is removed, as names in the missing queue may refer to it.
+
+A temporary queue has no note: it comes and goes with its requester, on the root's own disk, and is never missed.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ def make_known(root: RootLayout, private: str, storage: Storage) -> str:
         storage.touch(f"{private}/{mark}")
         marks = {mark}
     base = os.path.dirname(private)
+    if _is_temporary(root, base):
+        return min(marks)
     for mark in marks:
         if not exists(f"{root.queues}/{mark}"):
             _write_note(root, mark, base, storage)
@@ -58,6 +62,8 @@ def make_known(root: RootLayout, private: str, storage: Storage) -> str:
 
 def note(root: RootLayout, layout: QueueLayout) -> None:
     """Make a queue known by its mark, or by its path if this user cannot give it a mark."""
+    if _is_temporary(root, layout.base):
+        return
     storage = Storage(base=layout.base)
     try:
         _refuse_link(layout.private)
@@ -105,6 +111,10 @@ def absences(root: RootLayout, seen: Seen) -> Iterator[tuple[str, str]]:
 def _write_note(root: RootLayout, name: str, base: str, storage: Storage) -> None:
     storage.make_folder_like(root.queues, root.private)
     storage.write_small(f"{root.queues}/{name}", os.fsencode(base))
+
+
+def _is_temporary(root: RootLayout, base: str) -> bool:
+    return names.is_temporary(os.path.relpath(base, root.path).partition("/")[0])
 
 
 def _notes(root: RootLayout, base: str, private: str) -> set[str]:

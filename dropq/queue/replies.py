@@ -1,4 +1,4 @@
-"""Replies: the answer to a message goes to the queue that the message's `reply_to` names, in the same root.
+"""Replies: the answer to a message goes to the queue, or topic, that its `reply_to` names, in the same root.
 
 The sender of the message chose that name. So it must be the name of a queue, never a path: nothing is written
 outside of the root's queues.
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from dropq.errors import InvalidName, NoSuchQueue
 from dropq.format import names
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.open_queue import open_queue
 from dropq.queue.sender import Sender
@@ -63,10 +63,23 @@ def reply_queue(request: Request) -> ReplyQueue:
             "reply_to; nothing was sent"
         )
     try:
-        names.check_queue_name(name)
-        return ReplyQueue(open_queue(request.context.root, name))
+        context = _open(request.context.root, name.removeprefix(names.TOPIC_REPLY))
+        view = context.config
+        if view.underlying_topic is not None:  # what is sent to a view is published to its topic
+            context = _open(request.context.root, view.default_publish_target or view.underlying_topic)
+        return ReplyQueue(context)
     except (InvalidName, NoSuchQueue) as error:
+        if names.is_temporary(name):
+            raise NoSuchQueue(
+                f"nobody waits any more for the answer to {of_message}, correlation id "
+                f"{request.correlation_id or request.id!r}: its requester's queue {name} is gone; nothing was sent"
+            ) from error
         raise type(error)(f"the reply_to of {of_message}: {error}; nothing was sent") from error
+
+
+def _open(root: RootContext, name: str) -> QueueContext:
+    names.check_queue_name(name)
+    return open_queue(root, name)
 
 
 def correlated(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:

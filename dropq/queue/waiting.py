@@ -110,3 +110,26 @@ class Waiting:
         self._closed = True
         self.wake()
         self._watch = None  # it goes with the thread that waits
+
+
+class Ending:
+    """Ends a request before its time, from another thread."""
+
+    def __init__(self) -> None:
+        self._given_up = False
+        self._wake: Callable[[], None] | None = None
+
+    def has_come(self) -> bool:
+        """Return whether the request was given up."""
+        return self._given_up
+
+    def give_up(self) -> None:
+        """Let the request return None soon."""
+        self._given_up = True
+        # RACE: a request that has nothing to wake yet sees afterwards that it was given up.
+        if self._wake is not None:
+            self._wake()
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Say what wakes the thread that waits for the answer."""
+        self._wake = wake

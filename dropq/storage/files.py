@@ -230,6 +230,18 @@ class Storage:
         finally:
             os.close(fd)
 
+    def renew(self, path: str) -> bool:
+        """Give a file of ours the file server's time; return False if it is gone."""
+        try:
+            fd = open_file(path, TOUCH)
+        except FileNotFoundError:
+            return False
+        try:
+            os.utime(fd)
+        finally:
+            os.close(fd)
+        return True
+
     def adopt(self, source: str, destination: str) -> None:
         """Move a file from outside into working/, and give it the modes of new files; move it back when that fails.
 

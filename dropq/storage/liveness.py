@@ -93,6 +93,11 @@ class Presence:
                 lock.release()
         self._locks = made
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether it shows that this process lives; False where the file system has no locks."""
+        return any(lock.is_locked for lock in self._locks)
+
     def position(self) -> tuple[int, int]:
         """Return its place, from 0, among the subscriptions that have a sign of life, and how many they are."""
         own = os.path.basename(self._path)
@@ -101,7 +106,7 @@ class Presence:
 
     def end(self) -> None:
         """Remove the sign of life; call it when no message is held any more."""
-        if any(lock.is_locked for lock in self._locks):
+        if self.is_locked:
             self._storage.unlink(self._path)  # before the lock is freed: after that a sweep may take it
             self.abandon()
 

@@ -11,13 +11,11 @@ from dropq.config.schema import underlies
 from dropq.errors import NoSuchQueue
 from dropq.format.addresses import topic_layout
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.ephemeral import TOUCH_INTERVAL, touch
 from dropq.lifecycle.known_queues import topics
 from dropq.queue.open_queue import open_queue
 from dropq.storage import reading
 from dropq.topics.distribution import Distributor
-
-#: Seconds after which the holder of an ephemeral subscription shows again that it is there.
-KEEP_EVERY = 20.0
 
 
 class Feeding:
@@ -63,9 +61,8 @@ class Feeding:
         layout = self._context.layout
         now = time.monotonic()
         if layout.is_subscription and now >= self._keeps_at:
-            self._keeps_at = now + KEEP_EVERY
-            if reading.exists(layout.ephemeral):
-                self._context.storage.stamp(layout.ephemeral)
+            self._keeps_at = now + TOUCH_INTERVAL
+            touch(layout, self._context.storage)
 
 
 def _is_busy(topic: QueueContext) -> bool:

@@ -18,13 +18,18 @@ from dropq.format.addresses import (
     topic_layout,
 )
 from dropq.format.layout import NO_LOCAL, SUBSCRIPTIONS, QueueLayout, removed_subscriptions
+from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage
 from dropq.topics.views import link_views
+
+#: Milliseconds after which a subscription that never appeared is nobody's.
+UNFINISHED_AGE = 3_600_000
 
 
 def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:
@@ -64,9 +69,9 @@ def subscribe(
     options: Mapping[str, Any],
     *,
     recovery_point: str | None = None,
-    ephemeral: bool = False,
-) -> str:
-    """Make a subscription, unless it is there as it was asked for; return its address.
+    holds: bool = False,
+) -> tuple[str, Holder | None]:
+    """Make a subscription, unless it is there as it was asked for; return its address, and what holds it.
 
     One of the same name and client with another filter, with local messages or without, or of another topic, is
     removed first, with what it holds, as JMS has it.
@@ -76,7 +81,7 @@ def subscribe(
         subscription: the subscription's name.
         options: keys of its queue.toml.
         recovery_point: where in the topic's history a new one begins; None begins now.
-        ephemeral: it goes with who uses it.
+        holds: it is ephemeral, and goes with this process; else nothing holds it.
 
     Raises:
         InvalidName, ConfigError: the name or an option cannot be used; nothing was changed.
@@ -87,32 +92,35 @@ def subscribe(
     validate_options(options, f"options of subscription {address}", root=topic.root.config)
     for found in list(of_client(topic.root, subscription)):
         if found == address and _filter_of(topic, found) == options.get("filter"):
-            return address
+            return address, None
         remove(topic.root, found)
     layout = subscription_layout(topic.layout, subscription.folder)
     store = topic.storage
     hidden = f"{topic.layout.new}/{os.urandom(6).hex()}"
     files: dict[str, bytes] = {"queue.toml": toml_text(options).encode()} if options else {}
-    if ephemeral:
-        files[".dropq/ephemeral"] = b""
     if recovery_point is not None:
         files[".dropq/recovering"] = recovery_point.encode()
+    holder: Holder | None = None
     try:
         store.make_folder(hidden)
         _build(QueueLayout(hidden, hidden, topic=layout.topic), store, files)
+        if holds:
+            holder = Holder(QueueLayout(hidden, hidden, topic=layout.topic), store)
         store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}")
         store.move_folder(hidden, layout.home)
     except OSError as error:
+        if holder is not None:
+            holder.end()
         with suppress(OSError):  # a sweep of the topic removes it
             store.remove_tree(hidden)
         if not isinstance(error, FileExistsError):
             raise topic.refused(error, f"subscription {address} was not made") from error
-        return subscribe(topic, subscription, options, recovery_point=recovery_point, ephemeral=ephemeral)
+        return subscribe(topic, subscription, options, recovery_point=recovery_point, holds=holds)
     with error_context(f"subscription {address} is made, but a power cut may take it back"):
         store.sync(f"{layout.topic}/{SUBSCRIPTIONS}")
     with suppress(OSError):  # the next sweep of the root notes it
         make_known(topic.root.layout, layout.private, store)
-    return address
+    return address, holder
 
 
 def _build(layout: QueueLayout, store: Storage, files: Mapping[str, bytes]) -> None:
@@ -224,27 +232,10 @@ def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None
             count += 1
     for folder in list(subscription_folders(root.layout, topic.name)):
         layout = subscription_layout(topic.layout, folder)
-        if reading.exists(layout.ephemeral) and _is_left(topic, layout, ephemeral_older_than):
+        with ephemeral.left(layout, topic.clock, ephemeral_older_than) as is_left:
+            pass
+        if is_left:
             with suppress(NoSuchQueue):  # RACE: another sweep was first
                 take_away(root, layout)
                 count += 1
     return count
-
-
-#: Milliseconds after which a subscription that never appeared is nobody's.
-UNFINISHED_AGE = 3_600_000
-#: Milliseconds since its holder's last sign after which an ephemeral subscription without a living holder is left.
-EPHEMERAL_AGE = 60_000
-
-
-def _is_left(topic: QueueContext, layout: QueueLayout, older_than: float | None) -> bool:
-    """Return whether the holder of an ephemeral subscription is dead."""
-    try:
-        age = topic.clock.now_ms() - reading.written_ms(layout.ephemeral)
-    except FileNotFoundError:
-        return False
-    if older_than is not None and age > older_than * 1000:
-        return True
-    known = liveness.known(layout.consumers)
-    # RACE: one that was just made has no holder yet.
-    return age > EPHEMERAL_AGE and all(liveness.is_dead(layout.consumers, name) for name in known)

@@ -1,5 +1,7 @@
 """Making a root; making a queue and removing it, each by one rename from, or to, a hidden folder.
 
+`temporary` removes the queues for answers, which `create_temporary` makes.
+
 A delete is undecided until its queue proves empty under the hidden name. The next sweep of the root undoes a delete
 that died before that.
 """
@@ -20,6 +22,7 @@ from dropq.format import names
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import FOLDERS, KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
 from dropq.lifecycle.sidecars import collect
 from dropq.queue import browsing
@@ -30,6 +33,7 @@ from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
 from dropq.topics.views import forget_view, link_views, note_view, tidy_views
+from dropq.upkeep import temporary
 from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")
@@ -63,6 +67,41 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
 
 def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool) -> None:
     """Make a queue, as `Root.create_queue` says."""
+    layout, store, _ = _make(root, name, options, dropboxmq=dropboxmq)
+    with error_context(f"queue {name!r} is made, but a power cut may take it back"):
+        store.sync(root.layout.path)
+    with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
+        make_known(root.layout, layout.private, store)
+    if options.get("underlying_topic") is not None or "UnderlyingTopic" in options:
+        with suppress(OSError, DropqError):  # `dropq doctor` names the links that are missing
+            link_views(root)
+
+
+def create_temporary(asked: QueueContext) -> tuple[str, Holder]:
+    """Make a queue for the answer to a request; return its name, and what holds it from before it has the name.
+
+    Args:
+        asked: the queue that is asked. Whoever may answer there may answer here: the new queue has its modes and its
+            layout, is not durable and keeps no history.
+    """
+    root, config = asked.root, asked.config
+    options: dict[str, Any] = {"durability": "none", "history": False}
+    for key, mode in (("file_mode", config.file_mode), ("dir_mode", config.dir_mode)):
+        if mode is not None:
+            options[key] = f"{mode:04o}"
+    if config.group is not None:
+        options["group"] = config.group
+    name = names.temporary_name(root.ids.next())
+    in_incoming = asked.layout.base != asked.layout.home
+    *_, holder = _make(root, name, options, dropboxmq=in_incoming, holds=True)
+    assert holder is not None
+    return name, holder
+
+
+def _make(
+    root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool, holds: bool = False
+) -> tuple[QueueLayout, Storage, Holder | None]:
+    """Make a queue under a hidden name, and rename it; return where it is, what wrote it, and what holds it."""
     home = f"{root.layout.path}/{name}"
     found = find_layout(root.layout.path, name)
     if found is not None and found.is_topic:
@@ -73,6 +112,7 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
     store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
     hidden = f"{root.layout.path}/.{_cut(name)}.creating-{os.urandom(6).hex()}"
     layout = (QueueLayout.incoming if dropboxmq else QueueLayout.flat)(hidden)
+    holder: Holder | None = None
     try:
         folders = layout.first_folders
         for folder in folders:
@@ -80,11 +120,15 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         store.touch(layout.created)  # its modification time is when the queue was made
         if options:
             store.write_small(layout.config_file, toml_text(options).encode())
+        if holds:
+            holder = Holder(layout, store)
         store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
         if config.underlying_topic is not None:
             note_view(root.layout, name, store)  # before it appears: what is published from then on reaches it
         store.move_folder(hidden, home)
     except OSError as error:
+        if holder is not None:
+            holder.end()
         with suppress(OSError):  # fsck finds what cannot be removed now
             store.remove_tree(hidden)
         if isinstance(error, FileExistsError):
@@ -94,13 +138,7 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
                 ) from error
             raise QueueExists(f"queue {name!r} is there already: {home}") from error
         raise storage_error(error, f"queue {name!r} was not made") from error
-    with error_context(f"queue {name!r} is made, but a power cut may take it back"):
-        store.sync(root.layout.path)
-    with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
-        make_known(root.layout, layout.moved(home).private, store)
-    if config.underlying_topic is not None:
-        with suppress(OSError, DropqError):  # `dropq doctor` names the links that are missing
-            link_views(root)
+    return layout.moved(home), store, holder
 
 
 def delete(root: RootContext, name: str, *, force: bool) -> None:
@@ -215,7 +253,9 @@ def tidy(root: RootContext) -> SweepReport:
     with error_context("the queues are swept; the next sweep goes on with what is the root's"):
         _undo_cut_short_deletes(root)
         tidy_views(root)
-        return SweepReport(sidecars=sum(collect(root.layout.path, root.layout.meta, Storage(), root.clock)))
+        ephemeral = sum(temporary.clear(root))
+        sidecars = sum(collect(root.layout.path, root.layout.meta, Storage(), root.clock))
+        return SweepReport(ephemeral=ephemeral, sidecars=sidecars)
 
 
 def _undo_cut_short_deletes(root: RootContext) -> None:

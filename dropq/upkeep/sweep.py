@@ -34,6 +34,7 @@ from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
+from dropq.upkeep import temporary
 from dropq.upkeep.leftovers import leftovers
 from dropq.upkeep.retention import surplus
 
@@ -78,8 +79,8 @@ class SweepReport:
     rolled_forward: int = 0
     #: What a subscription had got against its filter, from a publisher that knows no filters.
     unwanted: int = 0
-    #: Subscriptions of holders that died.
-    subscriptions: int = 0
+    #: Temporary queues, and subscriptions, whose holders died.
+    ephemeral: int = 0
     sidecars: int = 0
     leftovers: int = 0
     #: What could not be brought in order, each with a warning in the log; the next sweep tries again.
@@ -196,6 +197,7 @@ class QuickSweep:
             self._upkeep_report = SweepReport()
             self._upkeep = chain(
                 _upkeep(context, self._upkeep_report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
+                _clear_temporary(context, self._upkeep_report),
                 _collect(context, self._upkeep_report),
             )
         done, started = self._upkeep_report.total, time.monotonic()
@@ -214,8 +216,11 @@ def sweep(
     jobs_older_than: float | None = None,
     ephemeral_older_than: float | None = None,
 ) -> SweepReport:
-    """Bring a queue back in order; ages are in seconds, None leaves such claims, jobs and subscriptions alone."""
+    """Bring a queue back in order; ages are in seconds, None leaves such claims, jobs and queues alone."""
     report = SweepReport()
+    if temporary.remove_left(context.root, context.layout, ephemeral_older_than):
+        report.ephemeral += 1
+        return report
     with _passing_over(context, report, "what its topic archived"):
         _recover(context)
     report.next_due = _bring_back(context, report, idle=True, first_lock=None)
@@ -257,7 +262,7 @@ def _sweep_topic(context: QueueContext, report: SweepReport, ephemeral_older_tha
     from dropq.topics.subscriptions import tidy_topic
 
     with _passing_over(context, report, "its subscriptions"):
-        report.subscriptions += tidy_topic(context, ephemeral_older_than=ephemeral_older_than)
+        report.ephemeral += tidy_topic(context, ephemeral_older_than=ephemeral_older_than)
     with _passing_over(context, report, "what waits"):
         distributor = Distributor(context)
         try:
@@ -457,6 +462,14 @@ def _clear_leftovers(context: QueueContext, report: SweepReport) -> Iterator[Non
             yield
             with _passing_over(context, report, path):
                 report.leftovers += remove()
+
+
+def _clear_temporary(context: QueueContext, report: SweepReport) -> Iterator[None]:
+    """Remove the root's temporary queues whose requesters died."""
+    with _passing_over(context, report, context.root.layout.path):
+        for removed in temporary.clear(context.root):
+            report.ephemeral += removed
+            yield
 
 
 def _collect(context: QueueContext, report: SweepReport) -> Iterator[None]:

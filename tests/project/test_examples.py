@@ -329,6 +329,115 @@ def test_shell_and_dropq_share_a_queue_and_each_message_is_handled_once(queue: d
     assert set(where(queue)) == {"processed"}
 
 
+# -- requests and answers --------------------------------------------------------------------------------------
+
+#: Both sides of a request, by dropq and by what needs no dropq; a responder puts what it reads in capitals.
+ASKING = {
+    "dropq": ["dropq", "send", "q", "--wait-reply", "20s"],
+    "mv": [SH, str(SHELL / "ask.sh"), "{root}", "q", "20"],
+}
+UPPER = ("tr", "a-z", "A-Z")
+ANSWERING = {
+    "dropq": ["dropq", "work", "q", "--", "sh", "-c", 'tr a-z A-Z | dropq reply "$DROPQ_QUEUE" "$DROPQ_RECEIPT"'],
+    "mv": [SH, str(SHELL / "take.sh"), "-a", "{root}", "q", SH, str(SHELL / "answer.sh"), "{root}", *UPPER],
+}
+
+
+def at(root: Path, command: list[str]) -> list[str]:
+    return [word.replace("{root}", str(root)) for word in command]
+
+
+@pytest.mark.parametrize("dropboxmq", [False, True], ids=["", "dropboxmq"])
+@pytest.mark.parametrize("answered_by", ANSWERING)
+@pytest.mark.parametrize("asked_by", ASKING)
+def test_shell_and_dropq_ask_and_answer_each_other(
+    tmp_path: Path, asked_by: str, answered_by: str, dropboxmq: bool
+) -> None:
+    queue = make_queue(tmp_path / "root", dropboxmq=dropboxmq)
+    environment = {**ENVIRONMENT, "DROPQ_ROOT": str(queue.root.path)}
+    responders: list[subprocess.Popen[bytes]] = []
+
+    def respond() -> None:  # take.sh ends when nothing waits; dropq's worker waits for more
+        if not responders or responders[-1].poll() is not None:
+            command = at(queue.root.path, ANSWERING[answered_by])
+            responders.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
+
+    def ask(number: int) -> subprocess.Popen[str]:
+        command = at(queue.root.path, ASKING[asked_by])
+        asking = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert asking.stdin is not None
+        asking.stdin.write(f"question {number}")
+        asking.stdin.close()
+        asking.stdin = None
+        return asking
+
+    requesters = [ask(number) for number in range(3)]
+    try:
+
+        def are_done() -> bool:
+            respond()
+            return all(one.poll() is not None for one in requesters)
+
+        until(are_done, "all answers", timeout=30)
+        assert [one.communicate()[0] for one in requesters] == [f"QUESTION {number}" for number in range(3)]
+    finally:
+        for process in [process for group in (requesters, responders) for process in group]:
+            process.terminate()
+            process.wait(10)
+    assert [one.returncode for one in requesters] == [0, 0, 0]
+    assert [each.name for each in queue.root.queues()] == ["q"]
+    assert len(where(queue)["processed"]) == 3
+
+
+def test_ask_sh_without_an_answer_in_time_leaves_its_request_alone(queue: dropq.Queue) -> None:
+    asked = sh("ask.sh", queue.root.path, "q", "0", input="question")
+    assert (asked.returncode, asked.stdout) == (75, "")
+    assert where(queue) == {"target": [b"question"]}
+    (request,) = queue.browse()
+    assert f"no answer to {request.id}" in asked.stderr
+    with pytest.raises(dropq.NoSuchQueue):
+        request.reply("late")
+    late = sh("take.sh", queue.root.path, "q", SH, SHELL / "answer.sh", queue.root.path, "cat")
+    assert late.returncode == 1 and f"nobody waits for the answer to {request.id}" in late.stderr
+    assert where(queue) == {"error": [b"question"]}
+    assert not [name for name in os.listdir(queue.root.path) if "temp-" in name]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_ask_sh_leaves_no_queue_when_a_signal_ends_it(queue: dropq.Queue, number: signal.Signals) -> None:
+    command = [SH, str(SHELL / "ask.sh"), str(queue.root.path), "q", "60", os.devnull]
+    child = subprocess.Popen(command, env=ENVIRONMENT)
+    until(lambda: where(queue), "the request")
+    child.send_signal(number)
+    assert child.wait(timeout=10) == 128 + number
+    assert not [name for name in os.listdir(queue.root.path) if "temp-" in name]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "code"),
+    [
+        ("ask.sh", ["{root}", "q"], 2),
+        ("ask.sh", ["{root}", "q", "soon"], 2),
+        ("ask.sh", ["{root}", "nowhere", "1"], 66),
+        ("ask.sh", ["{root}", "q", "1", "missing"], 1),
+        ("answer.sh", ["{root}", "cat"], 2),
+        ("answer.sh", ["{root}", "cat", "report.csv"], 1),
+        ("answer.sh", ["{root}", "cat", "4.1.B...%2E%2E%2Fq"], 1),
+        ("answer.sh", ["{root}", "cat", "4.1.B...nowhere"], 1),
+        ("answer.sh", ["{root}", "false", "4.1.B...q"], 1),
+    ],
+)
+def test_ask_sh_and_answer_sh_refuse_what_cannot_be(
+    queue: dropq.Queue, script: str, arguments: list[str], code: int
+) -> None:
+    ran = sh(script, *at(queue.root.path, arguments), input="body")
+    assert ran.returncode == code and ran.stderr
+    assert where(queue) == {}
+    assert [each.name for each in queue.root.queues()] == ["q"]
+
+
 # -- the pipeline ----------------------------------------------------------------------------------------------
 
 

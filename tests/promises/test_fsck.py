@@ -27,6 +27,7 @@ from dropq.format.layout import FOLDERS
 from dropq.staging import jobs
 from dropq.storage import reading, system_calls
 from dropq.storage.files import Storage
+from dropq.upkeep.queues import create_temporary
 
 DAY = 86_400
 HEX = "0123456789ab"
@@ -259,6 +260,20 @@ def deleted_by_a_dropboxmq(queue: Queue) -> Path:
     return deleted
 
 
+def left_by_the_dead(queue: Queue) -> Path:
+    if (child := os.fork()) == 0:
+        create_temporary(queue.context)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    return next(path for path in queue.root.path.iterdir() if path.name.startswith("temp-"))
+
+
+def untouched(queue: Queue) -> Path:
+    path = left_by_the_dead(queue)
+    (path / ".dropq" / "ephemeral").write_bytes(b"of another mount\n")
+    return path
+
+
 def absent_queue(queue: Queue) -> Path:
     other = queue.root.create_queue("other")
     shutil.rmtree(other.layout.home)
@@ -311,6 +326,8 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("world-writable", world_writable_file, False),
     ("half-made-queue", half_made, True),
     ("half-deleted-queue", half_deleted, True),
+    ("left-queue", left_by_the_dead, False),
+    ("left-queue", untouched, True),
     ("deleted-queue", deleted_by_a_dropboxmq, False),
     ("not-a-queue", not_a_queue, False),
 ]
