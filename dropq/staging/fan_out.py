@@ -150,8 +150,11 @@ def _lost(context: QueueContext, claim: Claim) -> str:
 
 
 def _was_rolled_forward(folder: str) -> bool:
-    """Return whether a folder that had parts was committed: it has neither parts nor a fence now."""
-    return not any(name == WHOLE or part_of(name) for name in reading.names_in(folder))
+    """Return whether a folder that had parts was committed: it has neither parts nor a fence now.
+
+    RACE: looked at in this order, as a sweep that drops the folder makes the fence before it removes the parts.
+    """
+    return not any(map(part_of, reading.names_in(folder))) and not reading.exists(f"{folder}/{WHOLE}")
 
 
 def _withdraw(context: QueueContext, folder: str) -> None:
@@ -368,7 +371,7 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
         rolled.forward += roll_forward(context, folder)
         return
     if reading.exists(f"{folder}/{WHOLE}"):
-        _clear_dropped(context, folder)
+        _clear_dropped(context, folder, has_claim=has_claim)
         return
     if has_claim:
         return
@@ -382,14 +385,17 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
         rolled.forward += is_committed(folder) and roll_forward(context, folder)
         return
     rolled.dropped += 1
-    _clear_dropped(context, folder)
+    _clear_dropped(context, folder, has_claim=False)
 
 
-def _clear_dropped(context: QueueContext, folder: str) -> None:
-    """Empty a dropped folder but for its fence; after a day remove both."""
+def _clear_dropped(context: QueueContext, folder: str, *, has_claim: bool) -> None:
+    """Empty a dropped folder but for its fence; after a day remove both, unless the claim is still there.
+
+    RACE: without the fence a holder that has its claim could commit the empty folder.
+    """
     for file in reading.names_in(folder) - {WHOLE}:
         context.storage.unlink(f"{folder}/{file}")
-    if context.age_ms(f"{folder}/{WHOLE}") > FENCE_AGE:
+    if not has_claim and context.age_ms(f"{folder}/{WHOLE}") > FENCE_AGE:
         fence = f"{folder}/{WHOLE}"
         if reading.regular_size(fence) is None:
             context.storage.remove_folder(fence)

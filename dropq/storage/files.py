@@ -233,7 +233,7 @@ class Storage:
     def renew(self, path: str) -> bool:
         """Give a file of ours the file server's time; return False if it is gone."""
         try:
-            fd = open_file(path, TOUCH)
+            fd = open_file(path, TOUCH & ~os.O_CREAT)
         except FileNotFoundError:
             return False
         try:
