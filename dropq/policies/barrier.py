@@ -67,11 +67,14 @@ class Barrier:
         self._came_back = False
         self._delayed: list[tuple[str, str]] = []
 
-    def look(self, claimed: Collection[MessageFile]) -> None:
+    def look(self, claimed: Collection[MessageFile]) -> bool:
         """Find the barrier that is handed out, if any, and finish what a crash left.
 
         Args:
             claimed: what is in processing/.
+
+        Returns:
+            Whether there was one: what was listed of target/ until now may lack it, and it may be there again.
         """
         self._out = None
         self._came_back = False
@@ -88,6 +91,7 @@ class Barrier:
                 shares.clear()  # its barrier was settled: the claim is made before the folder is shown
             elif not shares.complete():
                 self._out = shares
+        return self._came_back or bool(shown)
 
     @property
     def is_out(self) -> bool:

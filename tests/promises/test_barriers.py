@@ -21,6 +21,7 @@ from dropq import ConfigError, LeaseLost, Message, Queue, StorageError, Subscrip
 from dropq.format.claims import Claim
 from dropq.lifecycle.claims import claimed_files, find_claim
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
 from dropq.policies.barrier import Barrier, Shares
@@ -286,6 +287,30 @@ def test_a_message_given_back_with_a_delay_keeps_a_barrier_waiting(tmp_path: Pat
         again = one.receive()
         assert again is not None
         assert again.body == b"a"
+
+
+def test_a_barrier_that_comes_back_is_not_passed_by_what_was_listed_while_it_was_handed_out(tmp_path: Path) -> None:
+    queue = barriers(tmp_path, timing=Timing(max_age=3600))
+    send(queue, b"sync", b"a")
+    with queue.subscribe() as one:
+        assert given(one).body == b"sync"
+        other = reopened(queue).subscribe(max_backlog=None)
+        assert other.receive() is None
+    assert where(queue) == {"target": [b"a", b"sync"]}
+    assert given(other).body == b"sync"
+    other.close()
+
+
+def test_a_barrier_that_comes_back_in_a_look_is_not_passed_in_it(tmp_path: Path) -> None:
+    queue = barriers(tmp_path, timing=Timing(sweep_interval=3600, max_age=3600))
+    send(queue, b"sync", b"a")
+    with queue.subscribe() as one:
+        assert given(one).body == b"sync"
+        with reopened(queue).subscribe(max_backlog=None) as other:
+            assert other.receive() is None
+            (share,) = shares(queue)
+            os.rename(folder(queue) / share, folder(queue) / "left" / share)  # and there whoever gave it up dies
+            assert given(other).body == b"sync"
 
 
 def test_a_barrier_waits_while_nobody_is_subscribed(tmp_path: Path) -> None:
