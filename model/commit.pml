@@ -303,7 +303,7 @@ end:	do
 		/* Broken on purpose: it lists processing/ before staged/. */
 		saw[me] = (place == CLAIMED -> claimer : 0);
 #endif
-		atomic { /* list staged/ */
+end_of_list:	atomic { /* list staged/ */
 			if
 			:: folder[0].there -> at[me] = 0
 			:: folder[1].there -> at[me] = 1
