@@ -1,7 +1,7 @@
 #!/bin/sh
 # Check the models beside this script with spin, and see that each one that is broken on purpose fails.
 #
-#     check.sh [claims] [jobs]        all of them when none is named
+#     check.sh [claims] [jobs] [commit]        all of them when none is named
 #
 # Prints a line for each: name, states, depth, seconds, verdict. Exits 1 when one is not as it must be, 69 without tools.
 set -eu
@@ -29,7 +29,7 @@ check() {
         verdict="cannot be built"
     else
         status=0
-        ./pan -m500000 -w22 -n -Q5 >log 2>&1 || status=$?
+        ./pan -m2000000 -w22 -n -Q5 >log 2>&1 || status=$?
         verdict=$(judge "$status")
     fi
     states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' log)
@@ -41,7 +41,7 @@ check() {
     violated/holds) verdict="holds, but must not" bad=1 ;;
     *) bad=1 ;;
     esac
-    printf '%-32s %9s states  depth %6s  %6s s  %s\n' "$name" "${states:-?}" "${depth:-?}" "${seconds:-?}" "$verdict"
+    printf '%-32s %9s states  depth %7s  %6s s  %s\n' "$name" "${states:-?}" "${depth:-?}" "${seconds:-?}" "$verdict"
     case $verdict in
     holds | "is violated, as it must be") ;;
     *) cat log >&2 ;;
@@ -65,7 +65,7 @@ judge() {
     fi
 }
 
-for model in ${*:-claims jobs}; do
+for model in ${*:-claims jobs commit}; do
     case $model in
     claims)
         check holds "claims" claims
@@ -76,8 +76,16 @@ for model in ${*:-claims jobs}; do
         check holds "jobs, TWO_SWEEPS" jobs -DTWO_SWEEPS
         check violated "jobs, LOOK_THEN_DROP" jobs -DLOOK_THEN_DROP
         ;;
+    commit)
+        check holds "commit" commit
+        check violated "commit, RENAME_AWAY" commit -DRENAME_AWAY
+        check violated "commit, WHOLE_FIRST" commit -DWHOLE_FIRST
+        check violated "commit, PROCESSING_FIRST" commit -DPROCESSING_FIRST
+        check violated "commit, DROP_HELD" commit -DDROP_HELD
+        check violated "commit, FENCE_LOOKED_FIRST" commit -DFENCE_LOOKED_FIRST
+        ;;
     *)
-        echo "$model is no model: claims or jobs" >&2
+        echo "$model is no model: claims, jobs or commit" >&2
         exit 64
         ;;
     esac

@@ -2,8 +2,9 @@
 
 A barrier is handed out as a job is sent: staged out of sight, committed by one rename, rolled forward by anyone.
 
-    .dropq/barriers/TOKEN/SHARE                    a share: a link to the message, for each living subscription
-    processing/TOKEN,0,N~NAME                      the message itself; its claim is the commit
+    .dropq/barriers/.TOKEN/SHARE                   a share: a link to the message, for each living subscription
+    processing/TOKEN,0,N~NAME                      the message itself, claimed
+    .dropq/barriers/TOKEN/                         the shares can be taken: the rename of their folder is the commit
     .dropq/barriers/TOKEN/acked|left|aside/SHARE   settled shares; when all are settled, the message is settled
 
 A share is named as a claim, `SUBSCRIPTION-SEQ,DEADLINE,N~NAME`; its SEQ is 0 until the subscription takes it. It is
@@ -11,8 +12,11 @@ settled as any message is, by one rename. When all shares are settled, the messa
 was set aside; else it is archived if a share was acknowledged; else, as all its subscriptions have ended, it returns to
 target/.
 
-A crash leaves a folder without a claim, or a claim without a folder. Such a folder was not committed, or is done with,
-and is removed; such a claim is returned to target/. The next look does that, or any sweep.
+A folder that is still hidden is dropped by a rename, too: either it is committed, or it is dropped. Its claim is
+returned after that, when the holder cannot commit any more.
+
+A crash leaves a folder without a claim, or a claim whose folder is hidden or gone. Such a folder was not committed, or
+is done with, and is removed; such a claim is returned to target/. The next look does that, or any sweep.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from dropq.storage import liveness, reading
 
 log = logging.getLogger("dropq")
 
-#: Milliseconds after which a sweep removes a folder without a claim; a sweep does not take the policy lock.
+#: Milliseconds after which a sweep removes a folder that is hidden or without a claim; it takes no policy lock.
 STAGING_AGE = 60_000
 
 _ACKED, _LEFT, _ASIDE = "acked", "left", "aside"
@@ -60,27 +64,39 @@ class Barrier:
         #: Returns whether a waiting message is a barrier.
         self.matches = wanting(context, context.config.barrier_expression)
         self._out: Shares | None = None
+        self._came_back = False
         self._delayed: list[tuple[str, str]] = []
 
-    def look(self, claimed: Collection[MessageFile]) -> None:
+    def look(self, claimed: Collection[MessageFile]) -> bool:
         """Find the barrier that is handed out, if any, and finish what a crash left.
 
         Args:
             claimed: what is in processing/.
+
+        Returns:
+            Whether there was one: what was listed of target/ until now may lack it, and it may be there again.
         """
         self._out = None
-        for shares in all_shares(self._context):
+        self._came_back = False
+        shown = list(all_shares(self._context))
+        for claim in (file.claim for file in claimed):
+            if claim is not None and claim.of_barrier and all(claim.owner != shares.token for shares in shown):
+                # No other consumer hands out a barrier while this one has the lock: the one that claimed it died.
+                Shares(self._context, claim.owner).undo(claim)
+                self._came_back = True  # target/ may have been listed before
+        for shares in shown:
             # RACE: without locks, or after the lock file was removed, it may have been claimed after the listing.
             is_claimed = any(file.claim is not None and file.claim.owner == shares.token for file in claimed)
             if not is_claimed and find_claim(self._context, shares.token) is None:
-                shares.clear()  # no other consumer stages a barrier while this one has the lock
+                shares.clear()  # its barrier was settled: the claim is made before the folder is shown
             elif not shares.complete():
                 self._out = shares
+        return self._came_back or bool(shown)
 
     @property
     def is_out(self) -> bool:
-        """Whether a barrier is handed out: until it is settled, no other message is."""
-        return self._out is not None
+        """Whether a barrier is handed out, or came back in this look: no other message may be taken."""
+        return self._out is not None or self._came_back
 
     def share(self, owner: str, deadline: int, wanted: Callable[[str], bool]) -> tuple[Claim, Transitions] | None:
         """Take the subscription's share of the barrier that is handed out; return it, and what settles it.
@@ -118,13 +134,17 @@ class Barrier:
             return
         token = claim_owner(f"{BARRIER}-{secrets.token_hex(5)}", 0)
         shares = Shares(context, token)
-        staged = shares.prepare(file, {self._subscription, *_alive(context)})
-        # The commit. A crash before it leaves a folder without a claim.
-        # RACE: with a script that claims the message by `mv`. The process whose rename succeeds has it.
-        if not staged or not alone() or Transitions(context).claim(file, token, 0) is None:
-            shares.clear()
-        else:
-            self._out = shares
+        if not shares.prepare(file, {self._subscription, *_alive(context)}):
+            return
+        claim = None
+        try:
+            # RACE: with a script that claims the message by `mv`. The process whose rename succeeds has it.
+            claim = Transitions(context).claim(file, token, 0) if alone() else None
+            if claim is not None and shares.commit():
+                self._out = shares
+        finally:
+            if self._out is None:
+                shares.drop(claim)
 
     def leave(self) -> None:
         """Give up the subscription's shares: it ends."""
@@ -144,31 +164,67 @@ class Shares(Transitions):
         #: The owner of the claim on the barrier.
         self.token = token
         self._folder = f"{context.layout.barriers}/{token}"
+        self._hidden = f"{context.layout.barriers}/.{token}"
         super().__init__(replace(context, layout=context.layout.holding_in(self._folder)))
 
     # -- handing out -------------------------------------------------------------------------------------------
 
     def prepare(self, file: MessageFile, subscriptions: Iterable[str]) -> bool:
-        """Link a waiting message for each subscription; return False if it is gone.
+        """Link a waiting message for each subscription, in a hidden folder; return False if message or folder is gone.
 
-        The folder is hidden until it is complete, so that a listing that a network file system has kept shows all
-        shares or none.
+        RACE: a sweep that takes this process for dead drops the folder, and none of the calls here makes it again.
         """
         _, own_name = self.next_delivery(file)
-        hidden = f"{self._queue.layout.barriers}/.{self.token}"
+        storage = self.context.storage
         try:
-            for folder in (hidden, f"{hidden}/{_ACKED}", f"{hidden}/{_LEFT}", f"{hidden}/{_ASIDE}"):
-                self.context.storage.make_folder(folder)
+            storage.make_folder(self._hidden)
+            for how in (_ACKED, _LEFT, _ASIDE):
+                storage.make_folder(f"{self._hidden}/{how}", parents=False)
             for subscription in subscriptions:
                 share = self._share(subscription, own_name).filename
-                self.context.storage.link_or_copy(f"{self._queue.layout.target}/{file.filename}", f"{hidden}/{share}")
-            self.context.storage.rename_folder(hidden, self._folder)
+                storage.link_or_copy(f"{self._queue.layout.target}/{file.filename}", f"{self._hidden}/{share}")
         except BaseException as error:
-            self.context.storage.remove_tree(hidden)
+            storage.remove_tree(self._hidden)
             if isinstance(error, FileNotFoundError):
                 return False
             raise
         return True
+
+    def commit(self) -> bool:
+        """Show the folder, whose message is claimed: from here on shares are taken. Return False if it was dropped.
+
+        A listing that a network file system has kept shows all shares or none.
+        """
+        try:
+            # RACE: with a sweep that takes this process for dead, and drops the folder by a rename.
+            self.context.storage.rename_folder(self._hidden, self._folder)
+        except OSError as error:
+            if not reading.is_there(self._folder, self.context.clock):
+                if isinstance(error, FileNotFoundError):
+                    return False
+                raise
+        return True
+
+    def drop(self, claim: Claim | None) -> None:
+        """Return the claim, if there is one, and remove the hidden folder: only its own process calls this."""
+        if claim is not None:
+            self._return(claim)
+        self.context.storage.remove_tree(self._hidden)
+
+    def is_hidden(self) -> bool:
+        """Return whether the folder is there and not committed."""
+        return reading.is_there(self._hidden, self.context.clock)
+
+    def undo(self, claim: Claim) -> bool:
+        """Return a claim whose folder is hidden or gone; return False if the folder is shown, or the claim is gone."""
+        self.clear_hidden()
+        return not reading.is_there(self._folder, self.context.clock) and self._return(claim)
+
+    def _return(self, claim: Claim) -> bool:
+        with suppress(LeaseLost):  # RACE: a sweep returned it, or a script took it
+            Transitions(self._queue).give_back(claim, counted=False, delay=0)
+            return True
+        return False
 
     def _share(self, subscription: str, own_name: str) -> Claim:
         """Return a free share: its subscription has not taken it yet, or is to take it again."""
@@ -280,10 +336,17 @@ class Shares(Transitions):
         return "error", "rejected", {}
 
     def clear(self) -> None:
-        """Remove the folder, after a rename: a claim that is made at this moment finds all of the folder or nothing."""
+        """Remove the folder, after a rename: who looks for it at this moment finds all of it or nothing."""
+        self._clear(self._folder)
+
+    def clear_hidden(self) -> None:
+        """Remove the hidden folder, after a rename: it cannot be committed any more, unless it was before."""
+        self._clear(self._hidden)
+
+    def _clear(self, folder: str) -> None:
         gone = f"{self._queue.layout.barriers}/{GONE_PREFIX}{secrets.token_hex(8)}"
         with suppress(FileNotFoundError):
-            self.context.storage.rename_folder(self._folder, gone)
+            self.context.storage.rename_folder(folder, gone)
             self.context.storage.remove_tree(gone)
 
     def sweep(self) -> int:
@@ -327,17 +390,18 @@ def sweep(context: QueueContext, claims: Iterable[Claim]) -> int:
     for name in reading.names_in(context.layout.barriers):
         path = f"{context.layout.barriers}/{name}"
         if name[0] == "." and context.age_ms(path) > STAGING_AGE:
-            context.storage.remove_tree(path)  # the process that was making or removing it is dead
+            if name.startswith(GONE_PREFIX):
+                context.storage.remove_tree(path)  # the process that was removing it is dead
+            else:
+                Shares(context, name[1:]).clear_hidden()  # the process that was making it is dead, or stands still
     for shares in all_shares(context):
         if find_claim(context, shares.token) is not None:
             swept += shares.sweep()
         elif context.age_ms(shares.context.layout.processing) > STAGING_AGE:
             shares.clear()
     for claim in claims:
-        if claim.of_barrier and not reading.is_there(f"{context.layout.barriers}/{claim.owner}", context.clock):
-            with suppress(LeaseLost):
-                Transitions(context).give_back(claim, counted=False, delay=0)
-                swept += 1
+        if claim.of_barrier and not Shares(context, claim.owner).is_hidden():
+            swept += Shares(context, claim.owner).undo(claim)
     return swept
 
 
@@ -360,7 +424,7 @@ def find_share(context: QueueContext, owner: str) -> tuple[Claim, Transitions] |
 
 
 def all_shares(context: QueueContext) -> Iterator[Shares]:
-    """Yield the shares of each barrier that is staged or handed out; hidden folders are being made or removed."""
+    """Yield the shares of each barrier that is handed out; hidden folders are being made or removed."""
     for entry in reading.entries(context.layout.barriers):
         if entry.name[0] != "." and entry.is_dir(follow_symlinks=False):
             yield Shares(context, entry.name)

@@ -69,6 +69,8 @@ class ReceivePolicies:
         self.must_wait = False
         #: Whether the reason is a barrier, which waits or is handed out.
         self.at_barrier = False
+        #: Whether a barrier was handed out after target/ was last listed: it may have come back.
+        self.view_is_old = False
         #: Whether the reason is that the next message is left to another subscription.
         self.is_anothers_turn = False
         #: Seconds until the next look even if no event comes; None to wait for an event.
@@ -95,7 +97,7 @@ class ReceivePolicies:
         if self._turns is not None:
             self._turns.look(self._claimed)
         if self._barrier is not None:
-            self._barrier.look(self._claimed)
+            self.view_is_old |= self._barrier.look(self._claimed)
             if self._barrier.is_out:
                 self.wait_at_barrier()
         if self._backlog is not None and not self._backlog.has_room(self._claimed, self._listed):

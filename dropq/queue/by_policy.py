@@ -56,6 +56,10 @@ class Admission:
                 self._offers.put_back(file)  # until it is taken: an error is not to lead past it
             taken = None
             with policies.entered() as alone:
+                if alone and file is not None and policies.view_is_old and not policies.must_wait:
+                    policies.view_is_old = False
+                    self._offers.refresh()  # a barrier that came back is before what was behind it
+                    continue
                 if alone and is_barrier and not policies.must_wait:
                     self._meet_barrier(file, again=met)
                     met = True

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from functools import partial, partialmethod
 from pathlib import Path
@@ -20,6 +21,7 @@ from dropq import ConfigError, LeaseLost, Message, Queue, StorageError, Subscrip
 from dropq.format.claims import Claim
 from dropq.lifecycle.claims import claimed_files, find_claim
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
 from dropq.policies.barrier import Barrier, Shares
@@ -287,6 +289,30 @@ def test_a_message_given_back_with_a_delay_keeps_a_barrier_waiting(tmp_path: Pat
         assert again.body == b"a"
 
 
+def test_a_barrier_that_comes_back_is_not_passed_by_what_was_listed_while_it_was_handed_out(tmp_path: Path) -> None:
+    queue = barriers(tmp_path, timing=Timing(max_age=3600))
+    send(queue, b"sync", b"a")
+    with queue.subscribe() as one:
+        assert given(one).body == b"sync"
+        other = reopened(queue).subscribe(max_backlog=None)
+        assert other.receive() is None
+    assert where(queue) == {"target": [b"a", b"sync"]}
+    assert given(other).body == b"sync"
+    other.close()
+
+
+def test_a_barrier_that_comes_back_in_a_look_is_not_passed_in_it(tmp_path: Path) -> None:
+    queue = barriers(tmp_path, timing=Timing(sweep_interval=3600, max_age=3600))
+    send(queue, b"sync", b"a")
+    with queue.subscribe() as one:
+        assert given(one).body == b"sync"
+        with reopened(queue).subscribe(max_backlog=None) as other:
+            assert other.receive() is None
+            (share,) = shares(queue)
+            os.rename(folder(queue) / share, folder(queue) / "left" / share)  # and there whoever gave it up dies
+            assert given(other).body == b"sync"
+
+
 def test_a_barrier_waits_while_nobody_is_subscribed(tmp_path: Path) -> None:
     queue = barriers(tmp_path)
     send(queue, b"sync", b"a")
@@ -495,6 +521,96 @@ def test_a_claim_of_a_barrier_whose_shares_are_gone_is_returned_by_a_sweep(tmp_p
     assert queue.sweep().barriers == 1
     assert where(queue) == {"target": [b"sync"]}
     assert next(queue.browse()).delivery_count == 0
+
+
+def before(
+    patch: pytest.MonkeyPatch, method: str, concerns: Callable[[str, str], bool], act: Callable[[], None]
+) -> None:
+    """Act once, just before the first call of a method of the storage whose two paths it concerns."""
+    real = getattr(Storage, method)
+    pending = [act]
+
+    def wrapped(self: Storage, source: str, destination: str, *args: Any, **options: Any) -> Any:
+        if pending and concerns(source, destination):
+            pending.pop()()
+        return real(self, source, destination, *args, **options)
+
+    patch.setattr(Storage, method, wrapped)
+
+
+@pytest.mark.parametrize(
+    ("method", "concerns"),
+    [
+        ("link_or_copy", lambda _, to: "/barriers/" in to),
+        ("rename", lambda _, to: "/processing/barrier%" in to),
+        ("rename_folder", lambda source, _: "/barriers/." in source),
+    ],
+    ids=["a link", "the claim", "the commit"],
+)
+def test_a_barrier_that_a_sweep_dropped_while_its_holder_stood_still_comes_to_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, concerns: Callable[[str, str], bool]
+) -> None:
+    clock = Clock()
+    queue = with_barrier(tmp_path, clock=clock)
+
+    def stand_still() -> None:
+        clock.advance(STAGING + 1)
+        queue.sweep()
+
+    with queue.subscribe(max_backlog=None) as one:
+        before(monkeypatch, method, concerns, stand_still)
+        assert one.receive() is None
+        assert where(queue) == {"target": [b"a", b"sync"]}
+        assert private(queue, "barriers") == []
+        share = given(one)
+        assert share.body == b"sync"
+        assert share.delivery_count == 1
+        share.ack()
+        assert given(one).body == b"a"
+
+
+def test_a_sweep_that_is_about_to_drop_a_barrier_leaves_it_alone_when_its_holder_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    queue = with_barrier(tmp_path, clock=clock)
+    decided, handed_out = threading.Event(), threading.Event()
+
+    def wait_for_holder() -> None:
+        decided.set()
+        assert handed_out.wait(30)
+
+    sweeper = threading.Thread(target=reopened(queue).sweep)
+
+    def stand_still() -> None:
+        clock.advance(STAGING + 1)
+        sweeper.start()
+        assert decided.wait(30)
+
+    before(monkeypatch, "rename_folder", lambda _, to: "/.gone-" in to, wait_for_holder)
+    before(monkeypatch, "rename", lambda _, to: "/processing/barrier%" in to, stand_still)
+    with queue.subscribe() as one:
+        share = given(one)
+        handed_out.set()
+        sweeper.join(30)
+        assert where(queue) == {"processing": [b"sync"], "target": [b"a"]}
+        share.ack()
+    assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+    assert private(queue, "barriers") == []
+
+
+def test_a_barrier_whose_holder_died_between_claim_and_commit_is_handed_out_by_the_next_look(tmp_path: Path) -> None:
+    queue = with_barrier(tmp_path)
+    with queue.subscribe() as one, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shares, "commit", lambda self: False)
+        patch.setattr(Shares, "drop", lambda self, claim: None)  # it dies here
+        assert one.receive() is None
+    assert where(queue) == {"processing": [b"sync"], "target": [b"a"]}
+    with reopened(queue).subscribe() as other:
+        share = other.receive(10)
+        assert share is not None
+        assert share.body == b"sync"
+        assert share.delivery_count == 1
 
 
 def test_many_consumers_of_whom_some_are_killed_pass_barrier_after_barrier(tmp_path: Path, stage: list[Actor]) -> None:

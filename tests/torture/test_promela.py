@@ -49,6 +49,12 @@ def test_the_model_holds_and_what_is_broken_on_purpose_does_not() -> None:
         "jobs": "holds",
         "jobs, TWO_SWEEPS": "holds",
         "jobs, LOOK_THEN_DROP": "is violated, as it must be",
+        "commit": "holds",
+        "commit, RENAME_AWAY": "is violated, as it must be",
+        "commit, WHOLE_FIRST": "is violated, as it must be",
+        "commit, PROCESSING_FIRST": "is violated, as it must be",
+        "commit, DROP_HELD": "is violated, as it must be",
+        "commit, FENCE_LOOKED_FIRST": "is violated, as it must be",
     }, done.stderr
     assert done.returncode == 0
 
@@ -76,7 +82,7 @@ def test_a_broken_variant_that_holds_fails_the_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "less", "verdict"),
     [
-        ("-m500000", "-m500", "is not decided: max search depth too small"),
+        ("-m2000000", "-m500", "is not decided: max search depth too small"),
         ("-DMEMLIM=1000", "-DMEMLIM=80", "is not decided: out of memory"),
     ],
 )
