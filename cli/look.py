@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain, islice
 from shutil import copyfileobj
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -38,6 +38,7 @@ PLAIN = {
     "expired": "no consumer gets it",
     "acked": "its ack came first",
     "filter": "it does not match",
+    "route": "it goes elsewhere",
     "barrier": "not settled yet",
     "backlog": "the limit is reached",
     "turn": "it is for one consumer",
@@ -56,19 +57,23 @@ PAUSE = 0.5
 
 
 def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
-    """List queues, with the number of messages in each state."""
+    """List queues, with the number of messages in each state.
+
+    Where messages lie in folders of routing/, a column counts them; with --json, `routed` has a count for each folder.
+    """
     shell = Shell(ctx, json)
     records: list[dict[str, object]] = []
 
     def count(name: str) -> None:
         queue = shell.queue(name)
-        counts = queue.counts()
-        records.append({"queue": queue.name, **counts, "paused": queue.paused})
+        records.append({"queue": queue.name, **queue.counts(), "routed": queue.routed(), "paused": queue.paused})
 
     names = shell.queues(queues)
     if not names:
         shell.check_root()
     code = shell.each(names, count)
+    if not shell.json:
+        _sum_routed(records)
     columns = tuple(records[0]) if records else ()
     if shell.on_terminal and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
@@ -77,6 +82,14 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     if not names:
         shell.report_no_queues()
     return code
+
+
+def _sum_routed(records: list[dict[str, object]]) -> None:
+    """Count what lies in the folders of all routes; leave the column out where that is nothing for every queue."""
+    counts = [sum(cast(dict[str, int], record.pop("routed")).values()) for record in records]
+    for record, count in zip(records, counts, strict=True):
+        paused = record.pop("paused")
+        record |= ({"routed": count} if any(counts) else {}) | {"paused": paused}
 
 
 def health(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from dropq.errors import NoSuchQueue, StorageError
-from dropq.format.layout import QueueLayout
+from dropq.format.layout import ROUTES_FILE, QueueLayout
 
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Yes
@@ -227,15 +227,21 @@ def config_check(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check configuration files and print every problem.
+    """Check configuration files, and each routing.properties, and print every problem.
 
     Exits with 78 when there is a problem.
     """
     from dropq.config.load import check_file
+    from dropq.policies import routes
 
     shell = Shell(ctx, json)
     checked = files or list(_config_files(shell))
-    problems = [{"file": file, "problem": problem} for file in checked for problem in check_file(file)]
+
+    problems = [
+        {"file": file, "problem": problem}
+        for file in checked
+        for problem in (routes.check_file if os.path.basename(file) == ROUTES_FILE else check_file)(file)
+    ]
     shell.show(problems, ("problem",))
     if not problems:
         output.note(f"{len(checked)} files checked, no problem found")
@@ -246,5 +252,6 @@ def _config_files(shell: Shell) -> Iterator[str]:
     """Return the configuration files of the root and its queues, which may be too broken to open."""
     homes = [f"{shell.root.path}/{queue.name}" for queue in shell.root.queues()]
     layouts = [layout(home) for home in homes for layout in (QueueLayout.flat, QueueLayout.incoming)]
-    files = (shell.root.layout.config_file, *(layout.config_file for layout in layouts))
+    of_queues = (file for layout in layouts for file in (layout.config_file, layout.routes_file))
+    files = (shell.root.layout.config_file, *of_queues)
     return filter(os.path.exists, files)

@@ -16,6 +16,7 @@ from dropq.lifecycle.claims import claimed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
+from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
@@ -28,8 +29,8 @@ class Explanation:
 
     Attributes:
         message: the message.
-        why: `ready`, `paused`, `expired`, `acked`, `filter`, `barrier`, `backlog`, `turn`, `delay`; for a message that
-            is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
+        why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `barrier`, `backlog`, `turn`, `delay`; for a
+            message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
         detail: a sentence about it, with the way out where there is one.
         holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
         until: when that ends by itself; None when that is not known.
@@ -81,6 +82,8 @@ class _Snapshot:
         self._locks = [lock for lock in context.read_locks if reading.is_there(lock, context.clock)]
         self._acks = reading.names_in(context.layout.acks)
         self._belongs = belonging(context)
+        self._routes = Routes(context)
+        self._routes.look()
         expression = context.config.barrier_expression
         self._is_barrier = None if expression is None else wanting(context, expression)
         self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
@@ -108,7 +111,7 @@ class _Snapshot:
             return "acked", "its ack came before it: the next consumer archives it, and does not get it"
         if self._belongs is not None and not self._belongs(file):
             return "filter", "it does not match the queue's filter: no consumer gets it"
-        return self._behind_barrier(file) or self._over_backlog() or self._ready()
+        return self._behind_barrier(file) or self._over_backlog() or self._routed(file) or self._ready()
 
     def _behind_barrier(self, file: MessageFile) -> _Why | None:
         if self._is_barrier is None:
@@ -136,6 +139,13 @@ class _Snapshot:
         if most is None or len(self._claims) < most:
             return None
         return "backlog", f"{len(self._claims)} held, as many as max_backlog allows", self._holders()
+
+    def _routed(self, file: MessageFile) -> _Why | None:
+        route = next(self._routes.taking(file, file.own_name), None)
+        if route is None:
+            return None
+        movers = f"the next consumer, or `dropq route {self._name} --once`, moves it to {route.folder}"
+        return "route", f"it goes to route {route.name}: {movers}"
 
     def _ready(self) -> _Why:
         turns = self._next_turns()

@@ -18,10 +18,11 @@ from dropq.diagnosis import fsck
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
-from dropq.format.layout import SETTLED, UNSETTLED, ignoring
+from dropq.format.layout import IN_USE, SETTLED, UNSETTLED, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claimed_files
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.policies import routes
 from dropq.queue.message import Duration
 from dropq.queue.open_queue import open_queue, refuse_closed
 from dropq.staging import jobs
@@ -274,10 +275,20 @@ class _Snapshot:
         dead, lapsed = self._lost_claims()
         yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
+        yield from self._unusable_routes()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
+
+    def _unusable_routes(self) -> Iterator[Reason]:
+        for name, why in routes.unusable(self._context).items():
+            text = f"route {name} is in use, and takes nothing: {why}"
+            yield Reason("route", f"{text}; correct it, or remove {self._context.layout.routing}/{name}{IN_USE}")
 
     def notes(self) -> Iterator[Reason]:
         """Yield what does no harm, but explains much."""
+        for name, count in routes.routed(self._context.layout, self._context.config.ignore).items():
+            folder = f"{self._context.layout.routing}/{name}"
+            text = f"{_count(count, 'message')} in {folder}, which no consumer of this queue gets"
+            yield Reason("routed", f"{text}: move them to target/ to have them delivered here", count)
         if self._pause:
             yield Reason("paused", f"consumers see an empty queue; {self._pause}")
         if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):

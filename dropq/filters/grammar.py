@@ -36,7 +36,7 @@ NESTING = 32  #: parentheses within parentheses; each takes up to fifteen frames
 #: The header fields. Any other name that begins with JMS is an error, unless it begins with JMSX or JMS_.
 HEADERS = (
     "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType", "JMSReplyTo", "JMSExpiration",
-    "JMSRedelivered", "JMSDeliveryMode",
+    "JMSRedelivered", "JMSDeliveryMode", "JMSDestination",
 )  # fmt: skip
 _SHOWN = 100  #: characters that an error shows on either side of the column it points at
 #: The tokens that end an operand: after them / divides, anywhere else it begins a path.

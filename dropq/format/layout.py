@@ -39,6 +39,10 @@ DROPBOXMQ_TRANSACTIONS = (
 )
 #: The folder that holds a queue's folders in DropboxMQ's own layout.
 INCOMING = "incoming"
+#: The file that has the selectors of a queue's routes.
+ROUTES_FILE = "routing.properties"
+#: A route is in use while a file of its name, and this, lies in routing/.
+IN_USE = ".in-use"
 #: The private folder of a root or a queue.
 PRIVATE = ".dropq"
 #: The file that keeps an empty folder in git; it may lie in any folder of a queue.
@@ -75,6 +79,7 @@ class QueueLayout:
         self.expired = f"{base}/expired"
         self.processed = f"{base}/processed"
         self.routing = f"{base}/routing"
+        self.routes_file = f"{base}/{ROUTES_FILE}"
         self.config_file = f"{base}/queue.toml"
         self.read_lock = f"{base}/read-lock"
         self.write_lock = f"{base}/write-lock.properties"

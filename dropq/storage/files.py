@@ -353,6 +353,15 @@ class Storage:
         if not self._exclusive.by_kernel(source, destination):
             self.rename(source, destination)
 
+    def place_in_kernel(self, source: str, destination: str) -> bool:
+        """Rename a file by `renameat2`, which replaces nothing; return False, and change nothing, where it is missing.
+
+        Raises:
+            FileExistsError: the destination exists; nothing was changed.
+            FileNotFoundError: the source is gone.
+        """
+        return self._exclusive.by_kernel(source, destination)
+
     def unlink(self, path: str) -> bool:
         """Remove a file of ours; return False when it was gone."""
         try:

@@ -21,6 +21,7 @@ from dropq.format.layout import FOLDERS, KEEPER, UNSETTLED, QueueLayout, RootLay
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import forget, make_known
 from dropq.lifecycle.sidecars import collect
+from dropq.policies import routes
 from dropq.queue import browsing
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.staging import jobs
@@ -129,7 +130,9 @@ def refuse_unsettled(context: QueueContext) -> None:
     """Raise StorageError if a queue has messages to work on; nothing is changed."""
     with context.error_context("nothing was changed"):
         counts = browsing.counts(context)
+        routed = routes.routed(context.layout, context.config.ignore)
     waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
+    waiting |= {f"routing/{name}": count for name, count in routed.items()}
     if waiting:
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
         raise StorageError(

@@ -1,0 +1,46 @@
+"""The command that serves the routes of a queue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import output
+from .options import Json, QueueName
+from .output import NEGATIVE, OK
+from .shell import Shell, despite_closed_stdout
+
+
+def route(
+    ctx: typer.Context,
+    name: QueueName,
+    once: Annotated[bool, typer.Option("--once", help="End after one pass over the queue.")] = False,
+    json: Json = False,
+) -> int:
+    """Move the messages that a route takes, of a queue that has no consumers.
+
+    Consumers route what they take; this is for a queue that nobody consumes. What no route takes stays in target/.
+    It runs until a SIGTERM, SIGHUP or Ctrl-C, and then prints how many messages went to which route.
+
+    Exits with 1 when a route is in use that cannot be used; the warning says why.
+    """
+    from dropq.policies.routes import unusable
+    from dropq.routing import Router
+    from dropq.upkeep.sweep import QuickSweep
+    from dropq.worker.loop import Stop, stop_on_signals
+
+    shell = Shell(ctx, json)
+    context = shell.queue(name).context
+    router = Router(context, sweep=QuickSweep(context))
+    with despite_closed_stdout(), stop_on_signals(Stop()) as stop, stop.waking(router.wake):
+        try:
+            if once:
+                router.one_pass(lambda: stop.asked)
+            else:
+                router.run(lambda: stop.asked)
+        finally:  # whatever ends it, this is done
+            moved = [{"route": name, "moved": count} for name, count in sorted(router.moved.items())]
+            shell.show(moved, ("route", "moved"))
+            output.note(f"routed={router.moved.total()}")
+    return NEGATIVE if unusable(context) else OK
