@@ -25,7 +25,7 @@ def route(
 
     Exits with 1 when a route is in use that cannot be used; the warning says why.
     """
-    from dropq.policies.routes import unusable
+    from dropq.policies.routes import examine
     from dropq.routing import Router
     from dropq.upkeep.sweep import QuickSweep
     from dropq.worker.loop import Stop, stop_on_signals
@@ -43,4 +43,4 @@ def route(
             moved = [{"route": name, "moved": count} for name, count in sorted(router.moved.items())]
             shell.show(moved, ("route", "moved"))
             output.note(f"routed={router.moved.total()}")
-    return NEGATIVE if unusable(context) else OK
+    return NEGATIVE if examine(context)[1] else OK

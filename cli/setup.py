@@ -166,10 +166,11 @@ def delete(
         queue = shell.queue(name)
     except NoSuchQueue as error:  # to make it is no way out
         raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
-    counts = queue.counts()
-    listed = ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
+    counts, routed = queue.counts(), queue.routed()
+    held = {**counts, **{f"routing/{name}": count for name, count in routed.items()}}
+    listed = ", ".join(f"{count} in {state}" for state, count in held.items() if count) or "no messages"
     if dry_run:
-        refused = not force and any(counts[state] for state in TO_WORK_ON)
+        refused = not force and (any(counts[state] for state in TO_WORK_ON) or bool(routed))
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK

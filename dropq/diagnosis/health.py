@@ -279,7 +279,7 @@ class _Snapshot:
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
 
     def _unusable_routes(self) -> Iterator[Reason]:
-        for name, why in routes.unusable(self._context).items():
+        for name, why in routes.examine(self._context)[1].items():
             text = f"route {name} is in use, and takes nothing: {why}"
             yield Reason("route", f"{text}; correct it, or remove {self._context.layout.routing}/{name}{IN_USE}")
 

@@ -36,7 +36,7 @@ NESTING = 32  #: parentheses within parentheses; each takes up to fifteen frames
 #: The header fields. Any other name that begins with JMS is an error, unless it begins with JMSX or JMS_.
 HEADERS = (
     "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType", "JMSReplyTo", "JMSExpiration",
-    "JMSRedelivered", "JMSDeliveryMode", "JMSDestination",
+    "JMSRedelivered", "JMSDeliveryMode",
 )  # fmt: skip
 _SHOWN = 100  #: characters that an error shows on either side of the column it points at
 #: The tokens that end an operand: after them / divides, anywhere else it begins a path.
@@ -78,10 +78,11 @@ class Part(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A text to parse, and what errors call it."""
+    """A text to parse, what errors call it, and the header fields that it may name."""
 
     text: str
     called: str = "filter"
+    headers: tuple[str, ...] = HEADERS
 
     def invalid(self, at: int, expected: str, found: str) -> InvalidFilter:
         """Return the error that points at a column and says what was expected there."""
@@ -308,8 +309,9 @@ class Parser(ABC):
         token = self._token
         if token.kind == "(":
             return self._group()
-        if token.kind == "identifier" and token.text.startswith("JMS") and not _may_be(token.text):
-            raise self._unexpected(f"a header field ({', '.join(HEADERS)}) or a property")
+        headers = self._source.headers
+        if token.kind == "identifier" and token.text.startswith("JMS") and not _may_be(token.text, headers):
+            raise self._unexpected(f"a header field ({', '.join(headers)}) or a property")
         if self._accept("identifier"):
             return Part(tree.identifier(token.text), token.at, None, name=token.text)
         if not self._accept("string", "number", "TRUE", "FALSE"):
@@ -370,6 +372,6 @@ def literal(value: Value, at: int) -> Part:
     return Part(tree.constant(value), at, tree.kind_of(value), value)
 
 
-def _may_be(identifier: str) -> bool:
+def _may_be(identifier: str, headers: tuple[str, ...]) -> bool:
     """Return whether a name that begins with JMS is a header field, or may be a property."""
-    return identifier in HEADERS or identifier.startswith(("JMSX", "JMS_"))
+    return identifier in headers or identifier.startswith(("JMSX", "JMS_"))

@@ -17,7 +17,6 @@ def for_name(
     *,
     delivery_count: int | None = None,
     arrival: int | None = None,
-    destination: str | None = None,
     body: Callable[[], bytes] | None = None,
     message_type: str = "json",
 ) -> Lookup:
@@ -28,7 +27,6 @@ def for_name(
         delivery_count: the number of the delivery that the filter decides about, from 1; None for the next delivery of
             a waiting message.
         arrival: when its file was first seen, in ms; counts if neither the id nor the name has a time.
-        destination: the name of the queue that it is in; None is NULL.
         body: reads the body; called at most once, when a path is looked up. Without it, or if it raises `OSError`,
             every path is NULL.
         message_type: the type of the body: json, text or binary.
@@ -42,7 +40,6 @@ def for_name(
         "JMSPriority": name.priority,
         "JMSMessageID": f"ID:{name.id}",
         "JMSDeliveryMode": "PERSISTENT",
-        "JMSDestination": destination,
         "JMSTimestamp": name.timestamp or name.since or arrival,
         "JMSCorrelationID": name.correlation_id or None,
         "JMSType": name.type or None,

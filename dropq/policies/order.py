@@ -64,8 +64,7 @@ def by_time(file: MessageFile) -> int:
 def by_expression(text: str, context: QueueContext) -> Callable[[MessageFile], int]:
     """Return a function that ranks messages by an expression (AMPS's Priority)."""
     expression = compile_expression(text)
-    config, target = context.config, context.layout.target
-    lookups = Lookups(context.sidecars, folder=target, message_type=config.message_type, queue=context.name)
+    lookups = Lookups(context.sidecars, folder=context.layout.target, message_type=context.config.message_type)
     return lookups.remembering(lambda lookup: unsigned(expression.value(lookup)))
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dropq.errors import DropqError, StorageError
+from dropq.errors import InvalidFilter, StorageError
 from dropq.format.layout import IN_USE, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
@@ -27,6 +27,7 @@ from dropq.storage.failures import describe
 
 if TYPE_CHECKING:
     from dropq.filters import Filter, Lookup
+    from dropq.filters.tree import Found
 
 log = logging.getLogger("dropq")
 
@@ -72,8 +73,8 @@ class Routes:
         self._properties = _Properties()
         self._warned: dict[str, str] = {}
         self.in_use: tuple[Route, ...] = ()
-        lookups = Lookups(context.sidecars, folder=context.layout.target, queue=context.name)
-        self._chosen = lookups.asking(self._matching)
+        self._destination = context.name.partition("/")[0]  # of a subscription, its topic
+        self._chosen = Lookups(context.sidecars, folder=context.layout.target).asking(self._matching)
 
     def look(self) -> None:
         """Look again which routes are in use; log each that cannot be used, once for each reason."""
@@ -110,7 +111,11 @@ class Routes:
     def _matching(self, lookup: Lookup) -> list[Route]:
         if str(lookup(DO_NOT_ROUTE)).lower() == "true":
             return []
-        return [route for route in self.in_use if route.selector.matches(lookup)]
+
+        def with_destination(key: str) -> Found:
+            return self._destination if key == "JMSDestination" else lookup(key)
+
+        return [route for route in self.in_use if route.selector.matches(with_destination)]
 
     def _warn(self, name: str, why: str) -> None:
         if self._warned.get(name) != why:
@@ -118,17 +123,20 @@ class Routes:
             log.warning("queue %s: route %s is passed over: %s", self._context.name, name, why)
 
 
-def unusable(context: QueueContext) -> Mapping[str, str]:
-    """Return why each route that is in use, and cannot be used, takes nothing, by its name."""
+def examine(context: QueueContext) -> tuple[tuple[Route, ...], dict[str, str]]:
+    """Return the routes of a queue that are in use and can be used, and why each of the others takes nothing."""
     if not reading.is_there(context.layout.routes_file, context.clock):
-        return {}
-    return _examine(context.layout, context.root.layout.path, _Properties())[1]
+        return (), {}
+    return _examine(context.layout, context.root.layout.path, _Properties())
 
 
 def routed(layout: QueueLayout, ignore: tuple[str, ...]) -> dict[str, int]:
     """Return how many messages lie in each folder of routing/, by its name; what a link leads to is not counted."""
-    folders = sorted(entry.name for entry in reading.entries(layout.routing) if _is_folder(entry))
-    counts = {name: sum(reading.message_counts(f"{layout.routing}/{name}", ignore)) for name in folders}
+    counts = dict[str, int]()
+    with suppress(PermissionError, NotADirectoryError):  # what this user may not list is left out
+        for name in sorted(entry.name for entry in reading.entries(layout.routing) if _is_folder(entry)):
+            with suppress(PermissionError):
+                counts[name] = sum(reading.message_counts(f"{layout.routing}/{name}", ignore))
     return {name: count for name, count in counts.items() if count}
 
 
@@ -205,19 +213,16 @@ class _Properties:
 
 
 def _compiled(name: str, text: str | None) -> Filter:
-    from dropq.filters import compile_filter
+    from dropq.filters import compile_selector
 
     if text is None:
         raise _Unusable(f"routing.properties has no {name}{_SELECTOR}")
     if not text.strip():
         raise _Unusable(f"{name}{_SELECTOR} is empty")
     try:
-        selector = compile_filter(text)
-    except DropqError as error:
+        return compile_selector(text)
+    except InvalidFilter as error:
         raise _Unusable(f"{str(error).splitlines()[0]}, in {text!r}") from error
-    if selector.reads_body:
-        raise _Unusable("its selector has a path into the body, and a route sees only what the file name says")
-    return selector
 
 
 # -- what is in use, and where it leads ----------------------------------------------------------------------------

@@ -37,17 +37,11 @@ def wanting(context: QueueContext, filter: str, state: str = "target") -> Callab
         Unavailable: it needs an extra that is not installed.
     """
     folder, message_type = context.layout.folder(state), context.config.message_type
-    return matching(filter, context.sidecars, state, folder=folder, message_type=message_type, queue=context.name)
+    return matching(filter, context.sidecars, state, folder=folder, message_type=message_type)
 
 
 def matching(
-    filter: str,
-    sidecars: Sidecars,
-    state: str = "target",
-    *,
-    folder: str,
-    message_type: str = "json",
-    queue: str | None = None,
+    filter: str, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json"
 ) -> Callable[[MessageFile], bool]:
     """Return a function that tests a folder's listed files by a filter; it remembers the results of bodies.
 
@@ -57,7 +51,6 @@ def matching(
         state: the folder's state: of waiting messages the filter sees the next delivery, of others the last.
         folder: the folder of the files whose bodies it may read.
         message_type: the form of bodies: json, text or binary.
-        queue: the queue's name; None where the files are in no queue.
 
     Raises:
         InvalidFilter: the filter cannot be parsed.
@@ -66,27 +59,18 @@ def matching(
     from dropq.filters import compile_filter  # here, as few queues have a filter
 
     compiled = compile_filter(filter)
-    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type, queue=queue)
+    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type)
     return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
 class Lookups:
     """What filters and expressions see of the listed files of one folder; the arguments are as for `matching`."""
 
-    def __init__(
-        self,
-        sidecars: Sidecars,
-        state: str = "target",
-        *,
-        folder: str,
-        message_type: str = "json",
-        queue: str | None = None,
-    ) -> None:
+    def __init__(self, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json") -> None:
         self._sidecars = sidecars
         self._waits = state in WAITING
         self._folder = folder
         self._message_type = message_type
-        self._destination = None if queue is None else queue.partition("/")[0]  # of a subscription, its topic
 
     def asking(self, ask: Callable[[Lookup], T]) -> Callable[[MessageFile], T]:
         """Return a function that applies `ask` to a file's name."""
@@ -131,7 +115,6 @@ class Lookups:
             name,
             delivery_count=count,
             arrival=file.arrival or None,
-            destination=self._destination,
             body=body,
             message_type=self._message_type,
         )

@@ -152,6 +152,8 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout) -> None:
             store.remove_folder(folder)  # from here on whatever was half-way into it fails
         if jobs.is_committed(gone.working):
             raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
+        if routes.routed(gone, context.config.ignore):
+            raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
     except OSError:
         for folder in (gone.target, gone.processing):
             store.make_folder(folder)

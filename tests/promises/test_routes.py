@@ -289,10 +289,10 @@ def circle(queue: Queue) -> None:
 
 
 UNUSABLE: dict[str, tuple[Callable[[Queue], object], str]] = {
-    "bad selector": (lambda queue: add_route(queue, "bad", "this is (( to bad"), "bad filter, column 9"),
+    "bad selector": (lambda queue: add_route(queue, "bad", "this is (( to bad"), "bad selector, column 9"),
     "no selector": (lambda queue: add_route(queue, "bad", None), "has no bad.selector"),
     "empty selector": (lambda queue: add_route(queue, "bad", " "), "bad.selector is empty"),
-    "body": (lambda queue: add_route(queue, "bad", "/a = 1"), "a path into the body"),
+    "body": (lambda queue: add_route(queue, "bad", "/a = 1"), "bad selector, column 1: "),
     "unknown field": (lambda queue: add_route(queue, "bad", "JMSNothing = 1"), "expected a header field"),
     "no folder": (lambda queue: add_route(queue, "bad", "TRUE", folder=False), "/routing/bad is missing"),
     "dangling": (lambda queue: add_route(queue, "bad", "TRUE", to=Path("nowhere")), "/routing/bad is missing"),
@@ -327,6 +327,8 @@ def test_a_route_that_cannot_be_used_takes_nothing_and_is_reported(
     assert warning.startswith("queue q: route bad is passed over: ") and why in warning
     (reason,) = queue.health().reasons
     assert reason.kind == "route" and why in reason.message
+    (diagnosis,) = (found for found in queue.root.doctor(["q"]) if found.kind == "unusable-route")
+    assert why in diagnosis.found
     (problem,) = check_file(str(base(queue) / "routing.properties"))
     assert problem.startswith(f"{base(queue)}/routing.properties: route bad: ") and why in problem
 
