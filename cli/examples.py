@@ -30,6 +30,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq work orders invoices -- wc -c {}",
         "dropq work orders -j 4 --until-empty --timeout 1m -- grep -q item",
     ),
+    "route": ("dropq route orders --once",),
     "wait": ("dropq wait orders --empty --timeout 1h", "dropq wait orders --count 1 --timeout 30s"),
     "requeue": ("dropq requeue orders --all --dry-run", "dropq requeue orders --all --yes"),
     "replay": ("dropq replay orders --from 2025-06-02T09:00Z --dry-run", "dropq replay orders --to invoices --yes"),

@@ -261,8 +261,10 @@ def _leaves_root(layout: QueueLayout, root: str, name: str) -> bool:
     folder = f"{layout.routing}/{name}"
     try:
         there, home = os.stat(folder), os.stat(layout.base)
+    except FileNotFoundError as error:
+        raise _Unusable(f"{folder} is missing, or a link that leads nowhere") from error
     except OSError as error:
-        raise _Unusable(f"{folder} is missing: make the folder, or the link ({describe(error)})") from error
+        raise _Unusable(f"{folder} cannot be used: {describe(error)}") from error
     if not stat.S_ISDIR(there.st_mode):
         raise _Unusable(f"{folder} is no folder")
     if there.st_dev != home.st_dev:

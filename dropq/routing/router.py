@@ -16,7 +16,7 @@ from functools import partial
 from dropq.errors import DropqError
 from dropq.format.claims import claim_owners
 from dropq.lifecycle.context import QueueContext
-from dropq.queue.offers import Offers
+from dropq.queue.offers import UNTOUCHED, Offers
 from dropq.queue.subscription import SweepOnTheWay, subscription_id
 from dropq.queue.waiting import Waiting
 from dropq.storage import reading
@@ -52,7 +52,8 @@ class Router:
             deadline=partial(lease_end, context.clock, LEASE),
         )
         layout = context.layout
-        changing = [folder for folder in (layout.base, layout.routing) if reading.is_folder(folder)]
+        with context.error_context(UNTOUCHED):
+            changing = [folder for folder in (layout.base, layout.routing) if reading.is_folder(folder)]
         self._waiting = Waiting(layout.target, *changing, timing=context.timing)
         self._looks_at = 0.0
         self._paused = False
@@ -104,7 +105,7 @@ class Router:
     def _may_move(self) -> bool:
         """Return whether a route is in use, and the queue is not paused; look again only after `Timing.max_age`."""
         if time.monotonic() >= self._looks_at:
-            with self._context.error_context("no message was touched"):
+            with self._context.error_context(UNTOUCHED):
                 self._offers.routes.look()
                 self._paused = self._context.paused
             self._looks_at = time.monotonic() + self._context.timing.max_age
