@@ -59,21 +59,19 @@ PAUSE = 0.5
 def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
     """List queues, with the number of messages in each state.
 
-    Where messages lie in folders of routing/, a column counts them; with --json, `routed` has a count for each folder.
+    Where messages lie in folders of routing/, `routed` counts them; with --json, for each folder.
     """
     shell = Shell(ctx, json)
     records: list[dict[str, object]] = []
 
     def count(name: str) -> None:
-        queue = shell.queue(name)
-        records.append({"queue": queue.name, **queue.counts(), "routed": queue.routed(), "paused": queue.paused})
+        records.append(_counted(shell.queue(name)))
 
     names = shell.queues(queues)
     if not names:
         shell.check_root()
     code = shell.each(names, count)
-    if not shell.json:
-        _sum_routed(records)
+    _show_routed(records, as_json=shell.json)
     columns = tuple(records[0]) if records else ()
     if shell.on_terminal and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
@@ -84,12 +82,18 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     return code
 
 
-def _sum_routed(records: list[dict[str, object]]) -> None:
-    """Count what lies in the folders of all routes; leave the column out where that is nothing for every queue."""
-    counts = [sum(cast(dict[str, int], record.pop("routed")).values()) for record in records]
-    for record, count in zip(records, counts, strict=True):
-        paused = record.pop("paused")
-        record |= ({"routed": count} if any(counts) else {}) | {"paused": paused}
+def _counted(queue: Queue) -> dict[str, object]:
+    return {"queue": queue.name, **queue.counts(), "routed": queue.routed(), "paused": queue.paused}
+
+
+def _show_routed(records: list[dict[str, object]], *, as_json: bool) -> None:
+    """Leave `routed` out where nothing is. Outside of JSON, sum it over the routes, for all queues or for none."""
+    routed = [cast(dict[str, int], record["routed"]) for record in records]
+    for record, counts in zip(records, routed, strict=True):
+        if not (counts if as_json else any(routed)):
+            del record["routed"]
+        elif not as_json:
+            record["routed"] = sum(counts.values())
 
 
 def health(

@@ -18,9 +18,9 @@ def route(
     once: Annotated[bool, typer.Option("--once", help="End after one pass over the queue.")] = False,
     json: Json = False,
 ) -> int:
-    """Move the messages that a route takes, of a queue that has no consumers.
+    """Serve the routes of a queue that has no consumers.
 
-    Consumers route what they take; this is for a queue that nobody consumes. What no route takes stays in target/.
+    Consumers move what a route takes by themselves. This does it where nobody consumes; the rest stays in target/.
     It runs until a SIGTERM, SIGHUP or Ctrl-C, and then prints how many messages went to which route.
 
     Exits with 1 when a route is in use that cannot be used; the warning says why.
