@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def test_each_step_that_was_recorded_of_dropboxmq_has_the_same_outcome(tmp_path:
     (tmp_path / "orders" / "incoming" / "routing.properties").write_text(PROPERTIES)
     consumers: dict[str, Queue] = {}
     held: dict[str, list[dropq.Message]] = {}
+    checked = 0
     for step in VECTORS["routes_of_a_queue"]:
         for folder in step.get("dirs_added", ()):
             (tmp_path / folder).mkdir(parents=True, exist_ok=True)
@@ -112,8 +114,10 @@ def test_each_step_that_was_recorded_of_dropboxmq_has_the_same_outcome(tmp_path:
                 for message in held.pop(arguments[0]):
                     message.ack()
         for path, about in step.get("files_added", {}).items():
-            if "/routing/" in path and path.endswith("in-use") is False and "link" not in about:
+            if re.search(r"/routing/\w+/", path):
                 assert (tmp_path / without_prefix(path)).stat().st_size == about["size"], step["step"]
+                checked += 1
+    assert checked == 4
     for queue in queues.values():
         queue.close()
 
@@ -214,10 +218,9 @@ def test_the_routes_are_tried_in_the_order_of_their_names(q: Queue) -> None:
     assert (list(routed(q, "a").values()), list(routed(q).values())) == ([b"both"], [b"second"])
 
 
-@pytest.mark.parametrize("value", [dropq.Typed("B", True), "true"], ids=["boolean", "text"])
-def test_what_its_sender_wants_not_to_be_routed_is_delivered(q: Queue, value: Any) -> None:
-    kind, text = ("B", "true") if isinstance(value, dropq.Typed) else ("S", value)
-    drop(q, f"9.1795333378714000-1924848761.T.....JMS_dropboxmq_do_not_route{kind}={text}", b"x")
+@pytest.mark.parametrize("kind", ["B", "S"])
+def test_what_its_sender_wants_not_to_be_routed_is_delivered(q: Queue, kind: str) -> None:
+    drop(q, f"9.1795333378714000-1924848761.T.....JMS_dropboxmq_do_not_route{kind}=true", b"x")
     assert take(q).body == b"x"
     drop(q, f"9.1795333378714000-1924848762.T.....JMS_dropboxmq_do_not_route{kind}=false", b"y")
     assert q.receive() is None
