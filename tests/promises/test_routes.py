@@ -27,7 +27,9 @@ from dropq.cli import main as cli
 from dropq.diagnosis import fsck
 from dropq.lifecycle.known_queues import look
 from dropq.policies.routes import check_file
+from dropq.routing import Router
 from dropq.storage import system_calls
+from dropq.upkeep.sweep import QuickSweep
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "dropboxmq-1.2-routes.json").read_text("utf-8"))
 #: Where the tests look for a second file system.
@@ -602,6 +604,19 @@ def test_a_paused_queue_routes_nothing(q: Queue) -> None:
     assert (q.receive(), q.route()) == (None, {})
     q.resume()
     assert q.route() == {"hi": 1}
+
+
+def test_a_pause_ends_a_pass_that_is_under_way(q: Queue) -> None:
+    q.send_many([{"body": b"%d" % number, "priority": 9} for number in range(3)])
+    router = Router(q.context, sweep=QuickSweep(q.context))
+
+    def pause_after_the_first() -> bool:
+        if router.moved:
+            q.pause()
+        return False
+
+    router.one_pass(pause_after_the_first)
+    assert router.moved == {"hi": 1}
 
 
 def test_a_router_and_consumers_share_a_queue_and_each_message_goes_one_way(tmp_path: Path) -> None:
