@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain, islice
 from shutil import copyfileobj
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -38,6 +38,7 @@ PLAIN = {
     "expired": "no consumer gets it",
     "acked": "its ack came first",
     "filter": "it does not match",
+    "route": "it goes elsewhere",
     "barrier": "not settled yet",
     "backlog": "the limit is reached",
     "turn": "it is for one consumer",
@@ -57,19 +58,21 @@ PAUSE = 0.5
 
 
 def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
-    """List queues, with the number of messages in each state."""
+    """List queues, with the number of messages in each state.
+
+    Where messages lie in folders of routing/, `routed` counts them; with --json, for each folder.
+    """
     shell = Shell(ctx, json)
     records: list[dict[str, object]] = []
 
     def count(name: str) -> None:
-        queue = shell.queue(name)
-        counts = queue.counts()
-        records.append({"queue": queue.name, **counts, "paused": queue.paused})
+        records.append(_counted(shell.queue(name)))
 
     names = shell.queues(queues)
     if not names:
         shell.check_root()
     code = shell.each(names, count if queues else shell.unless_gone(count))
+    _show_routed(records, as_json=shell.json)
     columns = tuple(records[0]) if records else ()
     if shell.on_terminal and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
@@ -78,6 +81,20 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     if not names:
         shell.report_no_queues()
     return code
+
+
+def _counted(queue: Queue) -> dict[str, object]:
+    return {"queue": queue.name, **queue.counts(), "routed": queue.routed(), "paused": queue.paused}
+
+
+def _show_routed(records: list[dict[str, object]], *, as_json: bool) -> None:
+    """Leave `routed` out where nothing is. Outside of JSON, sum it over the routes, for all queues or for none."""
+    routed = [cast(dict[str, int], record["routed"]) for record in records]
+    for record, counts in zip(records, routed, strict=True):
+        if not (counts if as_json else any(routed)):
+            del record["routed"]
+        elif not as_json:
+            record["routed"] = sum(counts.values())
 
 
 def health(

@@ -25,6 +25,7 @@ COMMANDS = {
     "Send and receive": {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),
         **dict.fromkeys(("work", "wait"), "working"),
+        "route": "routing",
     },
     "Repair": dict.fromkeys(
         ("requeue", "replay", "move", "expire", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"

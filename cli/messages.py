@@ -274,7 +274,7 @@ class _Sending:
         if self._reader_left or self._shell.quiet:
             return
         try:
-            output.write(output.line(sent._asdict(), ("id",), as_json=self._shell.json))
+            output.write(output.line(_record_of(sent), ("id",), as_json=self._shell.json))
         except BrokenPipeError:  # the reader has seen enough; sending goes on
             output.discard()
             self._reader_left = True
@@ -335,7 +335,7 @@ class _Request:
     def _print(self, sent: Sent, answer: Message | None) -> int:
         try:
             if self._shell.json:
-                output.write(output.json_line({**sent._asdict(), "reply": answer and _answer_of(answer)}))
+                output.write(output.json_line({**_record_of(sent), "reply": answer and _answer_of(answer)}))
             elif answer is not None:
                 _write_body(answer.body)
         except OSError as error:
@@ -653,3 +653,9 @@ def _settle(
 
     with despite_closed_stdout():
         return shell.each(arguments(receipts, column=1), settle, "settled")
+
+
+def _record_of(sent: Sent) -> Record:
+    """Return what is shown of a send; whether it is distributed only of what was published."""
+    record = sent._asdict()
+    return record if sent.distributed is not None else {key: record[key] for key in record if key != "distributed"}

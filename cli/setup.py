@@ -17,6 +17,7 @@ import typer
 
 from dropq.errors import NoSuchQueue, StorageError
 from dropq.format.addresses import layouts
+from dropq.format.layout import ROUTES_FILE
 
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Yes
@@ -166,10 +167,11 @@ def delete(
         queue = shell.queue(name)
     except NoSuchQueue as error:  # to make it is no way out
         raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
-    counts = queue.counts()
-    listed = ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
+    counts, routed = queue.counts(), queue.routed()
+    held = {**counts, **{f"routing/{name}": count for name, count in routed.items()}}
+    listed = ", ".join(f"{count} in {state}" for state, count in held.items() if count) or "no messages"
     if dry_run:
-        refused = not force and any(counts[state] for state in TO_WORK_ON)
+        refused = not force and (any(counts[state] for state in TO_WORK_ON) or bool(routed))
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK
@@ -227,15 +229,21 @@ def config_check(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check configuration files and print every problem.
+    """Check configuration files, and each routing.properties, and print every problem.
 
     Exits with 78 when there is a problem.
     """
     from dropq.config.load import check_file
+    from dropq.policies import routes
 
     shell = Shell(ctx, json)
     checked = files or list(_config_files(shell))
-    problems = [{"file": file, "problem": problem} for file in checked for problem in check_file(file)]
+
+    problems = [
+        {"file": file, "problem": problem}
+        for file in checked
+        for problem in (routes.check_file if os.path.basename(file) == ROUTES_FILE else check_file)(file)
+    ]
     shell.show(problems, ("problem",))
     if not problems:
         output.note(f"{len(checked)} files checked, no problem found")
@@ -245,5 +253,6 @@ def config_check(
 def _config_files(shell: Shell) -> Iterator[str]:
     """Return the configuration files of the root and its queues, which may be too broken to open."""
     possible = (layouts(str(shell.root.path), queue.name) for queue in shell.root.queues())
-    files = (shell.root.layout.config_file, *(layout.config_file for each in possible for layout in each))
+    of_queues = (file for each in possible for layout in each for file in (layout.config_file, layout.routes_file))
+    files = (shell.root.layout.config_file, *of_queues)
     return filter(os.path.exists, files)

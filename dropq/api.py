@@ -556,6 +556,16 @@ class Queue(Sender):
         with self.context.error_context("nothing was changed"):
             return browsing.find_all(self.context, id, states)
 
+    def routed(self) -> dict[str, int]:
+        """Return the number of messages in each folder of routing/ that has any; a link to another queue counts there.
+
+        `counts` leaves these out: they have left the queue's states.
+        """
+        from dropq.policies.routes import routed
+
+        with self.context.error_context("nothing was changed"):
+            return routed(self.layout, self.config.ignore)
+
     def counts(self) -> dict[str, int]:
         """Return the number of messages in each state, by one listing of each folder."""
         with self.context.error_context("nothing was changed"):
@@ -565,6 +575,22 @@ class Queue(Sender):
         """Return count, bytes and oldest time of each state; this looks at every file."""
         with self.context.error_context("nothing was changed"):
             return browsing.stats(self.context)
+
+    # -- routing -----------------------------------------------------------------------------------------------
+
+    def route(self) -> dict[str, int]:
+        """Move each waiting message that a route takes into that route's folder; return how many went to which route.
+
+        What no route takes stays in target/. Consumers route what they take, so this is for a queue without consumers.
+        In a topic, it distributes what waits.
+
+        Raises:
+            StorageError: target/ cannot be listed; or a message was moved, but not synced.
+        """
+        from dropq.routing import route
+        from dropq.upkeep.sweep import QuickSweep
+
+        return route(self.context, sweep=QuickSweep(self.context))
 
     # -- keeping it in order -----------------------------------------------------------------------------------
 

@@ -223,6 +223,12 @@ KINDS: Mapping[str, Kind] = {
         "this user can list what others send, but not read it",
         "make this user a member of the group, and log in again",
     ),
+    "unusable-route": Kind(
+        "folders",
+        "warning",
+        "the route takes nothing: the next route, or a consumer, gets its messages",
+        "correct it, or remove {path}.in-use",
+    ),
     "not-tried": Kind("probe", "warning", "the check did not finish", "remove the cause, then run the doctor again"),
 }
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from dropq.diagnosis.doctor_checks import Probe, refusal
 from dropq.format.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.policies import routes
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -73,6 +74,7 @@ def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
         _try_renames(probe, store, writable, hidden)
         if "receive" in own:
             _report_sticky_folders(probe, writable)
+            _report_routes(probe, context)
         if "look" in own:
             _report_unreadable_bodies(probe, context)
         roles |= own | ({"receive"} if _is_consumer(layout, unwritten) else set())
@@ -196,6 +198,14 @@ def _report_sticky_folders(probe: Probe, folders: Iterable[str]) -> None:
         if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
             text = f"the folder has the sticky bit, and {_user()} is not its owner"
             probe.report("sticky-folder", text, folder)
+
+
+def _report_routes(probe: Probe, context: QueueContext) -> None:
+    """Report the routes in use that take nothing, also because this user may not write where they lead."""
+    in_use, unusable = routes.examine(context)
+    closed = [route for route in in_use if not os.access(route.folder, os.W_OK | os.X_OK)]
+    for name, why in {**unusable, **{route.name: f"{_user()} {_NOT_MADE}" for route in closed}}.items():
+        probe.report("unusable-route", f"route {name} is in use: {why}", f"{context.layout.routing}/{name}")
 
 
 def _report_unreadable_bodies(probe: Probe, context: QueueContext) -> None:

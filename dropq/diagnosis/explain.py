@@ -17,6 +17,7 @@ from dropq.lifecycle.claims import claimed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
+from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
@@ -29,8 +30,8 @@ class Explanation:
 
     Attributes:
         message: the message.
-        why: `ready`, `paused`, `expired`, `acked`, `filter`, `barrier`, `backlog`, `turn`, `delay`, `receiver`; for a
-            message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
+        why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `barrier`, `backlog`, `turn`, `delay`,
+            `receiver`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
         detail: a sentence about it, with the way out where there is one.
         holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
         until: when that ends by itself; None when that is not known.
@@ -82,6 +83,8 @@ class _Snapshot:
         self._locks = [lock for lock in context.read_locks if reading.is_there(lock, context.clock)]
         self._acks = reading.names_in(context.layout.acks)
         self._belongs = belonging(context)
+        self._routes = Routes(context)
+        self._routes.look()
         expression = context.config.barrier_expression
         self._is_barrier = None if expression is None else wanting(context, expression)
         self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
@@ -111,8 +114,8 @@ class _Snapshot:
         if self._belongs is not None and not self._belongs(file):
             return "filter", "it does not match the queue's filter: no consumer gets it"
         if self._context.layout.is_topic:
-            return self._undistributed(file)
-        return self._behind_barrier(file) or self._over_backlog() or self._ready()
+            return self._routed(file) or self._undistributed(file)
+        return self._behind_barrier(file) or self._over_backlog() or self._routed(file) or self._ready()
 
     def _undistributed(self, file: MessageFile) -> _Why:
         if self._held_topic is None:
@@ -148,6 +151,13 @@ class _Snapshot:
         if most is None or len(self._claims) < most:
             return None
         return "backlog", f"{len(self._claims)} held, as many as max_backlog allows", self._holders()
+
+    def _routed(self, file: MessageFile) -> _Why | None:
+        route = next(self._routes.taking(file, file.own_name), None)
+        if route is None:
+            return None
+        movers = f"the next consumer, or `dropq route {self._name} --once`, moves it to {route.folder}"
+        return "route", f"it goes to route {route.name}: {movers}"
 
     def _ready(self) -> _Why:
         turns = self._next_turns()

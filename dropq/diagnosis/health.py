@@ -19,10 +19,11 @@ from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.addresses import layouts
-from dropq.format.layout import SETTLED, UNSETTLED, ignoring
+from dropq.format.layout import IN_USE, SETTLED, UNSETTLED, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claimed_files
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.policies import routes
 from dropq.queue.message import Duration
 from dropq.queue.open_queue import open_queue, refuse_closed
 from dropq.staging import jobs
@@ -278,6 +279,7 @@ class _Snapshot:
         yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
         yield from self._topic_reasons()
+        yield from self._unusable_routes()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
 
     def _topic_reasons(self) -> Iterator[Reason]:
@@ -295,6 +297,11 @@ class _Snapshot:
             way_out = why or f"run `dropq sweep {self._name}`"
             yield Reason("undistributed", f"{text}; {way_out}", age, limit)
 
+    def _unusable_routes(self) -> Iterator[Reason]:
+        for name, why in routes.examine(self._context)[1].items():
+            text = f"route {name} is in use, and takes nothing: {why}"
+            yield Reason("route", f"{text}; correct it, or remove {self._context.layout.routing}/{name}{IN_USE}")
+
     def notes(self) -> Iterator[Reason]:
         """Yield what does no harm, but explains much."""
         layout = self._context.layout
@@ -302,6 +309,10 @@ class _Snapshot:
             yield Reason(
                 "recovering", "it is being filled with what its topic archived: consumers see nothing until then"
             )
+        for name, count in routes.routed(self._context.layout, self._context.config.ignore).items():
+            folder = f"{self._context.layout.routing}/{name}"
+            text = f"{_count(count, 'message')} in {folder}, which no consumer of this queue gets"
+            yield Reason("routed", f"{text}: move them to target/ to have them delivered here", count)
         if self._pause:
             yield Reason("paused", f"consumers see an empty queue; {self._pause}")
         if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):

@@ -30,6 +30,7 @@ __all__ = [
     "check_chooses",
     "compile_expression",
     "compile_filter",
+    "compile_selector",
     "for_name",
 ]
 
@@ -87,6 +88,16 @@ def compile_filter(text: str) -> Filter:
     return _compile(Source(text), lambda parser, reads_body: Filter(text, reads_body, parser.condition()))
 
 
+def compile_selector(text: str) -> Filter:
+    """Compile the selector of a route: a JMS selector, over names alone.
+
+    Raises:
+        InvalidFilter: the text is no JMS selector; the error points at a column.
+    """
+    source = Source(text, "selector")
+    return _compile(source, lambda parser, _: Filter(text, False, parser.condition()), _names_alone)
+
+
 def compile_expression(text: str) -> Expression:
     """Compile an expression of any kind, such as one to order messages by.
 
@@ -98,11 +109,20 @@ def compile_expression(text: str) -> Expression:
     return _compile(source, lambda parser, reads_body: Expression(text, reads_body, parser.expression()))
 
 
-def _compile(source: Source, result: Callable[[Parser, bool], T]) -> T:
+def _compile(
+    source: Source,
+    result: Callable[[Parser, bool], T],
+    parser_of: Callable[[Source], tuple[Parser, bool]] | None = None,
+) -> T:
     try:
-        return result(*_parser(source))
+        return result(*(parser_of or _parser)(source))
     except RecursionError:  # the caller itself has used most of the stack
         raise InvalidFilter(f"the {source.called} cannot be read here: the program's stack is nearly full") from None
+
+
+def _names_alone(source: Source) -> tuple[Parser, bool]:
+    """Return the parser of JMS selectors."""
+    return Selector(source), False
 
 
 def _parser(source: Source) -> tuple[Parser, bool]:

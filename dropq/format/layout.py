@@ -49,6 +49,10 @@ TOPIC_INCOMING = ".incoming"
 SUBSCRIPTIONS = ".subscriptions"
 #: How the folder of a subscription ends that does not get what its own client publishes.
 NO_LOCAL = ".no-local"
+#: The file that has the selectors of a queue's routes.
+ROUTES_FILE = "routing.properties"
+#: A route is in use while a file of its name, and this, lies in routing/.
+IN_USE = ".in-use"
 #: The private folder of a root or a queue.
 PRIVATE = ".dropq"
 #: The file that keeps an empty folder in git; it may lie in any folder of a queue.
@@ -92,6 +96,7 @@ class QueueLayout:
         self.expired = f"{base}/expired"
         self.processed = f"{base}/processed"
         self.routing = f"{base}/routing"
+        self.routes_file = f"{base}/{ROUTES_FILE}"
         self.config_file = f"{home}/queue.toml" if topic == home else f"{base}/queue.toml"
         self.read_lock = f"{base}/read-lock"
         self.write_lock = f"{base}/write-lock.properties"

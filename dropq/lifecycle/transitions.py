@@ -32,6 +32,9 @@ log = logging.getLogger("dropq")
 LARGEST = 2**31 - 1
 #: What became of a message that was moved, but not synced.
 SETTLED = "the message is settled, but a power cut may undo it and deliver it again"
+UNSYNCED_ROUTE = "the message went to its route, but a power cut may bring it back"
+#: The location of a message that went to a route.
+ROUTED = "routing"
 
 T = TypeVar("T")
 Rest = TypeVarTuple("Rest")
@@ -354,6 +357,54 @@ class Transitions:
         claim.follow(renewed)
         return claim
 
+    # -- routing: processing, target -> routing/ROUTE -----------------------------------------------------------
+
+    def route(self, claim: Claim, folder: str) -> Location:
+        """Move a claimed message into a route's folder, under its own name; the delivery is not counted.
+
+        Raises:
+            LeaseLost: the claim is gone; nothing was changed.
+            StorageError: it stays in processing/; or, if the error has a `location`, it was moved and not synced.
+        """
+        location = Location(ROUTED, self._move_out(claim, self._move_to_route, folder, claim.own_name))
+        self._sync_settled(folder, self._layout.processing, location=location, fate=UNSYNCED_ROUTE)
+        return location
+
+    def route_waiting(self, file: MessageFile, folder: str) -> Location | None:
+        """Move a waiting message into a route's folder without a claim; return None if it is gone.
+
+        A crash leaves it in target/ or in the folder.
+
+        Raises:
+            StorageError: it stays in target/; or, if the error has a `location`, it was moved and not synced.
+        """
+        source = f"{self._layout.target}/{file.filename}"
+        try:
+            # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
+            location = Location(ROUTED, self._move_to_route(source, folder, self.next_delivery(file)[1]))
+        except FileNotFoundError as error:
+            if reading.exists(source):
+                raise storage_error(error, f"{folder} is missing; the message stays in target/") from error
+            return None
+        except OSError as error:
+            raise storage_error(error, "the message stays in target/") from error
+        self._sync_settled(folder, self._layout.target, location=location, fate=UNSYNCED_ROUTE)
+        return location
+
+    def _move_to_route(self, source: str, folder: str, file: str) -> str:
+        """Move a file into a route's folder; return its name there, which has a copy mark if its own may be taken.
+
+        No name is reserved first: behind a link, the empty file would be a message of another queue.
+        """
+        try:
+            if self._storage.place_in_kernel(source, f"{folder}/{file}"):
+                return file
+        except FileExistsError:  # the id came there by another way: both stay
+            pass
+        file = self.copy_name(self._sidecars.parse(file))
+        self._storage.rename(source, f"{folder}/{file}")
+        return file
+
     # -- bringing back: error, expired, processed -> target ---------------------------------------------------
 
     def requeue(self, source: str, filename: str, to: QueueContext, *, keep_expiration: bool = False) -> str | None:
@@ -381,8 +432,10 @@ class Transitions:
         return self._move_to_queue(source, filename, to, name)
 
     def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
-        if to.layout.home != self._layout.home and not to.storage.refuses_to_replace(to.layout.private):
-            name = self.unique(name, chosen=True)  # a copy of the message may be there
+        if to.layout.home != self._layout.home:
+            with to.error_context("the message stays where it was"):
+                alone = to.storage.refuses_to_replace(to.layout.private)
+            name = name if alone else self.unique(name, chosen=True)  # a copy of the message may be there
         if to.sidecars.folder != self._sidecars.folder:
             name = self._sidecars.whole(name)  # another root has sidecars of its own
         elif name.meta:

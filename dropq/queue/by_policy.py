@@ -104,7 +104,7 @@ class Admission:
         return None if claim is None else (claim, self._transitions, file)
 
     def _claim(self, file: MessageFile) -> Claim | None:
-        """Claim a message, unless it is to be left to another; None when it is not ours."""
+        """Claim a message, unless it is to be left to another, or goes to a route; None when it is not ours."""
         policies = self.policies
         try:
             if not policies.admits(file):
@@ -113,13 +113,15 @@ class Admission:
             if claim is not None and policies.breaks():
                 self._transitions.give_back(claim, counted=False, delay=0)
                 return None
+            if claim is not None and self._offers.route(file, claim):
+                return None
         except StorageError as error:
             self._offers.pass_over(file, error)
             return None
         return claim
 
     def _meet_barrier(self, barrier: MessageFile | None, *, again: bool) -> None:
-        """Hand out a barrier, if it is the first of what waits now; else what is before it is taken first.
+        """Hand out a barrier, or route it, if it is the first of what waits now; else take what is before it first.
 
         When it is met `again` in one look, what is before it is not for us to take, and the barrier waits.
         """
@@ -131,6 +133,9 @@ class Admission:
         if first is not None:
             offers.put_back(first)
             if barrier is not None and first.filename == barrier.filename:
+                if offers.route_waiting(first) is not None:
+                    offers.next()  # it went to a route, and holds nothing back
+                    return
                 policies.hand_out(first)
             elif again:
                 policies.wait_at_barrier()

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dropq.errors import NoSuchQueue, StorageError
+from dropq.errors import LeaseLost, NoSuchQueue, StorageError
+from dropq.format.claims import Claim
 from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import early_acks
@@ -21,6 +22,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.build import view_of
+from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
@@ -56,6 +58,7 @@ class Offers:
         view: what is left of the present piece of the view; each message is offered once.
         listings: how many listings there were until now.
         losses: how many races for a message were lost since the last claim.
+        routes: the queue's routes, as `attend` saw them last.
         frozen: whether only what waited at one moment is offered.
     """
 
@@ -69,6 +72,7 @@ class Offers:
         deadline: Callable[[], int],
     ) -> None:
         self._context = context
+        self._transitions = Transitions(context)
         self._presence = presence
         self._owners = owners
         self._deadline = deadline
@@ -85,6 +89,7 @@ class Offers:
         self._again: MessageFile | None = None
         self.listings = 0
         self.losses = 0
+        self.routes = Routes(context)
         self.frozen = False
         self.view: Iterator[MessageFile] = iter(())
 
@@ -101,7 +106,9 @@ class Offers:
         return time.monotonic() < self._shares_until
 
     def attend(self) -> None:
-        """List again where the view is too old; offer nothing while the queue is paused."""
+        """Look which routes are in use; list again where the view is too old; offer nothing while it is paused."""
+        with error_context(UNTOUCHED):
+            self.routes.look()
         if self._target.stale and not self.frozen:
             self.refresh()
         elif self._is_paused():
@@ -252,10 +259,51 @@ class Offers:
         if not has_expired(self._context, file):
             return False
         try:
-            Transitions(self._context).expire_waiting(file)
+            self._transitions.expire_waiting(file)
         except StorageError as error:
             log.warning("an expired message is passed over: %s", error)  # the others are as good as before
         return True
+
+    # -- what goes to a route --------------------------------------------------------------------------------
+
+    def route(self, file: MessageFile, claim: Claim) -> bool:
+        """Move a claimed message into the folder of the first route that takes it; return False to deliver it.
+
+        Args:
+            file: how it waited.
+            claim: its claim. A crash before the move leaves it, and any sweep returns the message.
+        """
+        for route in self.routes.taking(file, claim.own_name):
+            try:
+                self._transitions.route(claim, route.folder)
+            except LeaseLost:
+                return True  # RACE: a sweep returned it; it was not delivered
+            except StorageError as error:
+                if error.location is None:
+                    self.routes.skip(route, error)
+                    continue
+                self.pass_over(file, error)
+            return True
+        return False
+
+    def route_waiting(self, file: MessageFile) -> str | None:
+        """Move a waiting message, unclaimed, into the folder of the first route that takes it; return the route's name.
+
+        Returns:
+            None where no route took it: it stays in target/, has expired, or another process moved it.
+        """
+        _, own_name = self._transitions.next_delivery(file)
+        for route in self.routes.taking(file, own_name):
+            if self.expire(file):
+                return None
+            try:
+                return None if self._transitions.route_waiting(file, route.folder) is None else route.name
+            except StorageError as error:
+                if error.location is not None:
+                    self.pass_over(file, error)
+                    return route.name
+                self.routes.skip(route, error)
+        return None
 
     # -- what becomes of a claim -----------------------------------------------------------------------------
 

@@ -99,8 +99,7 @@ class Subscription:
         detached: bool = False,
         at_end: Callable[[], None] | None = None,
     ) -> None:
-        random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
-        self.id = f"{client_part(client_id)}-{random}"
+        self.id = subscription_id(client_id)
         self.max_backlog = max_backlog
         self.lease = lease
         self._context = context
@@ -113,7 +112,7 @@ class Subscription:
         self._attend_at = 0.0
         self._held: dict[str, Message] = {}
         self._looped: dict[str, object] = {}  # by a claim's owner: the thread or task whose loop has the message
-        self._waiting = Waiting(context.layout.target, context.timing)
+        self._waiting = Waiting(context.layout.target, timing=context.timing)
         self._lock = threading.RLock()
         self._looker = 0  # the thread that looks for a message, under the lock; 0 for none
         self._forks = FORKS.count
@@ -347,6 +346,8 @@ class Subscription:
                     offers.lose()
                     continue
                 offers.losses = 0
+                if offers.routes.in_use and offers.route(file, claim):
+                    continue
                 if not self._settles_first:
                     return self._hold(claim, self._transitions, file)
                 if (message := self._settled_first(claim)) is not None:
@@ -356,7 +357,7 @@ class Subscription:
                 return None
 
     def _attend(self) -> None:
-        """Do what is not done for each message: sweep, look for read-locks, replace an old view."""
+        """Do what is not done for each message: sweep, look for read-locks and routes, replace an old view."""
         if self._sweep.due:
             self._forget_lost()  # before the sweep that returns them
             self._sweep_on_the_way()
@@ -514,6 +515,12 @@ class Subscription:
         if self._inherited:
             raise DropqError(f"subscription {self.id} was opened before a fork, by the parent: open another here")
         raise DropqError(f"subscription {self.id} on queue {self._context.name} is closed")
+
+
+def subscription_id(client_id: str) -> str:
+    """Return a new id for a subscription: no other has it."""
+    random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
+    return f"{client_part(client_id)}-{random}"
 
 
 def _presence(context: QueueContext, subscription: str) -> Presence:

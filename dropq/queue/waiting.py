@@ -22,6 +22,7 @@ class Waiting:
 
     Args:
         folder: the folder in which messages come: the queue's target/.
+        more: further folders, a change of which ends a wait.
         timing: how long the thread rests after a long look.
 
     Attributes:
@@ -29,8 +30,8 @@ class Waiting:
         waits: whether a thread waits.
     """
 
-    def __init__(self, folder: str, timing: Timing) -> None:
-        self._folder = folder
+    def __init__(self, folder: str, *more: str, timing: Timing) -> None:
+        self._folders = folder, *more
         self._timing = timing
         self._turn = threading.RLock()
         self._watch: Watch | None = None
@@ -75,7 +76,7 @@ class Waiting:
         next_look: Callable[[], float],
         given_up: Callable[[], bool],
     ) -> Message | None:
-        watch = self._watch = self._watch or Watch(self._folder)
+        watch = self._watch = self._watch or Watch(*self._folders)
         if self._closed:  # RACE: a close that comes later finds the watch, and one that came before is seen here
             self._watch = None
             return None

@@ -383,6 +383,7 @@ class Storage:
             private: a folder for these files.
         """
         if self._exclusive.in_kernel and not self._exclusive.proved:
+            self.make_folder(private)
             ours = f"{private}/{GONE_PREFIX}{os.urandom(8).hex()}"
             self.write_new(ours, b"", synced=False)
             try:
@@ -452,6 +453,15 @@ class Storage:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def place_in_kernel(self, source: str, destination: str) -> bool:
+        """Rename a file by `renameat2`, which replaces nothing; return False, and change nothing, where it is missing.
+
+        Raises:
+            FileExistsError: the destination exists; nothing was changed.
+            FileNotFoundError: the source is gone.
+        """
+        return self._exclusive.by_kernel(source, destination)
 
     def unlink(self, path: str) -> bool:
         """Remove a file of ours; return False when it was gone."""

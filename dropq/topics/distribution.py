@@ -11,11 +11,12 @@ import logging
 import secrets
 import string
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from dropq.errors import DropqError, LeaseLost, Unavailable
+from dropq.errors import DropqError, LeaseLost, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
@@ -24,6 +25,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.build import view_of
+from dropq.policies.routes import Routes
 from dropq.staging.fan_out import fan_out
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
@@ -57,6 +59,7 @@ class Distributor:
         self.context = context
         self._transitions = Transitions(context)
         self._feeds = Feeds(context)
+        self._routes = Routes(context)
         random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
         self._id = f"distributor-{random}"
         self._owners = claim_owners(self._id)
@@ -66,6 +69,8 @@ class Distributor:
         self._paused = False
         self._looks_at = 0.0
         self._warned: dict[str, float] = {}
+        #: How many messages went to which route until now.
+        self.routed: Counter[str] = Counter()
         #: Why the first message that waits cannot be distributed; "" if nothing keeps it.
         self.held_by = ""
 
@@ -148,11 +153,11 @@ class Distributor:
 
     # -- all that waits ----------------------------------------------------------------------------------------------
 
-    def run(self, limit: int | None = None) -> int:
+    def run(self, *, stopped: Callable[[], bool] = bool) -> int:
         """Distribute what waits, in order, until a message holds the topic; return how many were distributed.
 
         Args:
-            limit: at most this many.
+            stopped: whether to end after the message at hand.
 
         Raises:
             DropqError: the topic is gone, or cannot be used.
@@ -164,7 +169,7 @@ class Distributor:
         with self.context.error_context("what waits is distributed later"):
             view = view_of(self.context, depth=self.context.timing.view_depth)
             view.refresh()
-            while limit is None or count < limit:
+            while not stopped():
                 file = next(view.view, None)
                 if file is None:
                     if view.go_on():
@@ -209,6 +214,7 @@ class Distributor:
         if now >= self._looks_at:
             with error_context("what is published waits"):
                 self._paused = self.context.paused
+                self._routes.look()
             self._looks_at = now + self.context.timing.max_age
             if self._presence is not None:
                 self._presence.keep()
@@ -267,6 +273,8 @@ class Distributor:
         if has_expired(self.context, claimed):
             self._transitions.set_aside(claim, "expired", "time_limit")
             return True
+        if self._routes.in_use and self._is_routed(claim):
+            return True
         own_name = self._copied_name(claim)
         while True:
             standing = self._feeds.now()
@@ -284,6 +292,21 @@ class Distributor:
             if done is not None:
                 return done
             asked = standing
+
+    def _is_routed(self, claim: Claim) -> bool:
+        """Move a claimed message into the folder of the first route that takes it; return whether one did."""
+        waited = MessageFile(claim.own_name, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
+        for route in self._routes.taking(waited, claim.own_name):
+            try:
+                self._transitions.route(claim, route.folder)
+                self.routed[route.name] += 1
+            except StorageError as error:
+                if error.location is not None:
+                    raise  # it was moved, and is not durable
+                self._routes.skip(route, error)
+                continue
+            return True
+        return False
 
     def _chosen(self, feeds: Sequence[Feed], file: MessageFile, state: str) -> list[Feed]:
         """Return the feeds that get a message."""

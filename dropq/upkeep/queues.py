@@ -25,6 +25,7 @@ from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
 from dropq.lifecycle.sidecars import collect
+from dropq.policies import routes
 from dropq.queue import browsing
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.staging import jobs
@@ -214,7 +215,9 @@ def refuse_unsettled(context: QueueContext) -> None:
     """Raise StorageError if a queue has messages to work on; nothing is changed."""
     with context.error_context("nothing was changed"):
         counts = browsing.counts(context)
+        routed = routes.routed(context.layout, context.config.ignore)
     waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
+    waiting |= {f"routing/{name}": count for name, count in routed.items()}
     if waiting:
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
         raise StorageError(
@@ -234,6 +237,8 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
             store.remove_folder(folder)  # from here on whatever was half-way into it fails
         if jobs.is_committed(gone.working):
             raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
+        if routes.routed(gone, context.config.ignore):
+            raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
     except OSError:
         for folder in (gone.target, gone.processing):
             store.make_folder(folder)

@@ -344,6 +344,11 @@ def leased(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 #: Kind, and how it comes about.
+def route_without_a_folder(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    (base(queue) / "routing.properties").write_text("hi.selector=TRUE\n")
+    (base(queue) / "routing" / "hi.in-use").touch()
+
+
 PLANTED: list[tuple[str, Plant]] = [
     ("root", nothing),
     ("no-root", no_root),
@@ -399,6 +404,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("low-space", without_inodes),
     ("folders", nothing),
     ("sticky-folder", sticky),
+    ("unusable-route", route_without_a_folder),
     ("foreign-group", of_readers),
     ("not-tried", refusing("write_new", errno.EIO, "/replace/")),
 ]

@@ -19,6 +19,8 @@ from typing import NamedTuple
 #: The folders of a queue in which a message is kept, and the two below others of which that is true.
 STATES = ("target", "processing", "processed", "expired", "error")
 DELAYED, ROUTING = "delayed", "routing"
+#: How a file ends, in the folder of routes, that switches one on.
+SWITCH = ".in-use"
 #: Where files lie that nobody has sent yet, or that somebody set aside.
 WORKING, ASIDE = "working", "set-aside"
 
@@ -85,6 +87,8 @@ def look(root: Path) -> Found:
         for name in names:
             path = os.path.join(folder, name)
             content = _content(path)
+            if place.state == ROUTING and name.endswith(SWITCH):
+                continue
             if content is None or (name.startswith(".") and place.state not in (WORKING, ASIDE)):
                 continue
             known = name_of(content)

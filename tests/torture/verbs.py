@@ -111,6 +111,7 @@ SETTINGS = (
 
 LONG = {"text": "x" * 300}
 CSV = "report.csv"
+ROUTED = "routed.csv"
 
 
 def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
@@ -128,6 +129,7 @@ def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
     _hold(queue, "lease ran out", by=late)
     reader = _journal(queue) if setting.settles else None
     _leave_behind(queue)
+    _route(queue)
     for number in range(2):
         queue.send(body(f"waits {number}", 3000), priority=8 - number, properties=LONG)
     _drop(queue, "ä" * 110 + ".csv", "waits, foreign")
@@ -139,6 +141,17 @@ def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
     staged = {type(one): _staged(one) for one in (job, epoch)}
     attempt = job.attempt("open")
     return Scene(folder, root, queue, other, far, subscription, message, job, epoch, attempt, reader, staged, late)
+
+
+def _route(queue: Queue) -> None:
+    """Let two messages wait for a route whose folder has the name of one of them."""
+    routing = Path(queue.layout.routing)
+    (routing / "away").mkdir()
+    (routing / "away.in-use").touch()
+    Path(queue.layout.routes_file).write_text(f"away.selector=JMSPriority = 3 OR JMSMessageID = 'ID:{ROUTED}'\n")
+    queue.send(body("goes to a route"), priority=3)
+    (routing / "away" / ROUTED).write_bytes(body("went to a route"))
+    _drop(queue, ROUTED, "goes to a route, foreign")
 
 
 def _keep(queue: Queue, states: Sequence[str], prefix: str = "") -> None:

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dropq.errors import InvalidFilter
-from dropq.filters import Value, compile_filter, for_name
+from dropq.filters import Value, compile_filter, compile_selector, for_name
 from dropq.filters.grammar import NESTING
 from dropq.filters.like import Pattern
 from dropq.format.names import KEYWORDS, Name, check_property_name, parse
@@ -536,6 +536,14 @@ class TestWhatIsWrong:
     )
     def test_is_also_what_could_never_match_whatever_the_message(self, text: str, column: int, expected: str) -> None:
         assert error(text).startswith(f"bad filter, column {column}: expected {expected}\n")
+
+    def test_only_a_route_s_selector_may_ask_for_the_destination_and_it_reads_no_body(self) -> None:
+        selector = compile_selector("JMSDestination = 'orders' AND n = 1")
+        values: dict[str, Value] = {"JMSDestination": "orders", "n": 1}
+        assert selector.matches(lambda name: values.get(name)) and not selector.reads_body
+        for text in ("/a = 1", "JMSDestinatio = 'orders'", "n = "):
+            with pytest.raises(InvalidFilter, match=r"^bad selector, column"):
+                compile_selector(text)
 
     @pytest.mark.parametrize("name", ["JMSpriority", "JMSDestinations", "JMS", "JMSRedeliverd"])
     def test_is_a_header_field_that_there_is_not(self, name: str) -> None:

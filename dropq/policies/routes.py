@@ -1,0 +1,304 @@
+"""Routes: a waiting message that one of them takes goes into a folder of `routing/`, and to no consumer.
+
+`routing.properties` beside target/ has a selector for each route, as `ROUTE.selector=...`. A route is in use while
+`routing/ROUTE.in-use` exists. What it takes goes to `routing/ROUTE`, a folder, or a link to another queue's target/.
+
+Invariant: a route that cannot be used takes nothing, so the next route, or a consumer, gets what it would take.
+Nothing is changed here: the transitions move the messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dropq.errors import InvalidFilter, StorageError
+from dropq.format.layout import IN_USE, QueueLayout
+from dropq.format.message_file import MessageFile
+from dropq.format.names import DO_NOT_ROUTE
+from dropq.lifecycle.context import QueueContext
+from dropq.policies.wanted import Lookups
+from dropq.storage import reading
+from dropq.storage.failures import describe
+
+if TYPE_CHECKING:
+    from dropq.filters import Filter, Lookup
+
+log = logging.getLogger("dropq")
+
+#: What the key of a selector ends in.
+_SELECTOR = ".selector"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route in use.
+
+    Attributes:
+        name: its name.
+        folder: where its messages go: `routing/NAME`.
+        selector: which messages it takes.
+        leaves_root: whether the folder is a link out of the root, where no sidecar of the root is found.
+    """
+
+    name: str
+    folder: str
+    selector: Filter
+    leaves_root: bool
+
+
+class _Unusable(Exception):
+    """Raised with the reason why a route takes nothing."""
+
+
+class Routes:
+    """The routes of a queue, as they were at the last look.
+
+    Args:
+        context: the queue.
+
+    Attributes:
+        in_use: the routes that take messages, in the order of their names.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+        self._properties = _Properties()
+        self._warned: dict[str, str] = {}
+        self.in_use: tuple[Route, ...] = ()
+        self._chosen = Lookups(context.sidecars, folder=context.layout.target, queue=context.name).asking(
+            self._matching
+        )
+
+    def look(self) -> None:
+        """Look again which routes are in use; log each that cannot be used, once for each reason."""
+        context = self._context
+        if not reading.is_there(context.layout.routes_file, context.clock):
+            self.in_use, self._warned = (), {}
+            return
+        self.in_use, unusable = _examine(context.layout, context.root.layout.path, self._properties)
+        names = {*unusable, *(route.name for route in self.in_use)}
+        self._warned = {name: why for name, why in self._warned.items() if name in names}
+        for name, why in unusable.items():
+            self._warn(name, why)
+
+    def taking(self, file: MessageFile, own_name: str) -> Iterator[Route]:
+        """Yield the routes that take a waiting message, in the order in which they are to be tried.
+
+        Args:
+            file: the message, as it waited.
+            own_name: the file name under which it would be moved.
+        """
+        for route in self._chosen(file) if self.in_use else ():
+            if route.leaves_root and self._context.sidecars.parse(own_name).meta:
+                why = f"route {route.name} does not take it, as it leads out of the root, and the message has a sidecar"
+                self._context.sidecars.warn(own_name, [why])
+                continue
+            yield route
+
+    def skip(self, route: Route, error: StorageError) -> None:
+        """Pass over a route until the next look: a message could not be moved to it."""
+        self.in_use = tuple(other for other in self.in_use if other != route)
+        reason = str(error) if error.errno is None else os.strerror(error.errno)  # the same for each message
+        self._warn(route.name, f"a message could not be moved to {route.folder}: {reason}")
+
+    def _matching(self, lookup: Lookup) -> list[Route]:
+        if str(lookup(DO_NOT_ROUTE)).lower() == "true":
+            return []
+        return [route for route in self.in_use if route.selector.matches(lookup)]
+
+    def _warn(self, name: str, why: str) -> None:
+        if self._warned.get(name) != why:
+            self._warned[name] = why
+            log.warning("queue %s: route %s is passed over: %s", self._context.name, name, why)
+
+
+def examine(context: QueueContext) -> tuple[tuple[Route, ...], dict[str, str]]:
+    """Return the routes of a queue that are in use and can be used, and why each of the others takes nothing."""
+    if not reading.is_there(context.layout.routes_file, context.clock):
+        return (), {}
+    return _examine(context.layout, context.root.layout.path, _Properties())
+
+
+def routed(layout: QueueLayout, ignore: tuple[str, ...]) -> dict[str, int]:
+    """Return how many messages lie in each folder of routing/, by its name; what a link leads to is not counted."""
+    counts = dict[str, int]()
+    with suppress(PermissionError, NotADirectoryError):  # what this user may not list is left out
+        for name in sorted(entry.name for entry in reading.entries(layout.routing) if _is_folder(entry)):
+            with suppress(PermissionError):
+                counts[name] = sum(reading.message_counts(f"{layout.routing}/{name}", ignore))
+    return {name: count for name, count in counts.items() if count}
+
+
+def check_file(path: str) -> list[str]:
+    """Return every problem of a routing.properties, and of the routes in use beside it; each names the file.
+
+    Args:
+        path: the file, beside the queue's target/.
+    """
+    layout, properties = QueueLayout.flat(os.path.dirname(os.path.abspath(path))), _Properties()
+    in_use, found = _in_use(layout.routing), list[str]()
+    try:
+        properties.read(path)
+    except _Unusable as error:
+        return [f"{path}: {error}"]
+    for key in properties.keys:
+        name = key.removesuffix(_SELECTOR)
+        if name in ("", key) or "/" in name:
+            found.append(f"{path}: {key} is not the selector of a route: write ROUTE{_SELECTOR}=...")
+        elif name not in in_use:
+            found += _problems(path, key, lambda name=name: properties.selector(name))  # type: ignore[misc]
+    _, unusable = _examine(layout, layout.base, properties)
+    return [*found, *(f"{path}: route {name}: {why}" for name, why in unusable.items())]
+
+
+def _problems(path: str, key: str, compile: Callable[[], object]) -> list[str]:
+    try:
+        compile()
+    except _Unusable as error:
+        return [f"{path}: {key}: {error}"]
+    return []
+
+
+# -- routing.properties --------------------------------------------------------------------------------------------
+
+
+class _Properties:
+    """What routing.properties says; each selector is compiled once, until the file has another content."""
+
+    def __init__(self) -> None:
+        self._content: bytes | None = None
+        self._values: Mapping[str, str] = {}
+        self._compiled: dict[str, Filter] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys, in order."""
+        return sorted(self._values)
+
+    def read(self, path: str) -> None:
+        """Read the file again.
+
+        Raises:
+            _Unusable: it cannot be read.
+        """
+        from dropq.format.java_properties import read_properties  # here, as few queues have routes
+
+        try:
+            content = reading.read_small(path) or b""
+        except OSError as error:
+            raise _Unusable(f"{path} cannot be read: {describe(error)}") from error
+        if content != self._content:
+            self._content, self._values, self._compiled = content, read_properties(content), {}
+
+    def selector(self, name: str) -> Filter:
+        """Return the selector of a route.
+
+        Raises:
+            _Unusable: it has none, or one that cannot be used.
+        """
+        if name not in self._compiled:
+            self._compiled[name] = _compiled(name, self._values.get(f"{name}{_SELECTOR}"))
+        return self._compiled[name]
+
+
+def _compiled(name: str, text: str | None) -> Filter:
+    from dropq.filters import compile_selector
+
+    if text is None:
+        raise _Unusable(f"routing.properties has no {name}{_SELECTOR}")
+    if not text.strip():
+        raise _Unusable(f"{name}{_SELECTOR} is empty")
+    try:
+        return compile_selector(text)
+    except InvalidFilter as error:
+        raise _Unusable(f"{str(error).splitlines()[0]}, in {text!r}") from error
+
+
+# -- what is in use, and where it leads ----------------------------------------------------------------------------
+
+
+def _examine(layout: QueueLayout, root: str, properties: _Properties) -> tuple[tuple[Route, ...], dict[str, str]]:
+    """Return the routes that are in use and can be used, and why the others cannot."""
+    routes, unusable, names = list[Route](), dict[str, str](), _in_use(layout.routing)
+    try:
+        properties.read(layout.routes_file)
+    except _Unusable as why:
+        return (), dict.fromkeys(names, str(why))
+    for name in names:
+        try:
+            selector = properties.selector(name)
+            routes.append(Route(name, f"{layout.routing}/{name}", selector, _leaves_root(layout, root, name)))
+        except _Unusable as why:
+            unusable[name] = str(why)
+    return tuple(routes), unusable
+
+
+def _in_use(routing: str) -> list[str]:
+    """Return the names of the routes that are in use, in order; a folder that cannot be listed has none."""
+    with suppress(PermissionError, NotADirectoryError):
+        found = reading.names_in(routing)
+        return sorted(name.removesuffix(IN_USE) for name in found if name.endswith(IN_USE) and name != IN_USE)
+    return []
+
+
+def _leaves_root(layout: QueueLayout, root: str, name: str) -> bool:
+    """Return whether a route's folder lies out of the root.
+
+    Raises:
+        _Unusable: it is missing, lies on another file system, or leads back to the queue.
+    """
+    folder = f"{layout.routing}/{name}"
+    try:
+        there, home = os.stat(folder), os.stat(layout.base)
+    except FileNotFoundError as error:
+        raise _Unusable(f"{folder} is missing, or a link that leads nowhere") from error
+    except OSError as error:
+        raise _Unusable(f"{folder} cannot be used: {describe(error)}") from error
+    if not stat.S_ISDIR(there.st_mode):
+        raise _Unusable(f"{folder} is no folder")
+    if there.st_dev != home.st_dev:
+        raise _Unusable(f"{folder} leads to another file system, where a rename cannot go")
+    real, base = os.path.realpath(folder), os.path.realpath(layout.base)
+    if _is_within(real, base) and not _is_within(real, os.path.realpath(layout.routing)):
+        raise _Unusable(f"{folder} leads to a folder of the queue itself, {real}")
+    if (through := _leading_back(real, os.path.realpath(layout.target))) is not None:
+        raise _Unusable(f"{folder} leads back to the queue, through {through}")
+    return not _is_within(real, os.path.realpath(root))
+
+
+def _leading_back(folder: str, target: str) -> str | None:
+    """Return the route of another queue by which messages would come back to `target`; None if there is none.
+
+    RACE: a route that comes into use after this look is met by the next, which finds the same circle from each of its
+    queues. Until then a message may go round; it is in one place at any time.
+    """
+    seen, ahead = set[str](), [folder]
+    while ahead:
+        here = ahead.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        routing = f"{os.path.dirname(here)}/routing"
+        for name in _in_use(routing):
+            there = os.path.realpath(f"{routing}/{name}")
+            if there == target:
+                return f"{routing}/{name}"
+            ahead.append(there)
+    return None
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False  # gone, or unreadable

@@ -1,0 +1,151 @@
+"""A router serves the routes of a queue that nobody consumes; what no route takes stays in target/.
+
+In a topic it distributes what is published, which asks the topic's routes first.
+
+It claims nothing: each message goes from target/ to its route by one rename, so a crash leaves it in one or the other,
+and no delivery is counted. Where a consumer reaches for the same message, the rename decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from dropq.errors import DropqError
+from dropq.format.claims import claim_owners
+from dropq.lifecycle.context import QueueContext
+from dropq.queue.offers import UNTOUCHED, Offers
+from dropq.queue.subscription import SweepOnTheWay, subscription_id
+from dropq.queue.waiting import Waiting
+from dropq.storage import reading
+from dropq.storage.clock import lease_end
+from dropq.storage.failures import describe
+from dropq.storage.watch import RESCAN
+from dropq.topics.distribution import Distributor
+
+log = logging.getLogger("dropq")
+
+#: Seconds that the router's claim on a message lasts whose ack came before it, and that it archives.
+LEASE = 60.0
+
+
+class Router:
+    """Moves the waiting messages of a queue into the folders of its routes.
+
+    Args:
+        context: the queue.
+        sweep: the sweep that it does on the way: what a sweep delivers may go to a route.
+
+    Attributes:
+        moved: how many messages went to which route until now.
+        distributed: how many messages of a topic were distributed until now; those that went to a route count, too.
+    """
+
+    def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay) -> None:
+        self._context = context
+        self._sweep = sweep
+        self._offers = Offers(
+            context,
+            None,
+            filter=None,
+            owners=claim_owners(subscription_id("route")),
+            deadline=partial(lease_end, context.clock, LEASE),
+        )
+        layout = context.layout
+        with context.error_context(UNTOUCHED):
+            changing = [folder for folder in (layout.base, layout.routing) if reading.is_folder(folder)]
+        self._waiting = Waiting(layout.target, *changing, timing=context.timing)
+        self._looks_at = 0.0
+        self._paused = False
+        self.moved: Counter[str] = Counter()
+        self.distributed = 0
+        self._distributor = Distributor(context) if context.layout.is_topic else None
+
+    def one_pass(self, stopped: Callable[[], bool] = bool) -> None:
+        """Make one pass over the queue: sweep, if that is due, then move each waiting message that a route takes.
+
+        Args:
+            stopped: whether to end the pass after the message at hand.
+
+        Raises:
+            NoSuchQueue: the queue is gone.
+            StorageError: target/ cannot be listed; or a message was moved and not synced, after all others were moved.
+        """
+        if self._sweep.due:
+            self._sweep_on_the_way()
+        if self._distributor is not None:
+            self.distributed += self._distributor.run(stopped=stopped)
+            self.moved = self._distributor.routed
+            return
+        self._looks_at = 0.0
+        if not self._may_move():
+            return
+        offers, listings = self._offers, self._offers.listings
+        offers.refresh()
+        while not stopped() and self._may_move():
+            if (file := next(offers.view, None)) is None:
+                if not offers.more(listings):
+                    break
+            elif (name := offers.route_waiting(file)) is not None:
+                self.moved[name] += 1
+        offers.raise_refused()
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Make a pass each time that there may be something to move, until it is stopped.
+
+        Args:
+            stopped: whether to end; call `wake` once it is so.
+
+        Raises:
+            NoSuchQueue, StorageError: as for `one_pass`.
+        """
+
+        def look() -> None:
+            self.one_pass(stopped)
+
+        while not stopped():
+            news = self._waiting.news
+            look()
+            self._waiting.wait(news, math.inf, look=look, next_look=self._next_look, given_up=stopped)
+
+    def _may_move(self) -> bool:
+        """Return whether a route is in use, and the queue is not paused; look again only after `Timing.max_age`."""
+        if time.monotonic() >= self._looks_at:
+            with self._context.error_context(UNTOUCHED):
+                self._offers.routes.look()
+                self._paused = self._context.paused
+            self._looks_at = time.monotonic() + self._context.timing.max_age
+        return bool(self._offers.routes.in_use) and not self._paused
+
+    def wake(self) -> None:
+        """Let `run` see whether it is stopped; any thread and any signal handler may call this."""
+        self._waiting.wake()
+
+    def _next_look(self) -> float:
+        """Return the seconds after which to look without an event: a delay or a lease may have ended."""
+        return max(min(self._sweep.again - time.monotonic(), RESCAN), 0.001)
+
+    def _sweep_on_the_way(self) -> None:
+        try:
+            self._sweep.run()
+        except (OSError, DropqError) as error:  # no reason not to route; `dropq sweep` raises it
+            log.warning("queue %s was not swept: %s", self._context.name, describe(error))
+
+
+def route(context: QueueContext, *, sweep: SweepOnTheWay) -> dict[str, int]:
+    """Move each waiting message that a route takes to that route, by one pass; return how many went to which.
+
+    Args:
+        context: the queue.
+        sweep: the sweep that goes before.
+
+    Raises:
+        NoSuchQueue, StorageError: as for `Router.one_pass`.
+    """
+    router = Router(context, sweep=sweep)
+    router.one_pass()
+    return dict(router.moved)
