@@ -18,7 +18,7 @@ def route(
     once: Annotated[bool, typer.Option("--once", help="End after one pass over the queue.")] = False,
     json: Json = False,
 ) -> int:
-    """Serve the routes of a queue without consumers, or distribute a topic.
+    """Serve the routes of a queue, or distribute what is published.
 
     Consumers move what a route takes by themselves. This does it where nobody consumes; the rest stays in target/. In a
     topic it also gives each receiver its copy of what scripts publish, as consumers of the receivers do. It runs until

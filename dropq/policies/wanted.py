@@ -70,14 +70,16 @@ def matching(
     return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
-def deciding(filter: str, context: QueueContext, state: str, message_type: str) -> Callable[[MessageFile], bool | None]:
+def deciding(
+    filter: str, context: QueueContext, state: str, into: QueueContext
+) -> Callable[[MessageFile], bool | None]:
     """Return a function that tests messages before they enter another queue; None says that it cannot tell now.
 
     Args:
         filter: the filter.
         context: the queue that the messages lie in.
         state: their state there.
-        message_type: the form of bodies, as the other queue reads them.
+        into: the other queue.
 
     Raises:
         InvalidFilter: the filter cannot be parsed.
@@ -86,7 +88,8 @@ def deciding(filter: str, context: QueueContext, state: str, message_type: str) 
     from dropq.filters import compile_filter
 
     compiled = compile_filter(filter)
-    lookups = Lookups(context.sidecars, state, folder=context.layout.folder(state), message_type=message_type)
+    folder, message_type = context.layout.folder(state), into.config.message_type
+    lookups = Lookups(context.sidecars, state, folder=folder, message_type=message_type, queue=into.name)
     if not compiled.reads_body:
         return lookups.asking(compiled.matches)
     return lookups.deciding(compiled.matches)

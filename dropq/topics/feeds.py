@@ -52,7 +52,7 @@ class Feed:
         self._decide: dict[str, Callable[[MessageFile], bool | None]] = {}
         if config.filter is not None:
             for state in ("target", "processing"):
-                self._decide[state] = deciding(config.filter, topic, state, config.message_type)
+                self._decide[state] = deciding(config.filter, topic, state, context)
         self._tally: Tally | None = None
         if config.max_unprocessed is not None:
             folders = (layout.target, layout.delayed, layout.processing)

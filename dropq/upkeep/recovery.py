@@ -69,7 +69,7 @@ def _fill(context: QueueContext, topic: QueueContext, point: str) -> int:
     client = subscription.client_id if subscription is not None and subscription.no_local else None
     wants = None
     if context.config.filter is not None:
-        wants = deciding(context.config.filter, topic, "processed", context.config.message_type)
+        wants = deciding(context.config.filter, topic, "processed", context)
     count = 0
     seen: set[Hashable] = set(there)
     for archived in since(topic, point):

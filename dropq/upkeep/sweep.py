@@ -421,7 +421,7 @@ def _drop_unwanted(context: QueueContext, report: SweepReport) -> Iterator[None]
     if not context.layout.is_subscription or context.config.filter is None:
         return
     with _passing_over(context, report, "its filter"):
-        wants = deciding(context.config.filter, context, "target", context.config.message_type)
+        wants = deciding(context.config.filter, context, "target", context)
         transitions, owners = Transitions(context), claim_owners(f"filter-{secrets.token_hex(5)}")
         for file in view_of(context).files():
             yield
