@@ -95,24 +95,32 @@ class Distributor:
         deadline = lease_end(self.context.clock, LEASE)
         return Claim(next(self._owners), deadline, 1, file, self.context.layout.processing)
 
-    def publish(self, claim: Claim, body: bytes | memoryview | None = None, *, patience: float | None = None) -> bool:
+    def publish(
+        self,
+        file: str,
+        claim: Claim | None,
+        body: bytes | memoryview | None = None,
+        *,
+        patience: float | None = None,
+    ) -> bool:
         """Distribute a message that this process has just published; return whether every receiver has it.
 
         Args:
-            claim: its claim.
+            file: its file name.
+            claim: its claim; None where it waits in target/.
             body: its body; None reads it.
             patience: seconds to wait for a pause to end, or a full receiver; None does not wait.
         """
-        bears = names.bears(self.context.sidecars.parse(claim.own_name).id)
+        bears = names.bears(self.context.sidecars.parse(file).id)
         until = None if patience is None else time.monotonic() + patience
-        mine: Claim | None = claim
+        mine = claim
         while True:
             held = False
             try:
                 if mine is not None:
                     return self._held_to(mine, body, [], [])
-                if (file := self._waiting(bears)) is not None and not self._is_paused():
-                    done = self._distribute(file, plan=True)
+                if not self._is_paused() and (waiting := self._waiting(bears)) is not None:
+                    done = self._distribute(waiting)
                     if done is not None:
                         return done
             except Unavailable as error:
@@ -121,8 +129,8 @@ class Distributor:
             except LeaseLost:
                 pass  # RACE: a sweep took this process for dead: somebody else distributes it, or this process again
             except (OSError, DropqError) as error:
-                log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name,
-                            claim.own_name, describe(error))  # fmt: skip
+                why = describe(error)
+                log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name, file, why)
                 return False
             mine = None
             held = held or self._is_paused()
@@ -178,7 +186,7 @@ class Distributor:
                 try:
                     if self._expired(file):
                         continue
-                    count += self._distribute(file, plan=True) is not None
+                    count += self._distribute(file) is not None
                 except Unavailable as error:
                     self._hold(str(error))
                     break
@@ -222,21 +230,19 @@ class Distributor:
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
-    def _distribute(self, file: MessageFile, *, plan: bool) -> bool | None:
+    def _distribute(self, file: MessageFile) -> bool | None:
         """Claim a message that waits, and distribute it; return whether all feeds have it, None if it was claimed.
+
+        Filters and room are looked at before the claim, so that what cannot be distributed now is not touched.
 
         Args:
             file: the message, as it lies in target/.
-            plan: look at filters and room before the claim, so that what cannot be distributed now is not touched.
 
         Raises:
             Unavailable: it cannot be distributed now, and waits.
         """
-        asked: list[Feed] = []
-        chosen: list[Feed] = []
-        if plan:
-            asked = self._feeds.now()
-            chosen = self._chosen(asked, file, "target")
+        asked = self._feeds.now()
+        chosen = self._chosen(asked, file, "target")
         self._show()
         claim = self._transitions.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
         if claim is None:

@@ -53,17 +53,18 @@ class Publishing(Transitions):
     def _publish(self, file: str, body: bytes | memoryview | None, not_before: int, back_to: str | None) -> bool:
         """Send a staged file, and distribute it."""
         distributor = self._distributor()
-        if not not_before:
-            claim = distributor.claim_staged(file)
-            if claim is not None:
-                try:
-                    self._storage.rename(f"{self._layout.working}/{file}", claim.path)
-                except OSError as error:
-                    raise self._take_back(f"{self._layout.working}/{file}", error, back_to) from error
-                return distributor.publish(claim, body, patience=getattr(self.patience, "seconds", None))
-        super().send(file, not_before=not_before, back_to=back_to)
-        super().sent(not_before=not_before)
-        return False
+        claim = None if not_before else distributor.claim_staged(file)
+        if claim is None:
+            super().send(file, not_before=not_before, back_to=back_to)
+            super().sent(not_before=not_before)
+            if not_before:
+                return False
+        else:
+            try:
+                self._storage.rename(f"{self._layout.working}/{file}", claim.path)
+            except OSError as error:
+                raise self._take_back(f"{self._layout.working}/{file}", error, back_to) from error
+        return distributor.publish(file, claim, body, patience=getattr(self.patience, "seconds", None))
 
     def _distributor(self) -> Distributor:
         """Return this thread's distributor: each claims under a name of its own."""
