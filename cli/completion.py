@@ -19,6 +19,7 @@ from typer._click.shell_completion import CompletionItem as Item
 from typer._click.shell_completion import ShellComplete, add_completion_class
 
 from dropq.errors import DropqError
+from dropq.format.addresses import SubscriptionName
 from dropq.format.layout import ALL_STATES, UNSETTLED
 
 from .output import escape, unescape
@@ -43,7 +44,7 @@ def values(ctx: Any, metavar: str | None, incomplete: str) -> list[Item] | None:
     if metavar in ("FILE", "DIR", "-- CMD") or "--" in (ctx.params.get("line") or ()):
         return FILES
     offers = _OFFERS.get((metavar or "").removesuffix("... -- CMD..."))
-    if offers is None or (metavar == "ID" and ctx.command.name == "send"):  # a new id
+    if offers is None or (metavar == "ID" and ctx.command.name in ("send", "publish")):  # a new id
         return None
     try:
         found = (escape(text) for text in offers(ctx))
@@ -64,6 +65,23 @@ def _root(ctx: Any) -> Root:
 
 def _queues(ctx: Any) -> Iterator[str]:
     return (queue.name for queue in _root(ctx).queues())
+
+
+def _topics(ctx: Any) -> Iterator[str]:
+    from dropq.queue.open_queue import find_layout
+
+    root = _root(ctx)
+    names = (queue.name for queue in root.queues() if "/" not in queue.name)
+    return (name for name in names if (layout := find_layout(str(root.path), name)) is not None and layout.is_topic)
+
+
+def _subscriptions(ctx: Any) -> Iterator[str]:
+    """Offer the names of a topic's subscriptions, where one is to be removed."""
+    if ctx.command.name != "unsubscribe":
+        return iter(())
+    topic = _root(ctx).topic(unescape(ctx.params.get("name") or ""))
+    folders = (SubscriptionName.of(queue.name.partition("/")[2]) for queue in topic.subscriptions())
+    return iter(sorted({found.name for found in folders if found is not None}))
 
 
 def _queue(ctx: Any) -> Queue:
@@ -102,6 +120,8 @@ def _settings(ctx: Any) -> Iterator[str]:
 _OFFERS: dict[str, Callable[[Any], Iterable[str]]] = {
     "QUEUE": _queues,
     "TO": _queues,
+    "TOPIC": _topics,
+    "NAME": _subscriptions,
     "ID": _ids,
     "RECEIPT": _receipts,
     "KEY": _keys,

@@ -1,4 +1,5 @@
-"""An example or two for the help of each command. The tests run them in a root with the queues orders and invoices."""
+"""An example or two for the help of each command. The tests run them in a root with the queues orders
+and invoices, and the topic news, which has the subscription archive of the client hq."""
 
 from __future__ import annotations
 
@@ -30,6 +31,21 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "reject": ("dropq reject orders RECEIPT --reason 'no such customer'",),
     "extend": ("dropq extend orders RECEIPT --by 5m",),
     "reply": ("echo 42 | dropq reply orders RECEIPT",),
+    "topic": ("dropq topic create sales.eu", "dropq topic ls"),
+    "topic create": ("dropq topic create sales.eu", "dropq topic create sales.us --set expiration=1d"),
+    "topic publish": (
+        "echo '{\"total\": 1200}' | dropq topic publish news -p region=eu",
+        "dropq topic publish news --timeout 30s *.csv",
+    ),
+    "topic subscribe": (
+        "dropq topic subscribe news audit --client-id hq",
+        "dropq topic subscribe news big --client-id hq --filter '/total > 1000' --no-local",
+    ),
+    "topic unsubscribe": (
+        "dropq topic unsubscribe news archive --client-id hq --dry-run",
+        "dropq topic unsubscribe news archive --client-id hq --yes",
+    ),
+    "topic ls": ("dropq topic ls", "dropq topic ls news --json"),
     "work": (
         "dropq work orders invoices -- wc -c {}",
         "dropq work orders -j 4 --until-empty --timeout 1m -- grep -q item",

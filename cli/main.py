@@ -27,6 +27,7 @@ COMMANDS = {
         **dict.fromkeys(("work", "wait"), "working"),
         "route": "routing",
     },
+    "Topics": {"topic": "topics"},
     "Repair": dict.fromkeys(
         ("requeue", "replay", "move", "expire", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"
     ),

@@ -50,25 +50,27 @@ ReplyTo = Annotated[str | None, typer.Option("--reply-to", metavar="QUEUE", help
 ExpiresIn = Annotated[float | None, duration("--expires-in", help="Expire it after this long.")]
 Delay = Annotated[float | None, duration("--delay", help="Deliver it only after this long.")]
 OwnId = Annotated[str | None, typer.Option("--id", metavar="ID", help="The message's id, instead of a generated id.")]
+Files = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to send; - is stdin.")]
+CorrelationId = Annotated[str | None, typer.Option("--correlation-id", metavar="ID", help="The JMS correlation id.")]
+Lines = Annotated[bool, typer.Option("--lines", help="Send each line as a message of its own.")]
+Move = Annotated[bool, typer.Option("--move", help="Move the files instead of copying them.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, kept with the message in error/.")]
 
 
 def send(
     ctx: typer.Context,
     name: QueueName,
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Files to send; - is stdin.")] = None,
+    files: Files = None,
     properties: Properties = None,
     priority: Priority = 4,
     type: Type = None,
-    correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", metavar="ID", help="The JMS correlation id.")
-    ] = None,
+    correlation_id: CorrelationId = None,
     reply_to: ReplyTo = None,
     expires_in: ExpiresIn = None,
     delay: Delay = None,
     id: OwnId = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Send each line as a message of its own.")] = False,
-    move: Annotated[bool, typer.Option("--move", help="Move the files instead of copying them.")] = False,
+    lines: Lines = False,
+    move: Move = False,
     wait_reply: Annotated[
         float | None, duration("--wait-reply", help="Wait this long for the answer, and print its body.")
     ] = None,
@@ -79,29 +81,59 @@ def send(
 
     Without FILE it sends standard input, unless that is a terminal. Once an id is printed, the message is in target/,
     as durable as the queue's configuration asks. When the queue is full (max_unprocessed) it exits with 75; if that
-    queue discards new messages, it prints no id and exits with 1.
+    queue discards new messages, it prints no id and exits with 1. What is sent to a topic is published.
 
     With --wait-reply it sends one message, prints the body of the answer instead of the id, which stderr gets, and
     exits with 75 when no answer came in time: the message stays sent, and a later answer is refused to its sender.
     """
     shell = Shell(ctx, json, quiet)
+    return send_all(
+        shell,
+        lambda: shell.root.queue(output.unescape(name)),
+        files,
+        lines=lines,
+        move=move,
+        id=id,
+        properties=properties,
+        priority=priority,
+        type=type,
+        correlation_id=correlation_id,
+        reply_to=reply_to,
+        expires_in=expires_in,
+        delay=delay,
+        wait_reply=wait_reply,
+    )
+
+
+def send_all(
+    shell: Shell,
+    open_queue: Callable[[], Queue],
+    files: list[str] | None,
+    *,
+    lines: bool,
+    move: bool,
+    id: str | None,
+    properties: list[str] | None,
+    wait_reply: float | None = None,
+    **fields: Any,
+) -> int:
+    """Send files, or their lines, and print the ids; return the exit code.
+
+    Args:
+        shell: the run of the command.
+        open_queue: returns where it sends to; called when the arguments are checked.
+        files: the files; without any, standard input.
+        lines, move, id, properties, wait_reply: as the options of `send`.
+        fields: the other arguments of `Queue.send`.
+    """
     sources = _sources(files, id=id, lines=lines, move=move)
     if wait_reply == 0:
         raise UsageError("--wait-reply 0: an answer takes longer; nothing was sent")
-    if wait_reply is not None and (lines or len(sources) > 1 or reply_to is not None):
+    if wait_reply is not None and (lines or len(sources) > 1 or fields["reply_to"] is not None):
         raise UsageError("--wait-reply sends one message: one FILE with it, no --lines, and no --reply-to of your own")
-    fields: dict[str, Any] = {
-        "priority": priority,
-        "type": type,
-        "correlation_id": correlation_id,
-        "reply_to": reply_to,
-        "expires_in": expires_in,
-        "delay": delay,
-        "message_id": id,
-    }
     try:
-        fields["properties"] = _properties(properties)
-        queue = shell.root.queue(output.unescape(name))
+        fields = {**fields, "message_id": id, "properties": _properties(properties)}
+        queue = open_queue()
         if wait_reply is not None:
             return _Request(shell, queue, fields).send(sources[0], move=move, timeout=wait_reply)
         sending = _Sending(shell, queue, fields)
@@ -196,7 +228,7 @@ class _Sending:
         self._queue = queue
         self._fields = fields
         self._sent: list[Sent] = []  # their ids are not printed yet
-        self._accepted = self._discarded = self._lines_read = 0
+        self._accepted = self._discarded = self._undistributed = self._lines_read = 0
         self._reader_left = False
 
     def send_files(self, sources: list[str], *, move: bool) -> int:
@@ -266,6 +298,7 @@ class _Sending:
                     self._print(sent)
                 self._accepted += sent.accepted
                 self._discarded += not sent.accepted
+                self._undistributed += sent.accepted and sent.distributed is False
                 del self._sent[0]
         if interrupt.came:
             raise KeyboardInterrupt
@@ -297,6 +330,9 @@ class _Sending:
             output.note(f"sent={self._accepted}: not all ids were read")
         if self._discarded:
             output.note(f"discarded={self._discarded}")
+        if self._undistributed:
+            later = "sent, and not with every receiver yet: they get it later; do not send it again"
+            output.note(f"not_distributed={self._undistributed}: {later}")
 
 
 class _Request:

@@ -25,6 +25,7 @@ QueueNames = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="T
 QueueOrRoot = Annotated[
     str | None, typer.Argument(metavar="QUEUE", help="The queue; by default all queues of the root.")
 ]
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="ID", help="Message ids or file names; - reads them from standard input, one a line."),
@@ -38,6 +39,10 @@ Receipts = Annotated[
     ),
 ]
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="An id, file name or receipt.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option for its queue.toml; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 All = Annotated[bool, typer.Option("--all", help="Take every message of the state.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]

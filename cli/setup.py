@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from dropq.errors import NoSuchQueue, StorageError
-from dropq.format.addresses import layouts
+from dropq.errors import InvalidName, NoSuchQueue, StorageError
+from dropq.format.addresses import check_address, layouts, topic_layout
 from dropq.format.layout import ROUTES_FILE
+from dropq.lifecycle.known_queues import topics
 
 from . import output
-from .options import DryRun, Json, QueueName, QueueNames, Yes
+from .options import DryRun, Json, QueueName, QueueNames, Settings, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, Group
 from .shell import GlobalOptions, Shell, UsageError, report_open
@@ -54,10 +55,7 @@ def init(
 def create(
     ctx: typer.Context,
     name: QueueName,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option for its queue.toml; may be repeated."),
-    ] = None,
+    settings: Settings = None,
     dropboxmq: Annotated[bool, typer.Option("--dropboxmq", help=_DROPBOXMQ)] = False,
     json: Json = False,
 ) -> None:
@@ -68,7 +66,7 @@ def create(
     shell = Shell(ctx, json)
     if shell.doubt and not shell.root.queues():
         shell.report_no_queues()
-    made = shell.root.create_queue(name, dropboxmq=dropboxmq, **_options(settings or ()))
+    made = shell.root.create_queue(name, dropboxmq=dropboxmq, **options_of(settings))
     shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
 
 
@@ -82,8 +80,10 @@ def doctor(ctx: typer.Context, queues: QueueNames = None, json: Json = False) ->
     from dropq.diagnosis.doctor import LEVELS
 
     for name in queues or ():
-        if "/" in name or name in (os.curdir, os.pardir):
-            raise UsageError(f"{name} cannot name a queue: `dropq --root {name} doctor` tests a folder")
+        try:
+            check_address(unescape(name))
+        except InvalidName:
+            raise UsageError(f"{name} cannot name a queue: `dropq --root {name} doctor` tests a folder") from None
     if (folder := cast(GlobalOptions, ctx.obj).root) is not None:
         _look_into(folder)
     shell = Shell(ctx, json)
@@ -128,9 +128,10 @@ def _diagnosis_text(diagnosis: Diagnosis, root: str) -> str:
     return "\n".join(filled)
 
 
-def _options(settings: Sequence[str]) -> dict[str, object]:
+def options_of(settings: Sequence[str] | None) -> dict[str, object]:
+    """Return the options that `--set` names, by key."""
     options: dict[str, object] = {}
-    for setting in settings:
+    for setting in settings or ():
         key, equals, text = setting.partition("=")
         if not equals or not key:
             raise UsageError(f"--set {setting}: write KEY=VALUE, such as --set lease_period=5m")
@@ -158,15 +159,18 @@ def delete(
 ) -> int:
     """Remove a queue with all its history.
 
-    It refuses a queue that has messages to work on, unless --force is given.
+    It refuses a queue that has messages to work on, unless --force is given. It removes a subscription, or a topic
+    without subscriptions, likewise.
     """
-    from dropq.upkeep.queues import TO_WORK_ON, refuse_unsettled
+    from dropq.upkeep.queues import TO_WORK_ON, refuse_subscriptions, refuse_unsettled
 
     shell = Shell(ctx, json)
     try:
         queue = shell.queue(name)
     except NoSuchQueue as error:  # to make it is no way out
         raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
+    if queue.layout.is_topic:
+        refuse_subscriptions(shell.root.context, queue.context)
     counts, routed = queue.counts(), queue.routed()
     held = {**counts, **{f"routing/{name}": count for name, count in routed.items()}}
     listed = ", ".join(f"{count} in {state}" for state, count in held.items() if count) or "no messages"
@@ -251,8 +255,9 @@ def config_check(
 
 
 def _config_files(shell: Shell) -> Iterator[str]:
-    """Return the configuration files of the root and its queues, which may be too broken to open."""
-    possible = (layouts(str(shell.root.path), queue.name) for queue in shell.root.queues())
+    """Return the configuration files of the root, its queues and topics, which may be too broken to open."""
+    root = str(shell.root.path)
+    possible = (layouts(root, queue.name) for queue in shell.root.queues())
     of_queues = (file for each in possible for layout in each for file in (layout.config_file, layout.routes_file))
-    files = (shell.root.layout.config_file, *of_queues)
-    return filter(os.path.exists, files)
+    of_topics = (topic_layout(root, name).config_file for name in topics(shell.root.layout))
+    return filter(os.path.exists, dict.fromkeys((shell.root.layout.config_file, *of_queues, *of_topics)))

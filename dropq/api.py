@@ -12,8 +12,9 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import date
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from dropq.format import names
 from dropq.format.addresses import SubscriptionName, check_address, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing
@@ -863,7 +865,15 @@ class Topic:
 
     @property
     def _context(self) -> QueueContext:
-        context = self.queue.context
+        try:
+            context = self.queue.context
+        except NoSuchQueue as error:
+            near = get_close_matches(self.name, topics(self.root.layout), n=1)
+            hint = f"is it {near[0]!r}? " if near and near[0] != self.name else ""
+            raise NoSuchQueue(
+                f"no topic {self.name!r} in {self.root.path}: {hint}`dropq topic ls` shows which there are, "
+                f"`dropq topic create {self.name}` makes one"
+            ) from error
         if not context.layout.is_topic:
             raise NoSuchQueue(f"{self.name!r} is a queue, and no topic: {context.layout.home}")
         return context
@@ -882,12 +892,18 @@ class Topic:
         Raises:
             NoSuchQueue, StorageError, QueueFull, ValueError: as of `Queue.send`; nothing was published.
         """
-        transitions = self._publishing
-        transitions.patience.seconds = None if timeout is None else parse_duration(timeout)
-        try:
+        with self._patient(timeout):
             return self.queue.send(body, **fields)
+
+    @contextmanager
+    def _patient(self, timeout: Duration | None) -> Iterator[None]:
+        """Let each publish of this thread wait for the end of a pause, or for a full receiver, for so long."""
+        patience = self._publishing.patience
+        patience.seconds = None if timeout is None else parse_duration(timeout)
+        try:
+            yield
         finally:
-            transitions.patience.seconds = None
+            patience.seconds = None
 
     @property
     def _publishing(self) -> Publishing:
@@ -1009,12 +1025,26 @@ class Topic:
         """
         from dropq.topics import subscriptions
 
+        for queue in self._found(name, client_id):
+            subscriptions.remove(self.root.context, queue.name)
+
+    def _found(self, name: str, client_id: str | None) -> list[Queue]:
+        """Return the topic's own subscriptions of a name and client: with local messages, without, or both.
+
+        Raises:
+            NoSuchQueue: there is none.
+            ValueError: there is no client id.
+        """
+        from dropq.topics import subscriptions
+
         wanted = self._subscription(name, client_id, no_local=False, durable=True)
         found = [each for each in subscriptions.of_client(self.root.context, wanted) if self._has(each)]
         if not found:
-            raise NoSuchQueue(f"topic {self.name} has no subscription {name!r} of client {wanted.client_id!r}")
-        for address in found:
-            subscriptions.remove(self.root.context, address)
+            raise NoSuchQueue(
+                f"topic {self.name} has no subscription {name!r} of client {wanted.client_id!r}: "
+                f"`dropq topic ls {self.name}` shows which it has"
+            )
+        return [self.root.queue(address) for address in found]
 
     def _has(self, address: str) -> bool:
         return address.startswith(f"{self.name}/")

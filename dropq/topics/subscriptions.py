@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import explain_queue, toml_text, validate_options
-from dropq.errors import DropqError, NoSuchQueue, QueueExists, Unavailable
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
 from dropq.format.addresses import (
     SubscriptionName,
     check_subscription_name,
@@ -40,6 +40,8 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     if found is not None:
         raise QueueExists(f"{'topic' if found.is_topic else 'queue'} {name!r} is there already: {found.home}")
     config = validate_options(options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file)
+    if config.underlying_topic is not None and "underlying_topic" in options:
+        raise ConfigError(f"options of topic {name}: underlying_topic: only a queue can be a view; nothing was made")
     store = Storage(
         config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group_number(config.group)
     )
@@ -90,10 +92,10 @@ def subscribe(
     check_subscription_name(subscription.name, subscription.client_id)
     address = f"{topic.name}/{subscription.folder}"
     validate_options(options, f"options of subscription {address}", root=topic.root.config)
-    for found in list(of_client(topic.root, subscription)):
-        if found == address and _filter_of(topic, found) == options.get("filter"):
-            return address, None
+    for found in replaced_by(topic, subscription, options.get("filter")):
         remove(topic.root, found)
+    if address in of_client(topic.root, subscription):
+        return address, None
     layout = subscription_layout(topic.layout, subscription.folder)
     store = topic.storage
     hidden = f"{topic.layout.new}/{os.urandom(6).hex()}"
@@ -142,6 +144,19 @@ def of_client(root: RootContext, subscription: SubscriptionName) -> Iterator[str
             for folder in subscription_folders(root.layout, topic):
                 if folder in (stem, stem + NO_LOCAL):
                     yield f"{topic}/{folder}"
+
+
+def replaced_by(topic: QueueContext, subscription: SubscriptionName, filter: object) -> list[str]:
+    """Return the addresses of the subscriptions that are removed when a subscription is made.
+
+    Args:
+        topic: the topic of the subscription.
+        subscription: its name.
+        filter: its filter; None for none of its own.
+    """
+    address = f"{topic.name}/{subscription.folder}"
+    found = of_client(topic.root, subscription)
+    return [each for each in found if each != address or _filter_of(topic, each) != filter]
 
 
 def _filter_of(topic: QueueContext, address: str) -> object:

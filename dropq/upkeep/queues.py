@@ -152,7 +152,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
         subscriptions.take_away(root, layout)
         return
     if layout.is_topic:
-        _refuse_subscriptions(root, context)
+        refuse_subscriptions(root, context)
     if not force:
         with context.error_context("nothing was removed"):
             jobs.sweep(context)  # what was committed and is not sent yet waits to be worked on
@@ -187,7 +187,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
         raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
 
 
-def _refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
+def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
     """Raise StorageError if a topic has subscriptions; nothing is changed."""
     with topic.error_context("nothing was changed"):
         found = sorted(subscription_folders(root.layout, topic.name))

@@ -1,0 +1,279 @@
+"""Commands of topics: make them, publish, make and remove subscriptions, and list them.
+
+A topic and a subscription are queues: every other command takes their addresses, `TOPIC` and `TOPIC/NAME.CLIENT`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dropq.errors import Unavailable
+from dropq.format.addresses import SubscriptionName
+from dropq.queue.open_queue import find_layout
+from dropq.storage.reading import exists
+
+from . import messages, output
+from .options import DryRun, Json, Quiet, Settings, TopicName, Yes, duration
+from .output import OK, TRY_LATER, Record, unescape
+from .parsing import Command, Group
+from .setup import options_of
+from .shell import Shell
+
+if TYPE_CHECKING:
+    from dropq import Queue
+
+#: The columns of `topic ls`.
+COLUMNS = ("queue", "target", "delayed", "processing", "error", "about", "filter")
+
+ClientId = Annotated[
+    str, typer.Option("--client-id", metavar="CLIENT", help="Whose subscription it is.", show_default=False)
+]
+SubscriptionArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The name of the subscription.", show_default=False)
+]
+
+topic = typer.Typer(
+    name="topic",
+    cls=Group,
+    help="Publish to topics, and make their subscriptions.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@topic.command("create", cls=Command)
+def create(ctx: typer.Context, name: TopicName, settings: Settings = None, json: Json = False) -> None:
+    """Make a topic; prints its path.
+
+    VALUE is TOML, or else text, as of `dropq create`. Some options are for what is published, and the others are
+    defaults of the topic's subscriptions: docs/topics.md lists them.
+    """
+    shell = Shell(ctx, json)
+    made = shell.root.create_topic(unescape(name), **options_of(settings))
+    shell.line({"topic": made.name, "path": made.queue.layout.home}, ("path",))
+
+
+@topic.command("publish", cls=Command)
+def publish(
+    ctx: typer.Context,
+    name: TopicName,
+    files: messages.Files = None,
+    properties: messages.Properties = None,
+    priority: messages.Priority = 4,
+    type: messages.Type = None,
+    correlation_id: messages.CorrelationId = None,
+    reply_to: messages.ReplyTo = None,
+    expires_in: messages.ExpiresIn = None,
+    delay: messages.Delay = None,
+    id: messages.OwnId = None,
+    lines: messages.Lines = False,
+    move: messages.Move = False,
+    client_id: Annotated[
+        str | None,
+        typer.Option(
+            "--client-id", metavar="CLIENT", help="Who publishes: no-local subscriptions of this client get nothing."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        duration("--timeout", help="Wait for the end of a pause, or for a full receiver, this long for each message."),
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> int:
+    """Publish each FILE, or standard input; prints the ids.
+
+    It is `dropq send` with two more options. An id is printed once the message is sent, and every receiver has it. If
+    the topic is paused, or a receiver is full, the message is sent all the same: stderr reports that, and the receivers
+    get it later.
+    """
+    shell = Shell(ctx, json, quiet)
+    topic = shell.root.topic(unescape(name), client_id=client_id)
+    with topic._patient(timeout):
+        return messages.send_all(
+            shell,
+            lambda: topic.queue,
+            files,
+            lines=lines,
+            move=move,
+            id=id,
+            properties=properties,
+            priority=priority,
+            type=type,
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            expires_in=expires_in,
+            delay=delay,
+        )
+
+
+@topic.command("subscribe", cls=Command)
+def subscribe(
+    ctx: typer.Context,
+    name: TopicName,
+    subscription: SubscriptionArgument,
+    client_id: ClientId,
+    filter: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="FILTER", help="Only messages that match it come in.", show_default=False),
+    ] = None,
+    no_local: Annotated[bool, typer.Option("--no-local", help="Leave out what the same client id publishes.")] = False,
+    recovery_point: Annotated[
+        str | None,
+        typer.Option(
+            "--recovery-point",
+            metavar="POINT",
+            help="Begin in the topic's processed/: at an ISO 8601 time, an id, creation or epoch.",
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Make a durable subscription; prints its address.
+
+    It gets what is published from now on. Receive with `dropq receive ADDRESS` or `dropq work ADDRESS`. If the
+    subscription is there already, it stays as it is. If it is there with another filter, with or without --no-local, or
+    in another topic, it is removed first, with its messages.
+    """
+    from dropq.filters import check_chooses, compile_filter
+    from dropq.topics.subscriptions import replaced_by
+
+    shell = Shell(ctx, json)
+    topic = shell.root.topic(unescape(name))
+    wanted = SubscriptionName(unescape(subscription), unescape(client_id), no_local)
+    if filter is not None:
+        check_chooses(filter)
+        compile_filter(filter)
+    gone = [shell.root.queue(address) for address in replaced_by(topic._context, wanted, filter)]
+    address = f"{topic.name}/{wanted.folder}"
+    if dry_run:
+        there = not gone and find_layout(str(shell.root.path), address) is not None
+        output.note(f"{'is there already' if there else 'would be made'}: {address}")
+        return _report_removal(shell, gone)
+    _confirm(shell, gone, yes=yes)
+    with _in_use():
+        made = topic.create_subscription(
+            wanted.name, client_id=wanted.client_id, filter=filter, no_local=no_local, recovery_point=recovery_point
+        )
+    shell.line({"queue": made.name, "path": made.layout.home}, ("queue",))
+
+
+@topic.command("unsubscribe", cls=Command)
+def unsubscribe(
+    ctx: typer.Context,
+    name: TopicName,
+    subscription: SubscriptionArgument,
+    client_id: ClientId,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Remove a durable subscription, with its messages.
+
+    It asks if the subscription has any message, also in processed/. While a consumer uses it, it stays (75).
+    """
+    shell = Shell(ctx, json)
+    topic = shell.root.topic(unescape(name))
+    subscription, client_id = unescape(subscription), unescape(client_id)
+    gone = topic._found(subscription, client_id)
+    if dry_run:
+        return _report_removal(shell, gone)
+    listed = _confirm(shell, gone, yes=yes)
+    with _in_use():
+        topic.unsubscribe(subscription, client_id=client_id)
+    for line in listed:
+        output.note(f"subscription {line} is removed")
+
+
+def _confirm(shell: Shell, gone: Iterable[Queue], *, yes: bool) -> list[str]:
+    """Ask before subscriptions are removed that have messages; return each, with what it has."""
+    counted = [(queue.name, sum(queue.counts().values()), _listed(queue)) for queue in gone]
+    lines = [f"{name} ({listed})" for name, _, listed in counted]
+    if any(count for _, count, _ in counted):
+        shell.confirm(f"Remove subscription {' and '.join(lines)}?", yes=yes)
+    return lines
+
+
+def _report_removal(shell: Shell, gone: Iterable[Queue]) -> None:
+    for queue in gone:
+        shell.line({"queue": queue.name, **queue.counts()}, ("queue",))
+        output.note(f"would be removed: {_listed(queue)}")
+
+
+def _listed(queue: Queue) -> str:
+    return ", ".join(f"{count} in {state}" for state, count in queue.counts().items() if count) or "no messages"
+
+
+@contextmanager
+def _in_use() -> Iterator[None]:
+    """Exit with 75 where a subscription cannot be removed, because somebody uses it."""
+    try:
+        yield
+    except Unavailable as error:
+        output.complain(error)
+        raise typer.Exit(TRY_LATER) from error
+
+
+@topic.command("ls", cls=Command)
+def ls(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="The topic; by default all topics of the root.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """List topics and subscriptions, with what waits there.
+
+    The line of a topic counts what is published and not distributed yet. A subscription may be no-local (it does not
+    get what its own client publishes), ephemeral (it goes with its consumer) or recovering (it is being filled from
+    the topic's processed/).
+    """
+    shell = Shell(ctx, json)
+    records: list[Record] = []
+    code = shell.each(_addresses(shell, name), lambda address: records.append(_record(shell.root.queue(address))))
+    shell.show(records, COLUMNS, spare=("delayed", "error", "processing"))
+    if not records and code == OK:
+        shell.check_root()
+        output.note(f"{shell.root.path} has no topics: `dropq topic create TOPIC` makes one")
+    return code
+
+
+def _addresses(shell: Shell, name: str | None) -> list[str]:
+    if name is not None:
+        topic = shell.root.topic(unescape(name))
+        found = [queue.name for queue in topic.subscriptions()]
+        if not found:
+            _ = topic._context  # raises what is wrong with the name
+        return [topic.name, *found] if topic.exists() else found
+    root = str(shell.root.path)
+    names = (queue.name for queue in shell.root.queues())
+    return [name for name in names if (layout := find_layout(root, name)) is not None and layout.topic]
+
+
+def _record(queue: Queue) -> Record:
+    """Return a topic or a subscription as a record."""
+    from dropq.upkeep.recovery import is_recovering
+
+    layout = queue.layout
+    subscription = SubscriptionName.of(queue.name.partition("/")[2])
+    recovering = is_recovering(queue.context)
+    traits = {
+        "no_local": subscription is not None and subscription.no_local,
+        "ephemeral": layout.is_subscription and exists(layout.ephemeral),
+        "recovering": recovering,
+        "paused": queue.paused and not recovering,
+    }
+    return {
+        "queue": queue.name,
+        "kind": "subscription" if layout.is_subscription else "topic",
+        **queue.counts(),
+        "filter": queue.config.filter,
+        "about": ", ".join(trait.replace("_", "-") for trait, holds in traits.items() if holds),
+        **traits,
+    }
