@@ -66,24 +66,35 @@ def comparable(output: str) -> str:
     return re.sub(r" +$", "", re.sub(r"[ \t]+", " ", re.sub(r"\b\d+\.\d s\b", "PERIOD", output)), flags=re.MULTILINE)
 
 
-def test_the_tour_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+def check_tour(paper: Path, folder: Path, example: str) -> None:
+    """Run the commands of a paper's console blocks in a folder, then a Python example, and compare what they print."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("DROPQ_ROOT", None)
-    steps = shown_steps(TOP / "README.md")
+    steps = shown_steps(paper)
     mark = "@@@@\n"
     script = "".join(f"{command}printf '{mark}'\n" for command, _ in steps)
     done = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        ["sh", "-c", script], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=120,
     )  # fmt: skip
-    outputs = done.stdout.replace(str(tmp_path), "/home/ann").split(mark)
+    outputs = done.stdout.replace(str(folder), "/home/ann").split(mark)
     assert outputs.pop() == "", "the shell ended early"
     for (command, shown), output in zip(steps, outputs, strict=True):
         assert comparable(output) == comparable(shown), f"$ {command}{output}"
-    (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs the extra" not in text)
-    ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", example], cwd=folder, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == printed_comments(example)
+
+
+def test_the_tour_of_the_topics_paper_prints_what_it_shows(tmp_path: Path) -> None:
+    paper = TOP / "docs/topics.md"
+    ((_, example),) = blocks(paper, "python")
+    check_tour(paper, tmp_path, example)
+
+
+def test_the_tour_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+    (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs the extra" not in text)
+    check_tour(TOP / "README.md", tmp_path, example)
     root = dropq.Root(tmp_path / "work")
     counts = {queue.name: {state: n for state, n in queue.counts().items() if n} for queue in root.queues()}
     assert counts == {"jobs": {"processed": 2}, "orders": {"processed": 5}}, "the tour leaves no message behind"
@@ -308,7 +319,7 @@ def test_no_example_puts_a_path_into_the_text_of_a_program(paper: Path) -> None:
         assert "{}" not in text, f"{paper.name}: a name can hold a command, which {text} would run"
 
 
-@pytest.mark.parametrize("picture", ["lifecycle", "house"])
+@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics"])
 def test_a_picture_is_what_its_script_draws(picture: str) -> None:
     script = TOP / f"docs/draw_{picture}.py"
     drawn = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
