@@ -1,7 +1,7 @@
 """The main job of dropq on real input, told as one would tell it: files in, work out, errors inspected and requeued.
 
 Orders are dropped by a shell script, checked and added up by a Spark stream, and booked by a worker; a week's sales are
-added up by a Spark job and booked likewise.
+added up by a Spark job and booked likewise. The last day's sales are published on a topic with two subscriptions.
 
     python examples/demo.py [--keep DIR]
 
@@ -75,6 +75,7 @@ class Demo:
             self.mend()
             catch_up()
             self.work_again()
+        self.tell()
         return self.account()
 
     def begin(self) -> None:
@@ -171,6 +172,24 @@ class Demo:
         self.run(WORK_POSTINGS)
         self.ls()
 
+    def tell(self) -> None:
+        """Publish a day's sales on a topic, to two subscriptions."""
+        say("A topic gives each subscription a copy: the office gets a day's sales, the store in Ulm its own alone.")
+        self.run("dropq topic create sales", quiet=True)
+        self.run("dropq topic subscribe sales day --client-id office")
+        self.run("dropq topic subscribe sales day --client-id ulm --filter \"store = 'Ulm'\"")
+        self.run(
+            f"""grep ,{DAY}, daily-sales.csv | while IFS=, read -r store rest; do
+    printf '%s\\n' "$(head -n 1 daily-sales.csv)" "$store,$rest" | dropq topic publish sales -p "store=$store" -q
+done""",
+            quiet=True,
+        )
+        self.run("sha256sum root/topic-root/sales/.incoming/processed/* >> ledger")
+        self.run("sha256sum root/topic-root/sales/.subscriptions/*/target/* >> ledger")
+        self.run("dropq topic ls sales | cut -f 1,2,7")
+        for client in ("office", "ulm"):
+            self.run(f"dropq work sales/day.{client} --until-empty -- shell/book.sh {client}.csv")
+
     def account(self) -> int:
         """Account for every file, and for the money."""
         say("The books are closed without dropq: every file ever entered, by its content, wherever it lies now.")
@@ -185,7 +204,12 @@ class Demo:
         print(f"    {sum(sold.values())} sold in sales.csv, {sum(booked.values())} in daily-sales.csv")
         print(f"    {sum(ordered.values())} ordered in {len(ordered)} orders, ", end="")
         print(f"{sum(posted.values())} for {len(posted)} orders in postings.csv")
-        unlike = sold != booked or ordered != posted
+        of_the_day = {key: amount for key, amount in sold.items() if key[1] == DAY}
+        of_ulm = {key: amount for key, amount in of_the_day.items() if key[0] == "Ulm"}
+        told = [book(self.folder / f"{client}.csv", "store", "day") for client in ("office", "ulm")]
+        print(f"    {sum(of_the_day.values())} sold on {DAY}, {sum(told[0].values())} in office.csv, ", end="")
+        print(f"{sum(told[1].values())} of Ulm in ulm.csv")
+        unlike = sold != booked or ordered != posted or told != [of_the_day, of_ulm]
         print("\nNOT ALL IS ACCOUNTED FOR." if files or unlike else "\nEvery file is accounted for.")
         return 1 if files or unlike else 0
 
@@ -201,6 +225,8 @@ class Demo:
 
 #: Java's quick compiler alone: the thorough one does not pay for itself in a job of seconds.
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: The day whose sales are published.
+DAY = "2025-06-07"
 #: The command that books what the stream has posted.
 WORK_POSTINGS = "dropq work postings --until-empty -- shell/book.sh postings.csv"
 #: Seconds in which the stream deals with a few orders, its start included.

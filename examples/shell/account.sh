@@ -3,7 +3,8 @@
 #
 # LEDGER has a line for each file, as sha256sum writes it. Prints how many files lie in which state; then whatever is
 # missing, with its line of the ledger, and whatever nobody entered, with its path. Exits with 1 when there is anything
-# of either kind. Knows nothing of dropq but the names of the folders: find, sha256sum, sort, join.
+# of either kind. Knows nothing of dropq but the names of the folders: find, sha256sum, sort, join. Topics have names
+# without a dot.
 
 export LC_ALL=C
 
@@ -19,7 +20,8 @@ trap 'rm -rf "$work"' EXIT
 numbered() { sed 's/^\\//' | sort | awk '{ print $1 "-" ++seen[$1] " " $0 }' | sort; }
 
 for state in working target processing processed expired error delayed; do
-    for base in "$root"/*/ "$root"/*/incoming/; do
+    for base in "$root"/*/ "$root"/*/incoming/ \
+        "$root"/topic-root/*/.incoming/ "$root"/topic-root/*/.subscriptions/*/; do
         folder=$base$state
         [ $state != delayed ] || folder=$base.dropq/delayed
         [ ! -d "$folder" ] || find "$folder" -type f ! -name '.*' -exec sha256sum {} + >>"$work/$state-files"

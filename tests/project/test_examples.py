@@ -693,6 +693,36 @@ def test_the_accounting_finds_what_is_missing_altered_twice_or_unheard_of(tmp_pa
     assert verdict()[0] == 1
 
 
+def test_the_accounting_looks_into_topics_and_subscriptions(tmp_path: Path) -> None:
+    sales = dropq.Root.create(tmp_path / "root").create_topic("sales")
+    audit = sales.create_subscription("audit", client_id="hq")
+    sales.publish("a")
+    ledger = tmp_path / "ledger"
+    ledger.write_text(f"{hashlib.sha256(b'a').hexdigest()}  x\n" * 2)
+    accounts = [SH, str(SHELL / "account.sh"), str(tmp_path / "root"), str(ledger)]
+    assert subprocess.run(accounts, capture_output=True, check=False).returncode == 0
+    with audit.receive() as message:  # type: ignore[union-attr]
+        assert subprocess.run(accounts, capture_output=True, check=False).returncode == 0
+        os.remove(message.path)
+        assert subprocess.run(accounts, capture_output=True, check=False).returncode == 1
+        Path(message.path).write_bytes(b"a")
+
+
+def test_the_demo_tells_each_subscription_what_it_asked_for(tmp_path: Path) -> None:
+    demo = module("demo")
+    played = demo.Demo(tmp_path)
+    played.begin()
+    sold = demo.sales(TOP / "examples/data/sales.csv")
+    rows = "".join(f"{store},{day},1,{amount}\n" for (store, day), amount in sold.items())
+    (tmp_path / "daily-sales.csv").write_text(f"store,day,items,amount\n{rows}")
+    played.tell()
+    of_the_day = {key: amount for key, amount in sold.items() if key[1] == demo.DAY}
+    assert demo.book(tmp_path / "office.csv", "store", "day") == of_the_day
+    assert demo.book(tmp_path / "ulm.csv", "store", "day") == {
+        key: amount for key, amount in of_the_day.items() if key[0] == "Ulm"
+    }
+
+
 @pytest.mark.parametrize(
     ("stream", "ending"),
     [
@@ -723,11 +753,14 @@ def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_pat
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=270, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "Every file is accounted for." in done.stdout
-    assert len(done.stdout.splitlines()) < 100
+    assert len(done.stdout.splitlines()) < 120
 
     demo = module("demo").Demo(folder)
     assert demo.account() == 0
     queues = [folder / "root" / name / "processed" for name in ("orders", "postings", "daily-sales")]
+    queues += [
+        folder / "root/topic-root/sales" / each / "processed" for each in (".incoming", ".subscriptions/day.ulm")
+    ]
     files = [next(path for path in queue.iterdir() if not path.name.startswith(".")) for queue in queues]
     for path in files:
         body = path.read_bytes()
@@ -736,7 +769,7 @@ def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_pat
         path.write_bytes(body + b" ")
         assert demo.account() == 1
         path.write_bytes(body)
-    for book in (folder / "postings.csv", folder / "daily-sales.csv"):
+    for book in (folder / name for name in ("postings.csv", "daily-sales.csv", "office.csv", "ulm.csv")):
         rows = book.read_bytes()
         book.write_bytes(rows + rows.splitlines(keepends=True)[-1])
         assert demo.account() == 1
