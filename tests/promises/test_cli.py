@@ -546,7 +546,7 @@ def test_send_takes_files_and_standard_input(run: Run, q: Queue, tmp_path: Path)
     assert one.exists() and not two.exists()
     assert q.counts()["target"] == 6
     (record,) = run("send", "q", "--json", input=b"").records
-    assert record == {"id": record["id"], "accepted": True, "delivered_to": "q", "distributed": None}
+    assert record == {"id": record["id"], "accepted": True, "delivered_to": "q"}
 
 
 def test_a_plain_message_from_standard_input_has_a_plain_name(run: Run, q: Queue) -> None:

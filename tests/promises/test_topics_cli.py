@@ -115,7 +115,7 @@ def test_what_is_sent_and_not_distributed_is_reported(command: tuple[str, ...], 
 def test_a_send_to_a_queue_says_nothing_of_distribution(run: Run, root: Root) -> None:
     root.create_queue("orders")
     code, out, err = run("send", "orders", "--json", input="1")
-    assert (code, err) == (0, "") and json.loads(out)["distributed"] is None
+    assert (code, err) == (0, "") and "distributed" not in json.loads(out)
 
 
 def test_publish_waits_for_the_end_of_a_pause_if_it_is_told_to(run: Run, sales: Topic) -> None:
