@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, DropqError, NoSuchQueue
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, check_address, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
@@ -966,9 +966,11 @@ class Topic:
         from dropq.upkeep.recovery import recover_if_needed
 
         if filter is not None:
-            from dropq.filters import check_chooses
+            from dropq.filters import check_chooses, compile_filter
 
             check_chooses(filter)
+            with suppress(Unavailable):  # who distributes may have the extra that this process lacks
+                compile_filter(filter)
         address, holder = subscriptions.subscribe(
             self._context,
             subscription,
