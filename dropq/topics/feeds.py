@@ -165,8 +165,17 @@ class Feeds:
                 except DropqError as error:
                     raise Unavailable(f"whether {name} is a view on this topic is not known: {error}") from error
                 if underlying:
+                    self._check_type(feed)
                     yield feed
         self._views = views
+
+    def _check_type(self, view: Feed) -> None:
+        own, its = self._topic.config.message_type, view.context.config.message_type
+        if own != its:
+            raise Unavailable(
+                f'topic {self._topic.name} has message_type = "{own}", and its view {view.address} has "{its}": give '
+                "both the same"
+            )
 
     def _linked(self, links: list[str], known: set[int]) -> Iterator[Feed]:
         """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too.
@@ -192,6 +201,8 @@ class Feeds:
         """
         topic = self._topic
         try:
+            if find_layout(topic.root.layout.path, address) is None:
+                raise NoSuchQueue(f"it has no folder target/; `dropq fsck {topic.name}` tells how to mend it")
             context = open_queue(topic.root, address)
             base = context.layout.base
             receiver = Receiver(topic.root.layout.path, os.path.relpath(base, topic.root.layout.path))
