@@ -19,7 +19,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.policies.send_limits import Tally
 from dropq.policies.wanted import deciding
-from dropq.queue.open_queue import open_queue
+from dropq.queue.open_queue import find_layout, open_queue
 from dropq.staging.receivers import Receiver
 from dropq.storage import reading
 from dropq.storage.failures import describe
