@@ -1362,3 +1362,18 @@ def test_a_receiver_that_is_not_the_one_that_is_named_gets_nothing(
     (gone,) = topic.queue.browse("error")
     assert gone.reason is not None
     assert gone.reason["reason"] == "receiver_gone"
+
+
+def test_a_change_of_a_topics_file_counts_for_the_subscriptions_of_a_publisher_that_goes_on(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropq.topics.feeds.CONFIG_AGE", 0.0)
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1", priority=1)
+    configure(topic, 'filter = "JMSPriority > 5"\n')
+    topic.publish(b"2", priority=1)
+    topic.publish(b"3", priority=9)
+    configure(copies, 'filter = "JMSPriority < 5"\n')
+    topic.publish(b"4", priority=9)
+    assert sorted(bodies(copies)) == [b"1", b"3"]
