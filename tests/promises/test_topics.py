@@ -1377,3 +1377,18 @@ def test_a_change_of_a_topics_file_counts_for_the_subscriptions_of_a_publisher_t
     configure(copies, 'filter = "JMSPriority < 5"\n')
     topic.publish(b"4", priority=9)
     assert sorted(bodies(copies)) == [b"1", b"3"]
+
+
+def test_a_sweep_of_the_root_removes_the_ephemeral_subscriptions_of_the_dead(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    child = os.fork()
+    if child == 0:
+        try:
+            topic.subscribe("s", durable=False)
+        finally:
+            os._exit(9)
+    os.waitpid(child, 0)
+    (left,) = topic.subscriptions()
+    clock.advance(120)
+    root.sweep()  # it goes on behind the subscription that it has just removed
+    assert not left.exists()
