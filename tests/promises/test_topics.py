@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -1392,3 +1393,33 @@ def test_a_sweep_of_the_root_removes_the_ephemeral_subscriptions_of_the_dead(roo
     clock.advance(120)
     root.sweep()  # it goes on behind the subscription that it has just removed
     assert not left.exists()
+
+
+@pytest.mark.parametrize("verb", ["prune", "purge", "move", "expire"])
+@pytest.mark.parametrize("why", ["it fails", "another process is at it"])
+def test_no_verb_takes_a_message_out_of_a_subscription_that_is_half_recovered(
+    root: Root, monkeypatch: pytest.MonkeyPatch, verb: str, why: str
+) -> None:
+    def refused(*args: Any) -> None:
+        raise StorageError("the power was cut")
+
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1")
+    Path(copies.layout.recovering).write_text("epoch")
+    acts: dict[str, Callable[[], object]] = {
+        "prune": lambda: copies.prune(state="target", keep_count=0),
+        "purge": copies.purge,
+        "move": lambda: copies.move(root.create_queue("q")),
+        "expire": copies.expire,
+    }
+    with monkeypatch.context() as broken:
+        if why == "it fails":
+            broken.setattr(recovery, "_begin_again", refused)
+        else:
+            broken.setattr(recovery, "recover", lambda context: 0)
+        with pytest.raises((StorageError, Unavailable), match=r"power|a/s\.c is being filled .* nothing was changed"):
+            acts[verb]()
+        assert where(copies) == {"target": [b"1"]}
+    copies.sweep()
+    assert where(copies) == {"target": [b"1"]}
