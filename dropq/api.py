@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, DropqError, NoSuchQueue
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, check_address, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
@@ -212,8 +212,8 @@ class Root:
                     )
                 )
             except DropqError as error:  # the other queues can be swept
-                if names.is_temporary(queue.name) and not queue.exists():
-                    continue  # RACE: its requester removed it since it was listed
+                if (names.is_temporary(queue.name) or "/" in queue.name) and not queue.exists():
+                    continue  # RACE: its requester, or the sweep of its topic, removed it since it was listed
                 log.error("queue %s was not swept: %s", queue.name, error)
                 errors.append(error)
         if errors:
@@ -982,9 +982,11 @@ class Topic:
         from dropq.upkeep.recovery import recover_if_needed
 
         if filter is not None:
-            from dropq.filters import check_chooses
+            from dropq.filters import check_chooses, compile_filter
 
             check_chooses(filter)
+            with suppress(Unavailable):  # who distributes may have the extra that this process lacks
+                compile_filter(filter)
         address, holder = subscriptions.subscribe(
             self._context,
             subscription,

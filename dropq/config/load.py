@@ -13,15 +13,15 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dropq.config.schema import FORMAT, UNSET, QueueConfig, RootConfig, is_expression, kinds, underlies
 from dropq.errors import ConfigError, Unavailable
-from dropq.format.addresses import layouts
-from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout
+from dropq.format.addresses import layouts, topic_layout
+from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout
 
 #: AMPS's keys of a queue that is hosted by a group of servers.
 _GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
@@ -120,7 +120,12 @@ def explain_queue(name: str, root: RootConfig, root_file: str, layout: QueueLayo
 
 
 def validate_options(
-    options: Mapping[str, object], where: str, *, root: RootConfig | None = None, root_file: str = ""
+    options: Mapping[str, object],
+    where: str,
+    *,
+    root: RootConfig | None = None,
+    root_file: str = "",
+    may_be_view: bool = True,
 ) -> QueueConfig:
     """Check options of a queue before they are written; return them as a configuration.
 
@@ -128,12 +133,16 @@ def validate_options(
         options: the options by key.
         where: what errors call the source of the options.
         root: the root's configuration, whose [defaults] go into the result.
-        root_file: the file of that configuration, for errors about a default.
+        root_file: the file of that configuration, for errors about a default, and to find the topics of a view.
+        may_be_view: False where the options are a topic's or a subscription's.
 
     Raises:
         ConfigError: the options have problems; the error lists all of them.
     """
-    return _build_or_raise(*_queue_entries(root or RootConfig(), root_file, options, where, name=""))
+    entries, problems = _queue_entries(root or RootConfig(), root_file, options, where, name="")
+    if not may_be_view:
+        problems += _view_keys(entries)
+    return _build_or_raise(entries, problems)
 
 
 def check_file(path: str) -> list[str]:
@@ -239,7 +248,7 @@ def _entries_of(
     problems += more
     if layout.is_topic:
         problems += _values(QueueConfig, {key: entries[key] for key in entries.keys() - _TOPIC_KEYS})[1]
-        problems += [entries[key].problem("only a queue can be a view") for key in _OF_VIEWS if key in entries]
+        problems += _view_keys(entries)
         merged = defaults | entries
         obeyed = {key: merged[key] for key in merged if key in _TOPIC_KEYS}
         # What a distributor gives back was given to nobody, and waits for nothing.
@@ -247,7 +256,7 @@ def _entries_of(
     topic_file = f"{layout.topic}/queue.toml"
     of_topic, more = _table_entries(_read(topic_file) or {}, topic_file, name=None)
     problems += more
-    problems += [entries[key].problem("only a queue can be a view") for key in _OF_VIEWS if key in entries]
+    problems += _view_keys(entries)
     if "overflow" in entries and entries["overflow"].value == "reject":
         problems.append(
             entries["overflow"].problem(
@@ -266,7 +275,54 @@ def _queue_entries(
     """Merge a queue's table with the root's [defaults], and return the problems; `name` as for `_table_entries`."""
     defaults, problems = _table_entries(root.defaults, root_file, name="")
     entries, more = _table_entries(table, source, name=name)
-    return defaults | entries, problems + more
+    merged = defaults | entries
+    return merged, problems + more + _type_problems(merged, defaults, os.path.dirname(root_file))
+
+
+def _view_keys(entries: Mapping[str, _Entry]) -> list[str]:
+    """Return a problem for each key of a topic or a subscription that only a view can have."""
+    return [entries[key].problem("only a queue can be a view") for key in _OF_VIEWS if key in entries]
+
+
+def _type_problems(entries: Mapping[str, _Entry], defaults: Mapping[str, _Entry], root: str) -> list[str]:
+    """Return a problem for each topic of a view whose message type is not the view's."""
+    view = entries.get("underlying_topic")
+    if view is None or not isinstance(view.value, str) or not root:
+        return []
+    own, problems = _message_type(entries), []
+    try:
+        found = [topic for topic in _topics(root, view.value) if underlies(view.value, topic)]
+    except (Unavailable, ValueError):
+        return []  # it is told when the view is opened, or as a wrong value
+    for topic in found:
+        file = topic_layout(root, topic).config_file
+        with suppress(ConfigError):  # that is the topic's problem
+            theirs = _message_type({**defaults, **_table_entries(_read(file) or {}, file, name=None)[0]})
+            if theirs != own:
+                problems.append(
+                    view.problem(
+                        f"the queue has message_type = {_toml_value(own)}, and its topic {topic} has message_type = "
+                        f"{_toml_value(theirs)}: give both the same"
+                    )
+                )
+    return problems
+
+
+def _message_type(entries: Mapping[str, _Entry]) -> object:
+    key = "message_type"
+    return _values(QueueConfig, {key: entries[key]} if key in entries else {})[0].get(key, QueueConfig().message_type)
+
+
+def _topics(root: str, expression: str) -> Iterator[str]:
+    """Yield the topics that an underlying_topic may name."""
+    if not is_expression(expression):
+        yield expression
+        return
+    top = f"{root}/{TOPIC_ROOT}"
+    for folder, below, _ in os.walk(top):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        if folder != top and os.path.isdir(f"{folder}/{TOPIC_INCOMING}"):
+            yield os.path.relpath(folder, top).replace("/", ".")
 
 
 def _table_entries(

@@ -33,10 +33,11 @@ class SubscriptionName(NamedTuple):
     @classmethod
     def of(cls, folder: str) -> SubscriptionName | None:
         """Return the subscription that a folder is called after; None for any other name."""
-        parts = folder.removesuffix(NO_LOCAL).split(".")
-        if len(parts) != 2 or not parts[1] or any(encode(decode(part)) != part for part in parts):
+        name, _, rest = folder.partition(".")  # a client may be called no-local: the first two parts count
+        client_id, no_local = (rest.removesuffix(NO_LOCAL), True) if "." in rest else (rest, False)
+        if not client_id or any(encode(decode(part)) != part for part in (name, client_id)):
             return None
-        return cls(decode(parts[0]), decode(parts[1]), folder.endswith(NO_LOCAL))
+        return cls(decode(name), decode(client_id), no_local)
 
 
 def check_address(address: str) -> None:

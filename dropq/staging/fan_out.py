@@ -329,7 +329,9 @@ class _Mover:
         if (receiver := self._receivers.get(number)) is not None:
             return receiver.identity
         if self._identities is None:
-            found = reading.parse_json(reading.read_small(f"{self._folder}/{RECEIVERS}", limit=-1) or b"[]")
+            found: object = None
+            with suppress(ValueError):  # damaged: it does not say who gets what
+                found = reading.parse_json(reading.read_small(f"{self._folder}/{RECEIVERS}", limit=-1) or b"[]")
             self._identities = [Identity.read(each) for each in found] if isinstance(found, list) else []
         return self._identities[number] if number < len(self._identities) else None
 

@@ -19,7 +19,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.policies.send_limits import Tally
 from dropq.policies.wanted import deciding
-from dropq.queue.open_queue import open_queue
+from dropq.queue.open_queue import find_layout, open_queue
 from dropq.staging.receivers import Receiver
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -48,7 +48,7 @@ class Feed:
         config, layout = context.config, context.layout
         self.is_view = not layout.topic
         self._read_at = time.monotonic()
-        self._version = _version(layout.config_file)
+        self._version = self._files_version()
         self._decide: dict[str, Callable[[MessageFile], bool | None]] = {}
         if config.filter is not None:
             for state in ("target", "processing"):
@@ -67,7 +67,12 @@ class Feed:
         if now - self._read_at < CONFIG_AGE:
             return True
         self._read_at = now
-        return _version(self.context.layout.config_file) == self._version
+        return self._files_version() == self._version
+
+    def _files_version(self) -> list[tuple[int, int] | None]:
+        layout = self.context.layout
+        defaults = [f"{layout.topic}/queue.toml"] if layout.is_subscription else []
+        return [_version(path) for path in (layout.config_file, *defaults)]
 
     def wants(self, file: MessageFile, state: str, client: str) -> bool:
         """Return whether it gets a message.
@@ -165,8 +170,17 @@ class Feeds:
                 except DropqError as error:
                     raise Unavailable(f"whether {name} is a view on this topic is not known: {error}") from error
                 if underlying:
+                    self._check_type(feed)
                     yield feed
         self._views = views
+
+    def _check_type(self, view: Feed) -> None:
+        own, its = self._topic.config.message_type, view.context.config.message_type
+        if own != its:
+            raise Unavailable(
+                f'topic {self._topic.name} has message_type = "{own}", and its view {view.address} has "{its}": give '
+                "both the same"
+            )
 
     def _linked(self, links: list[str], known: set[int]) -> Iterator[Feed]:
         """Yield the queues of this root that somebody linked among the subscriptions, as DropboxMQ feeds them, too.
@@ -200,15 +214,17 @@ class Feeds:
             if not os.access(context.layout.target, os.W_OK | os.X_OK):
                 raise Unavailable(f"this user may not send to {address}: somebody else distributes what is published")
             return Feed(topic, address, receiver, context)
-        except (NoSuchQueue, FileNotFoundError) as error:
+        except Unavailable:
+            raise
+        except (DropqError, OSError) as error:
+            # What has no target/ was never whole: it must not hold the topic.
+            is_queue = not isinstance(error, NoSuchQueue | FileNotFoundError)
+            if is_queue and find_layout(topic.root.layout.path, address) is not None:
+                raise Unavailable(f"{address} cannot be used: {describe(error)}") from error
             if address not in self._broken:
                 self._broken.add(address)
                 log.warning("topic %s: %s gets nothing: %s", topic.name, address, describe(error))
             return None
-        except Unavailable:
-            raise
-        except (DropqError, OSError) as error:
-            raise Unavailable(f"{address} cannot be used: {describe(error)}") from error
 
 
 def _each_once(feeds: list[Feed]) -> list[Feed]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import explain_queue, toml_text, validate_options
-from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
+from dropq.errors import DropqError, NoSuchQueue, QueueExists, Unavailable
 from dropq.format.addresses import (
     SubscriptionName,
     check_subscription_name,
@@ -39,9 +39,9 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     found = find_layout(root.layout.path, name)
     if found is not None:
         raise QueueExists(f"{'topic' if found.is_topic else 'queue'} {name!r} is there already: {found.home}")
-    config = validate_options(options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file)
-    if config.underlying_topic is not None and "underlying_topic" in options:
-        raise ConfigError(f"options of topic {name}: underlying_topic: only a queue can be a view; nothing was made")
+    config = validate_options(
+        options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, may_be_view=False
+    )
     store = Storage(
         config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group_number(config.group)
     )

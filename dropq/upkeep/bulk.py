@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from dropq.errors import DropqError, LeaseLost
+from dropq.errors import DropqError, LeaseLost, Unavailable
 from dropq.filters import check_chooses
 from dropq.format.claims import Claim
 from dropq.format.layout import SETTLED, WITH_REASON
@@ -18,7 +18,7 @@ from dropq.queue.browsing import browse
 from dropq.queue.message import Message
 from dropq.storage import reading
 from dropq.storage.failures import error_context
-from dropq.upkeep.recovery import recover_if_needed
+from dropq.upkeep.recovery import is_recovering, recover_if_needed
 from dropq.upkeep.retention import surplus
 
 #: States that messages can be requeued from.
@@ -58,7 +58,7 @@ def select(
     if filter is not None:
         check_chooses(filter)
     if state == "target":
-        recover_if_needed(context)  # nothing leaves target/ before that
+        _wait_for_recovery(context)
     wanted = None if ids is None else set(ids)
     for message in list(browse(context, state, filter)):
         if wanted is not None and not wanted & {message.id, message.name, message.file}:
@@ -198,9 +198,25 @@ def prune(
     """Remove the oldest messages of a state beyond an age, in seconds, or a count; None takes the queue's limits."""
     transitions, done = Transitions(context), "would be removed" if dry_run else "removed"
     with context.error_context("what is not reported as removed was not touched"):
+        if state == "target":
+            _wait_for_recovery(context)
         for file in surplus(context, state=state, keep_age=keep_age, keep_count=keep_count, remove=not dry_run):
             if file is not None:
                 yield Outcome(Message(transitions, state, context.sidecars.file(file)).id, file, True, done)
+
+
+def _wait_for_recovery(context: QueueContext) -> None:
+    """Let a new subscription be filled first: nothing leaves its target/ before that.
+
+    Raises:
+        Unavailable: another process has been filling it for too long.
+    """
+    recover_if_needed(context)
+    if is_recovering(context):
+        raise Unavailable(
+            f"{context.name} is being filled with what its topic archived: try again once that is done; nothing was "
+            "changed"
+        )
 
 
 def _each(

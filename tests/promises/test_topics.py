@@ -1,0 +1,1425 @@
+"""A topic gives each of its receivers a copy of each message, once; who they are, and what each of them gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import (
+    FRESH,
+    Clock,
+    base,
+    drop,
+    files,
+    health,
+    lying,
+    names_in,
+    private,
+    take,
+    timed,
+    where,
+)
+
+from dropq import (
+    ConfigError,
+    InvalidFilter,
+    InvalidName,
+    NoSuchQueue,
+    Queue,
+    QueueExists,
+    QueueFull,
+    Root,
+    StorageError,
+    Topic,
+    Unavailable,
+    work,
+)
+from dropq.config.load import check_file
+from dropq.lifecycle.transitions import Transitions
+from dropq.staging import fan_out
+from dropq.staging.jobs import Job
+from dropq.upkeep import recovery
+
+#: What a queue is without, whose configuration does not matter to a test: the wait for a disk, and for a second try.
+QUICK = '[defaults]\ndurability = "none"\nredelivery_delay = 0\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path, clock: Clock) -> Root:
+    made = Root.create(tmp_path / "root", clock=clock)
+    made.path.joinpath("dropq.toml").write_text("format = 1\n" + QUICK)
+    return opened(made)
+
+
+def opened(root: Root) -> Root:
+    """The same root as another process opens it."""
+    return timed(Root(root.path, clock=root.clock), FRESH)
+
+
+def bodies(queue: Queue, state: str = "target") -> list[bytes]:
+    """The bodies of a state, in order of delivery."""
+    return [message.body for message in queue.browse(state)]
+
+
+def received(queue: Queue) -> list[bytes]:
+    """Take all that waits, and acknowledge it."""
+    taken = []
+    with queue.subscribe() as subscription:
+        while (message := subscription.receive()) is not None:
+            taken.append(message.body)
+            message.ack()
+    return taken
+
+
+def configure(queue: Queue | Topic, text: str) -> None:
+    """Write a queue.toml by hand."""
+    layout = queue.queue.layout if isinstance(queue, Topic) else queue.layout
+    Path(layout.config_file).write_text(text)
+
+
+def staged(topic: Topic) -> list[str]:
+    return private(topic.queue, "staged")
+
+
+# -- addresses -----------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_lies_where_its_dots_cut_its_name_and_its_subscriptions_beside_it(root: Root) -> None:
+    topic = root.create_topic("sales.eu")
+    topic.create_subscription("audit.1", client_id="h q")
+    topic.create_subscription("stock", client_id="berlin", no_local=True)
+    home = root.path / "topic-root" / "sales" / "eu"
+    assert sorted(os.listdir(home)) == [".incoming", ".subscriptions"]
+    assert sorted(os.listdir(home / ".subscriptions")) == ["audit%2E1.h+q", "stock.berlin.no-local"]
+    states = {"working", "target", "processing", "processed", "expired", "error"}
+    assert states < set(os.listdir(home / ".incoming"))
+    assert states < set(os.listdir(home / ".subscriptions" / "audit%2E1.h+q"))
+    assert [queue.name for queue in topic.subscriptions()] == [
+        "sales.eu/audit%2E1.h+q",
+        "sales.eu/stock.berlin.no-local",
+    ]
+
+
+def test_a_topic_and_a_subscription_are_queues_in_every_verb(root: Root) -> None:
+    topic = root.create_topic("a.b")
+    copies = topic.create_subscription("s", client_id="c")
+    sent = topic.publish(b"1", priority=7, properties={"n": 5})
+    queue = opened(root).queue("a.b/s.c")
+    assert queue.exists()
+    assert [found.name for found in root.queues()] == ["a.b", "a.b/s.c"]
+    assert queue.find(sent.id).properties == {"n": 5}
+    assert queue.counts()["target"] == 1
+    assert queue.stats()["target"].bytes == 1
+    take(queue).reject("no")
+    assert [outcome.ok for outcome in queue.requeue()] == [True]
+    take(queue).ack()
+    assert [outcome.ok for outcome in queue.replay("epoch")] == [True]
+    assert [outcome.ok for outcome in queue.purge()] == [True]
+    assert [outcome.ok for outcome in topic.queue.purge(state="processed")] == [True]
+    assert health(copies).healthy
+    assert health(topic.queue).healthy
+    assert copies.fsck() == topic.queue.fsck() == []
+    copies.close()
+    queue.close()
+    root.delete_queue("a.b/s.c", force=True)
+    assert not queue.exists()
+
+
+def test_where_a_queue_and_a_topic_have_one_name_the_queue_is_meant(root: Root) -> None:
+    topic_base = base(root.create_topic("a.b").queue)
+    root.create_queue("c.d")
+    with pytest.raises(QueueExists, match=r"queue 'c.d' is there already"):
+        root.create_topic("c.d")
+    with pytest.raises(QueueExists, match=r"queue 'a.b' was not made: the root has a topic of this name, .*/a/b"):
+        root.create_queue("a.b")
+    with pytest.raises(QueueExists, match=r"topic 'a.b' is there already"):
+        root.create_topic("a.b")
+    (root.path / "a.b").mkdir()
+    for name in ("working", "target", "processing", "processed", "expired", "error"):
+        (root.path / "a.b" / name).mkdir()
+    queue = opened(root).queue("a.b")
+    queue.send(b"1")
+    assert queue.layout.home == str(root.path / "a.b")
+    assert lying(topic_base) == {}
+    with pytest.raises(NoSuchQueue, match=r"'a.b' is a queue, and no topic: .*/a.b$"):
+        opened(root).topic("a.b").publish(b"1")
+
+
+@pytest.mark.parametrize(
+    "name", ["a..b", "..", ".a", "a.", "", ".", "a/b", "a/s.c", "a/s.c/x", "x\0", "a\n", "topic-root"]
+)
+def test_a_name_that_no_topic_can_have_is_refused_and_named(root: Root, name: str) -> None:
+    for refused in (root.topic, root.create_topic):
+        with pytest.raises(InvalidName, match=re.escape(repr(name))):
+            refused(name)
+    assert not (root.path / "topic-root").exists()
+
+
+@pytest.mark.parametrize(
+    "address", ["a/s.c/x", "a/s", "a/", "a/.c.d", "a/s.c.other", "a/s.c.deleted-1234567890123", "a..b/s.c", "/s.c"]
+)
+def test_an_address_that_no_subscription_can_have_is_refused_and_named(root: Root, address: str) -> None:
+    root.create_topic("a")
+    with pytest.raises(InvalidName, match=re.escape(repr(address.partition("/")[0])) + "|" + re.escape(repr(address))):
+        root.queue(address)
+
+
+@pytest.mark.parametrize(("name", "client"), [("", "c"), ("s\0", "c"), ("s" * 200, "c"), ("\ud800", "c")])
+def test_a_subscription_that_no_folder_can_be_called_after_is_refused(root: Root, name: str, client: str) -> None:
+    topic = root.create_topic("a")
+    with pytest.raises(InvalidName, match=r"cannot (be the|name a)"):
+        topic.create_subscription(name, client_id=client)
+    assert topic.subscriptions() == []
+
+
+def test_a_topic_that_is_not_there_is_named_with_the_way_out(root: Root) -> None:
+    root.create_topic("news")
+    for act in (
+        lambda: root.topic("new").publish(b"1"),
+        lambda: root.topic("new").create_subscription("s", client_id="c"),
+        lambda: root.topic("new").unsubscribe("s", client_id="c"),
+        lambda: root.queue("new/s.c").send(b"1"),
+    ):
+        with pytest.raises(NoSuchQueue, match=r"'?new'?"):
+            act()
+    assert not (root.path / "topic-root" / "new").exists()
+
+
+def test_a_durable_subscription_needs_a_client_id(root: Root) -> None:
+    topic = root.create_topic("a")
+    with pytest.raises(ValueError, match=r"subscription 's' of topic a: .*needs a client_id.*nothing was made"):
+        topic.subscribe("s")
+    assert topic.subscriptions() == []
+
+
+# -- distribution --------------------------------------------------------------------------------------------------
+
+
+def test_each_subscription_gets_a_copy_of_its_own_under_the_same_name(root: Root) -> None:
+    topic = root.create_topic("a")
+    queues = [topic.create_subscription(name, client_id="c") for name in ("one", "two", "three")]
+    sent = topic.publish("text", priority=6, correlation_id="x.1", type="t", properties={"p": True})
+    assert (sent.accepted, sent.delivered_to, sent.distributed) == (True, "a", True)
+    (name,) = names_in(topic.queue, "processed")
+    found = [base(queue) / "target" / name for queue in queues]
+    assert [path.read_bytes() for path in found] == [b"text"] * 3
+    archived = base(topic.queue) / "processed" / name
+    assert len({path.stat().st_ino for path in (*found, archived)}) == 4, "a link shares its inode"
+    assert all(path.stat().st_nlink == 1 for path in (*found, archived))
+    take(queues[0]).ack()
+    assert [where(queue) for queue in queues] == [
+        {"processed": [b"text"]},
+        {"target": [b"text"]},
+        {"target": [b"text"]},
+    ]
+    assert staged(topic) == []
+
+
+def test_what_is_published_while_nobody_subscribes_is_archived_only(root: Root) -> None:
+    topic = root.create_topic("a")
+    assert topic.publish(b"1").distributed
+    later = topic.create_subscription("s", client_id="c")
+    assert topic.publish(b"2").distributed
+    assert bodies(later) == [b"2"]
+    assert where(topic.queue) == {"processed": [b"1", b"2"]}
+
+
+def test_a_topic_without_history_keeps_nothing_of_what_was_distributed(root: Root) -> None:
+    topic = root.create_topic("a", history=False)
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1")
+    assert where(topic.queue) == {}
+    assert bodies(copies) == [b"1"]
+
+
+def test_a_publish_feeds_the_topics_above_and_not_those_below(root: Root) -> None:
+    names = ("a", "a.b", "a.b.c", "ab")
+    queues = {name: root.create_topic(name).create_subscription(f"on {name}", client_id="c") for name in names}
+    for name in queues:
+        root.topic(name).publish(name)
+    assert {name: bodies(queue) for name, queue in queues.items()} == {
+        "a": [b"a", b"a.b", b"a.b.c"],
+        "a.b": [b"a.b", b"a.b.c"],
+        "a.b.c": [b"a.b.c"],
+        "ab": [b"ab"],
+    }
+    assert bodies(root.queue("a"), "processed") == [b"a"], "each is archived where it was published"
+
+
+def test_a_topic_that_is_only_the_parent_of_another_cannot_be_published_to(root: Root) -> None:
+    root.create_topic("a.b")
+    with pytest.raises(NoSuchQueue, match="'a'"):
+        root.topic("a").publish(b"1")
+    root.create_topic("a").create_subscription("s", client_id="c")
+    root.topic("a.b").publish(b"1")
+    assert bodies(root.queue("a/s.c")) == [b"1"]
+
+
+def test_messages_are_delivered_by_priority_and_in_the_order_of_their_times(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    for number, priority in enumerate((4, 4, 9, 1)):
+        topic.publish(str(number), priority=priority)
+    assert received(copies) == [b"2", b"0", b"1", b"3"]
+
+
+def test_what_scripts_published_is_distributed_by_priority(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c", filter="JMSPriority > 0")
+    for number, priority in enumerate((4, 4, 9, 1)):
+        drop(topic.queue, f"{priority}.{1_700_000_000_000_000 + number}-0000000000.B", str(number).encode())
+    assert received(copies) == [b"2", b"0", b"1", b"3"]
+
+
+# -- what is published in other ways -------------------------------------------------------------------------------
+
+
+def test_a_script_publishes_by_mv_and_a_consumer_distributes(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    other = topic.create_subscription("other", client_id="c")
+    drop(topic.queue, "report.csv", b"1")
+    assert received(copies) == [b"1"]
+    assert where(other) == {"target": [b"1"]}
+    assert where(topic.queue) == {"processed": [b"1"]}
+
+
+def test_a_sweep_distributes_what_a_script_published(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    drop(topic.queue, "report.csv", b"1")
+    assert topic.queue.sweep().distributed == 1
+    assert bodies(copies) == [b"1"]
+    assert root.sweep().distributed == 0
+
+
+def test_a_foreign_file_keeps_its_name_and_its_time_in_every_copy(root: Root) -> None:
+    topic = root.create_topic("a")
+    queues = [topic.create_subscription(name, client_id="c") for name in "st"]
+    for name in ("report.csv", "2024.report.csv", "a b~2.txt", "x" * 120):
+        file = base(topic.queue) / "working" / name
+        file.write_bytes(name.encode())
+        os.utime(file, ns=(1_600_000_000_123_456_789,) * 2)
+        os.rename(file, base(topic.queue) / "target" / name)
+    assert topic.queue.sweep().distributed == 4
+    for folder in [*(base(queue) / "target" for queue in queues), base(topic.queue) / "processed"]:
+        assert {name: data.decode() for name, data in files(folder).items()} == {
+            name: name for name in ("report.csv", "2024.report.csv", "a b~2.txt", "x" * 120)
+        }
+        assert {file.stat().st_mtime_ns for file in folder.iterdir()} == {1_600_000_000_123_456_789}
+
+
+def test_of_two_foreign_files_of_one_name_both_arrive(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    for body in (b"1", b"2"):
+        drop(topic.queue, "report.csv", body)
+        assert topic.queue.sweep().distributed == 1
+    assert sorted(bodies(copies)) == [b"1", b"2"]
+    assert "report.csv" in names_in(copies, "target")
+    assert where(topic.queue) == {"processed": [b"1", b"2"]}
+
+
+def test_a_message_of_an_id_that_was_given_before_arrives_too(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    for body in (b"1", b"2"):
+        assert topic.publish(body, message_id="same").distributed
+    assert sorted(bodies(copies)) == [b"1", b"2"]
+
+
+def test_one_generated_id_published_to_two_topics_comes_twice_to_the_topic_above(root: Root) -> None:
+    """A script that copies one file into two topics sends two messages."""
+    above = root.create_topic("a").create_subscription("s", client_id="c")
+    for name in ("a.x", "a.y"):
+        drop(root.create_topic(name).queue, "4.1700000000000000-0000000000.B", name.encode())
+        root.queue(name).sweep()
+    assert sorted(bodies(above)) == [b"a.x", b"a.y"]
+
+
+@pytest.mark.parametrize("way", ["send_many", "send_file", "writer", "send_json", "send", "job", "text"])
+def test_every_way_to_send_publishes(root: Root, tmp_path: Path, way: str) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    queue = topic.queue
+    (tmp_path / "file").write_bytes(b"1")
+    if way == "send_many":
+        assert [sent.distributed for sent in queue.send_many([b"1", {"body": b"2", "priority": 9}])] == [True, True]
+    elif way == "send_file":
+        assert queue.send_file(tmp_path / "file").distributed
+        assert queue.send_file(tmp_path / "file", move=True).distributed
+    elif way == "writer":
+        with queue.writer(priority=2) as file:
+            file.write(b"1")
+    elif way == "send_json":
+        assert queue.send_json(1).distributed
+    elif way == "send":
+        assert queue.send(b"1").distributed
+    elif way == "text":
+        assert topic.publish("1").distributed
+    else:
+        job = Job(queue.context, "job")
+        job.begin()
+        attempt = job.attempt("p0-a0")
+        attempt.write_all([queue._address(b"")[0]], [b"1"])
+        job.commit([attempt.finish()])
+        root.sweep()
+    waiting = {"send_many": [b"2", b"1"], "send_file": [b"1", b"1"]}.get(way, [b"1"])
+    assert bodies(copies) == waiting
+    assert sorted(bodies(queue, "processed")) == sorted(waiting)
+    assert where(queue).keys() == {"processed"}
+
+
+def test_a_long_name_with_metadata_beside_it_arrives_whole(root: Root) -> None:
+    topic = root.create_topic("a", durability="none")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1", correlation_id="c" * 300, properties={"p": "v" * 500})
+    message = take(copies)
+    assert (message.correlation_id, message.properties) == ("c" * 300, {"p": "v" * 500})
+    message.ack()
+
+
+def test_a_large_body_is_copied_whole(root: Root) -> None:
+    topic = root.create_topic("a")
+    queues = [topic.create_subscription(name, client_id="c") for name in "st"]
+    body = os.urandom(3 << 20)
+    assert topic.publish(body).distributed
+    assert [bodies(queue) for queue in queues] == [[body], [body]]
+
+
+# -- who publishes -------------------------------------------------------------------------------------------------
+
+
+def test_a_no_local_subscription_does_not_get_what_its_own_client_publishes(root: Root) -> None:
+    root.create_topic("a").create_subscription("nl", client_id="me", no_local=True)
+    local = root.topic("a").create_subscription("all", client_id="me")
+    root.topic("a", client_id="me").publish(b"mine")
+    root.topic("a", client_id="you").publish(b"yours")
+    root.topic("a", client_id="x.me").publish(b"another's")
+    root.topic("a").publish(b"nobody's")
+    assert bodies(root.queue("a/nl.me.no-local")) == [b"yours", b"another's", b"nobody's"]
+    assert bodies(local) == [b"mine", b"yours", b"another's", b"nobody's"]
+
+
+def test_who_published_is_no_property_of_what_is_delivered(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    root.topic("a", client_id="me").publish(b"1", properties={"p": 1})
+    message = take(copies)
+    assert message.properties == {"p": 1}
+    message.ack()
+    assert not [name for state in ("target", "processed") for name in names_in(copies, state) if "from" in name]
+    (archived,) = root.queue("a").browse("processed")
+    assert archived.properties == {"p": 1}
+
+
+def test_a_no_local_subscription_above_the_topic_leaves_out_its_clients_messages_too(root: Root) -> None:
+    above = root.create_topic("a").create_subscription("nl", client_id="me", no_local=True)
+    root.create_topic("a.b")
+    root.topic("a.b", client_id="me").publish(b"mine")
+    root.topic("a.b").publish(b"other")
+    assert bodies(above) == [b"other"]
+
+
+def test_a_no_local_client_is_known_when_somebody_else_distributes(root: Root) -> None:
+    topic = root.create_topic("a")
+    quiet = topic.create_subscription("nl", client_id="me", no_local=True)
+    topic.queue.pause()
+    assert root.topic("a", client_id="me").queue.send_many([b"1", {"body": b"2"}])[1].distributed is False
+    topic.queue.resume()
+    assert opened(root).sweep().distributed == 2
+    assert bodies(quiet) == []
+
+
+# -- filters -------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_match_a_filter_never_arrives(root: Root) -> None:
+    topic = root.create_topic("a")
+    high = topic.create_subscription("high", client_id="c", filter="JMSPriority > 5")
+    large = topic.create_subscription("large", client_id="c", filter="/total > 100")
+    topic.publish('{"total": 5}', priority=9)
+    topic.publish('{"total": 500}', priority=1)
+    topic.publish("no JSON")
+    assert bodies(high) == [b'{"total": 5}']
+    assert bodies(large) == [b'{"total": 500}']
+    assert len(bodies(topic.queue, "processed")) == 3
+
+
+def test_what_was_scripted_is_filtered_by_its_body_too(root: Root) -> None:
+    topic = root.create_topic("a")
+    large = topic.create_subscription("large", client_id="c", filter="/total > 100")
+    for total in (5, 500):
+        drop(topic.queue, f"{total}.json", f'{{"total": {total}}}'.encode())
+    assert topic.queue.sweep().distributed == 2
+    assert names_in(large, "target") == ["500.json"]
+
+
+@pytest.mark.parametrize("filter", ["JMSPriority >", "/total LIKE '('", "", "1 +", "/a = "])
+def test_a_subscription_with_a_filter_that_does_not_parse_is_not_made(root: Root, filter: str) -> None:
+    topic = root.create_topic("a")
+    with pytest.raises(InvalidFilter, match="filter"):
+        topic.create_subscription("s", client_id="c", filter=filter)
+    assert topic.subscriptions() == []
+    assert private(topic.queue, "new") == []
+
+
+def test_a_filter_that_cannot_be_evaluated_holds_the_topic_whole_and_in_order(
+    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = root.create_topic("a")
+    large = topic.create_subscription("large", client_id="c", filter="/total > 100")
+    every = topic.create_subscription("every", client_id="c")
+    with monkeypatch.context() as broken:
+        broken.setattr("dropq.topics.feeds.deciding", lambda *args: lambda file: None)
+        assert topic.publish('{"total": 500}').distributed is False
+        assert opened(root).topic("a").publish('{"total": 600}', priority=9).distributed is False
+        assert opened(root).sweep().distributed == 0
+        assert where(large) == where(every) == {}
+        assert len(names_in(topic.queue, "target")) == 2, "nothing is claimed, nothing staged"
+        assert staged(topic) == []
+    assert "the filter of a/large.c cannot be evaluated" in caplog.text
+    assert opened(root).sweep().distributed == 2
+    assert bodies(large) == bodies(every) == [b'{"total": 600}', b'{"total": 500}']
+
+
+def test_a_filter_that_was_broken_by_hand_holds_the_topic_and_says_where(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    configure(copies, 'filter = "JMSPriority >"\n')
+    assert opened(root).topic("a").publish(b"1").distributed is False
+    assert "a/s.c cannot be used" in caplog.text
+    assert f"{copies.layout.config_file}: filter" in caplog.text
+    assert where(topic.queue) == {"target": [b"1"]}
+    configure(copies, "")
+    assert opened(root).sweep().distributed == 1
+    assert bodies(copies) == [b"1"]
+
+
+def test_what_another_program_put_in_against_a_filter_is_archived_undelivered(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c", filter="JMSPriority > 5")
+    for priority in (9, 1):
+        drop(copies, f"{priority}.1700000000000000-000000000{priority}.T", str(priority).encode())
+    assert received(copies) == [b"9"], "a consumer is not handed it either"
+    drop(copies, "9.1700000000000000-0000000007.T", b"7")
+    assert opened(root).queue("a/s.c").sweep().unwanted == 1
+    assert where(copies) == {"target": [b"7"], "processed": [b"1", b"9"]}
+    assert "1.1700000000000000-0000000001.T" in names_in(copies, "processed"), "it was not delivered"
+
+
+# -- room ----------------------------------------------------------------------------------------------------------
+
+
+def full(root: Root, text: str) -> tuple[Topic, Queue, Queue]:
+    """A topic with a subscription that takes one message, and one without limit."""
+    topic = root.create_topic("a")
+    small = topic.create_subscription("small", client_id="c")
+    every = topic.create_subscription("every", client_id="c")
+    configure(small, text)
+    topic = opened(root).topic("a")
+    assert topic.publish(b"1").distributed
+    return topic, opened(root).queue(small.name), every
+
+
+def test_a_full_subscription_holds_the_topic_until_it_has_room(root: Root, caplog: pytest.LogCaptureFixture) -> None:
+    topic, small, every = full(root, "max_unprocessed = 1\n")
+    sent = topic.publish(b"2")
+    assert (sent.accepted, sent.distributed) == (True, False)
+    assert "a/small.c is full (max_unprocessed = 1)" in caplog.text
+    assert bodies(every) == [b"1"]
+    assert bodies(topic.queue) == [b"2"]
+    assert received(small) == [b"1", b"2"], "its consumer distributes what waits as soon as there is room"
+    assert bodies(every) == [b"1", b"2"]
+
+
+def test_a_publish_with_a_timeout_waits_for_a_full_subscription(root: Root) -> None:
+    topic, small, every = full(root, "max_unprocessed = 1\n")
+    consumer = threading.Thread(target=lambda: received(small))
+    consumer.start()
+    assert topic.publish(b"2", timeout=30).distributed
+    consumer.join()
+    assert bodies(every) == [b"1", b"2"]
+
+
+def test_a_full_subscription_that_discards_gets_nothing_and_holds_nobody(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, small, every = full(root, 'max_unprocessed = 1\noverflow = "discard"\n')
+    assert topic.publish(b"2").distributed
+    assert "a/small.c is full, and discards" in caplog.text
+    assert bodies(small) == [b"1"]
+    assert bodies(every) == [b"1", b"2"]
+    assert bodies(topic.queue, "processed") == [b"1", b"2"]
+
+
+def test_reject_is_refused_for_a_subscription(root: Root) -> None:
+    copies = root.create_topic("a").create_subscription("s", client_id="c")
+    configure(copies, 'overflow = "reject"\n')
+    with pytest.raises(ConfigError, match=r's\.c/queue\.toml: overflow = "reject": a subscription cannot reject'):
+        opened(root).queue("a/s.c").counts()
+
+
+def test_a_full_topic_refuses_its_own_senders(root: Root) -> None:
+    topic = root.create_topic("a", max_unprocessed=1)
+    topic.queue.pause()
+    topic.publish(b"1")
+    with pytest.raises(QueueFull, match="a"):
+        topic.publish(b"2")
+    assert where(topic.queue) == {"target": [b"1"]}
+
+
+# -- subscribing and unsubscribing ---------------------------------------------------------------------------------
+
+
+def test_a_durable_subscription_stays_and_is_shared_by_who_names_it_again(root: Root) -> None:
+    topic = root.create_topic("a")
+    with topic.subscribe("s", client_id="c") as first:
+        topic.publish(b"1")
+        topic.publish(b"2")
+        with opened(root).topic("a").subscribe("s", client_id="c") as second:
+            messages = [first.receive(), second.receive()]
+            assert sorted(message.body for message in messages if message) == [b"1", b"2"]
+            for message in messages:
+                assert message is not None
+                message.ack()
+    topic.publish(b"3")
+    with topic.subscribe("s", client_id="c") as again:
+        message = again.receive()
+        assert message is not None
+        assert message.body == b"3"
+        message.ack()
+
+
+def test_an_ephemeral_subscription_goes_when_it_is_closed(root: Root) -> None:
+    topic = root.create_topic("a")
+    with topic.subscribe("s", durable=False) as copies:
+        (queue,) = topic.subscriptions()
+        topic.publish(b"1")
+        message = copies.receive()
+        assert message is not None
+        message.ack()
+        topic.publish(b"2")
+    assert topic.subscriptions() == []
+    assert not queue.exists()
+    assert topic.publish(b"3").distributed
+    assert private(topic.queue, "deleting") == []
+    assert os.listdir(Path(topic.queue.layout.topic) / ".subscriptions") == []
+
+
+def test_two_ephemeral_subscriptions_of_one_name_are_two(root: Root) -> None:
+    topic = root.create_topic("a")
+    with topic.subscribe("s", durable=False) as one, topic.subscribe("s", durable=False) as two:
+        topic.publish(b"1")
+        got = [one.receive(), two.receive()]
+        assert [message and message.body for message in got] == [b"1", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ({}, {"filter": "JMSPriority > 5"}),
+        ({"filter": "JMSPriority > 5"}, {}),
+        ({"filter": "JMSPriority > 5"}, {"filter": "JMSPriority > 6"}),
+        ({}, {"no_local": True}),
+        ({"no_local": True}, {}),
+    ],
+)
+def test_subscribing_again_in_another_way_begins_anew(root: Root, first: dict[str, Any], again: dict[str, Any]) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c", **first)
+    topic.publish(b"1", priority=9)
+    copies = topic.create_subscription("s", client_id="c", **again)
+    assert [queue.name for queue in topic.subscriptions()] == [copies.name]
+    assert where(copies) == {}
+    topic.publish(b"2", priority=9)
+    assert bodies(copies) == [b"2"]
+
+
+def test_subscribing_again_in_the_same_way_keeps_what_is_there(root: Root) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c", filter="JMSPriority > 5", no_local=True)
+    topic.publish(b"1", priority=9)
+    copies = topic.create_subscription("s", client_id="c", filter="JMSPriority > 5", no_local=True)
+    assert bodies(copies) == [b"1"]
+
+
+def test_subscribing_to_another_topic_under_the_same_name_removes_the_old_one(root: Root) -> None:
+    old, new = root.create_topic("a"), root.create_topic("b.c")
+    old.create_subscription("s", client_id="c")
+    other = old.create_subscription("s", client_id="other")
+    new.create_subscription("s", client_id="c")
+    assert [queue.name for queue in root.queues()] == ["a", other.name, "b.c", "b.c/s.c"]
+
+
+def test_a_subscription_in_use_is_not_removed_for_another(root: Root) -> None:
+    topic = root.create_topic("a")
+    other = root.create_topic("b")
+    with topic.subscribe("s", client_id="c") as copies:
+        topic.publish(b"1")
+        for act in (
+            lambda: topic.create_subscription("s", client_id="c", filter="JMSPriority > 5"),
+            lambda: topic.create_subscription("s", client_id="c", no_local=True),
+            lambda: other.create_subscription("s", client_id="c"),
+            lambda: topic.unsubscribe("s", client_id="c"),
+        ):
+            with pytest.raises(Unavailable, match=r"subscription a/s\.c is in use by c-.*nothing was removed"):
+                act()
+        message = copies.receive()
+        assert message is not None
+        assert message.body == b"1"
+    topic.unsubscribe("s", client_id="c")
+    assert topic.subscriptions() == []
+
+
+def test_a_subscription_that_is_not_there_cannot_be_removed(root: Root) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c")
+    with pytest.raises(NoSuchQueue, match=r"topic a has no subscription 's' of client 'd'"):
+        topic.unsubscribe("s", client_id="d")
+    root.create_topic("a.b")
+    with pytest.raises(NoSuchQueue, match=r"topic a\.b has no subscription 's' of client 'c'"):
+        root.topic("a.b").unsubscribe("s", client_id="c")
+    assert [queue.name for queue in topic.subscriptions()] == ["a/s.c"]
+
+
+def test_unsubscribing_removes_what_the_subscription_holds(root: Root) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c", no_local=True)
+    other = topic.create_subscription("other", client_id="c")
+    topic.publish(b"1")
+    topic.unsubscribe("s", client_id="c")
+    assert [queue.name for queue in topic.subscriptions()] == ["a/other.c"]
+    assert topic.publish(b"2").distributed
+    assert bodies(other) == [b"1", b"2"]
+    assert private(topic.queue, "deleting") == []
+    assert os.listdir(Path(topic.queue.layout.topic) / ".subscriptions") == ["other.c"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_copy_whose_receiver_goes_while_it_is_on_its_way_is_set_aside(
+    root: Root, monkeypatch: pytest.MonkeyPatch, *, again: bool
+) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c")
+    other = topic.create_subscription("other", client_id="c")
+    real = fan_out.roll_forward
+
+    def unsubscribed_first(*args: Any, **kwargs: Any) -> bool:
+        monkeypatch.setattr(fan_out, "roll_forward", real)
+        elsewhere = opened(root).topic("a")
+        elsewhere.unsubscribe("s", client_id="c")
+        if again:
+            elsewhere.create_subscription("s", client_id="c")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(fan_out, "roll_forward", unsubscribed_first)
+    assert topic.publish(b"1", correlation_id="x").distributed
+    assert bodies(other) == [b"1"]
+    assert where(topic.queue) == {"processed": [b"1"], "error": [b"1"]}
+    (gone,) = topic.queue.browse("error")
+    assert gone.reason is not None
+    assert gone.reason["reason"] == "receiver_gone"
+    assert gone.reason["receiver"] == "topic-root/a/.subscriptions/s.c"
+    assert [where(queue) for queue in topic.subscriptions() if queue.name == "a/s.c"] == ([{}] if again else [])
+    assert staged(topic) == []
+
+
+# -- recovery ------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_subscription_begins_with_what_the_topic_archived(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    clock.advance(60)
+    sent = [topic.publish(str(number), priority=number).id for number in range(4)]
+    recovered = {
+        point: bodies(topic.create_subscription(f"at-{number}", client_id="c", recovery_point=point))
+        for number, point in enumerate(("epoch", "creation", sent[2], "now", None))
+    }
+    every = [b"3", b"2", b"1", b"0"]
+    assert recovered == {"epoch": every, "creation": every, sent[2]: [b"3", b"2"], "now": [], None: []}
+
+
+def test_recovery_begins_at_a_time(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    topic.publish(b"before")
+    clock.advance(3600)
+    now = datetime.fromtimestamp(clock.ms / 1000, UTC)
+    clock.advance(1)
+    topic.publish(b"after")
+    assert bodies(topic.create_subscription("s", client_id="c", recovery_point=now.isoformat())) == [b"after"]
+    assert bodies(topic.create_subscription("t", client_id="c", recovery_point=now)) == [b"after"]
+
+
+def test_a_point_that_is_none_makes_no_subscription(root: Root) -> None:
+    topic = root.create_topic("a")
+    with pytest.raises(ValueError, match="'tomorrow' is no point"):
+        topic.create_subscription("s", client_id="c", recovery_point="tomorrow")
+    assert topic.subscriptions() == []
+
+
+def test_what_is_recovered_is_delivered_for_the_first_time_and_filtered(root: Root) -> None:
+    topic = root.create_topic("a")
+    root.topic("a", client_id="me").publish(b"mine", priority=9)
+    topic.publish(b"low", priority=1)
+    sent = topic.publish(b"high", priority=9, properties={"p": 1}, correlation_id="c")
+    copies = topic.create_subscription(
+        "s", client_id="me", no_local=True, filter="JMSPriority > 5", recovery_point="epoch"
+    )
+    message = take(copies)
+    assert (message.id, message.body, message.properties, message.correlation_id) == (sent.id, b"high", {"p": 1}, "c")
+    assert (message.delivery_count, message.redelivered) == (1, False)
+    message.ack()
+    assert received(copies) == []
+    assert bodies(topic.queue, "processed") == [b"mine", b"high", b"low"]
+
+
+def test_what_has_expired_is_not_recovered_and_what_will_keeps_its_time(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    topic.publish(b"short", expires_in=10)
+    topic.publish(b"long", expires_in=1000)
+    clock.advance(100)
+    copies = topic.create_subscription("s", client_id="c", recovery_point="epoch")
+    (message,) = copies.browse()
+    assert message.body == b"long"
+    assert message.expiration == datetime.fromtimestamp((clock.ms + 900_000) / 1000, UTC)
+    clock.advance(1000)
+    copies.sweep()
+    assert where(copies) == {"expired": [b"long"]}
+
+
+def test_the_lifetime_of_a_subscription_counts_from_its_recovery(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    topic.publish(b"1")
+    clock.advance(100)
+    configure(topic, "")
+    copies = topic.create_subscription("s", client_id="c")
+    configure(copies, 'expiration = "60s"\n')
+    topic.unsubscribe("s", client_id="c")
+    copies = topic.create_subscription("s", client_id="c", recovery_point="epoch")
+    configure(copies, 'expiration = "60s"\n')
+    assert received(opened(root).queue(copies.name)) == [b"1"]
+
+
+def test_what_was_distributed_meanwhile_is_recovered_once(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The subscription stands before it is filled: what is published then comes by itself, and lies in the archive."""
+    topic = root.create_topic("a")
+    topic.publish(b"1")
+    drop(topic.queue, "report.csv", b"2")
+    real = recovery._begin_again
+
+    def publishing_first(context: Any) -> None:
+        elsewhere = opened(root).topic("a")
+        elsewhere.publish(b"3")
+        elsewhere.queue.sweep()
+        real(context)
+
+    monkeypatch.setattr(recovery, "_begin_again", publishing_first)
+    copies = topic.create_subscription("s", client_id="c", recovery_point="epoch")
+    assert sorted(bodies(copies)) == [b"1", b"2", b"3"]
+    assert not Path(copies.layout.recovering).exists()
+
+
+@pytest.mark.parametrize("who", ["sweep", "consumer", "work", "subscribing again"])
+def test_a_recovery_that_was_cut_short_is_begun_again_and_nothing_leaves_target_before(
+    root: Root, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    topic = root.create_topic("a")
+    for body in (b"1", b"2", b"3"):
+        topic.publish(body)
+    real = Transitions.copy_archived
+    left = [1]
+
+    def dying(self: Transitions, *args: Any) -> str | None:
+        if not left:
+            raise StorageError("the power was cut")
+        left.pop()
+        return real(self, *args)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Transitions, "copy_archived", dying)
+        with pytest.raises(StorageError, match="power"):
+            topic.create_subscription("s", client_id="c", recovery_point="epoch")
+        copies = opened(root).queue("a/s.c")
+        assert Path(copies.layout.recovering).exists()
+        assert len(bodies(copies)) == 1
+        with copies.subscribe() as early:
+            assert early.receive() is None
+        assert len(bodies(copies)) == 1, "nothing leaves target/"
+        assert copies.sweep().refused > 0
+        assert len(bodies(copies)) == 1
+    copies = opened(root).queue("a/s.c")
+    if who == "sweep":
+        copies.sweep()
+    elif who == "subscribing again":
+        topic.create_subscription("s", client_id="c")
+    elif who == "work":
+        seen: list[bytes] = []
+        work(copies, lambda message: seen.append(message.body), until_empty=True)
+        assert seen == [b"1", b"2", b"3"]
+        return
+    assert received(copies) == [b"1", b"2", b"3"]
+    assert not Path(copies.layout.recovering).exists()
+
+
+# -- pause, delay, expiration --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["topic", "root"])
+def test_what_is_published_to_a_paused_topic_waits(root: Root, what: str) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    paused = topic.queue if what == "topic" else root
+    paused.pause()
+    assert topic.publish(b"1").distributed is False
+    assert opened(root).sweep().distributed == 0
+    assert received(copies) == []
+    assert where(topic.queue) == {"target": [b"1"]}
+    paused.resume()
+    assert received(copies) == [b"1"]
+
+
+def test_a_publish_with_a_timeout_waits_for_the_end_of_a_pause(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.queue.pause()
+    assert topic.publish(b"1", timeout="10ms").distributed is False
+    resuming = threading.Timer(0.05, topic.queue.resume)
+    resuming.start()
+    assert topic.publish(b"2", timeout=30).distributed
+    resuming.join()
+    assert sorted(received(copies)) == [b"1", b"2"]
+
+
+def test_a_paused_subscription_goes_on_getting_messages(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    copies.pause()
+    assert topic.publish(b"1").distributed
+    assert received(copies) == []
+    copies.resume()
+    assert received(copies) == [b"1"]
+
+
+def test_what_is_published_with_a_delay_is_distributed_when_it_is_due(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    sent = topic.publish(b"1", delay=60)
+    assert (sent.accepted, sent.distributed) == (True, False)
+    assert received(copies) == []
+    assert where(topic.queue) == {"delayed": [b"1"]}
+    clock.advance(61)
+    assert received(copies) == [b"1"], "a consumer brings it"
+    assert "notBefore" not in "".join(names_in(copies, "processed") + names_in(topic.queue, "processed"))
+
+
+def test_what_expires_before_it_is_distributed_goes_to_the_topics_expired(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.queue.pause()
+    topic.publish(b"1", expires_in=10)
+    clock.advance(11)
+    topic.queue.resume()
+    assert received(copies) == []
+    assert where(topic.queue) == {"expired": [b"1"]}
+    assert where(copies) == {}
+
+
+def test_what_expires_afterwards_expires_where_it_arrived(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1", expires_in=10)
+    clock.advance(11)
+    assert received(copies) == []
+    assert where(copies) == {"expired": [b"1"]}
+    assert where(topic.queue) == {"processed": [b"1"]}
+
+
+def test_the_expiration_of_a_topic_is_not_that_of_its_subscriptions(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a", expiration="10s")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"distributed")
+    topic.queue.pause()
+    topic.publish(b"waits")
+    clock.advance(60)
+    topic.queue.resume()
+    assert received(copies) == [b"distributed"]
+    assert bodies(topic.queue, "expired") == [b"waits"]
+
+
+# -- views ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_gets_what_is_published_to_its_topic_alone(root: Root) -> None:
+    topic = root.create_topic("a.b")
+    root.create_topic("a.b.c")
+    root.create_topic("a")
+    view = root.create_queue("view", underlying_topic="a.b")
+    for name in ("a", "a.b", "a.b.c"):
+        root.topic(name).publish(name)
+    assert bodies(view) == [b"a.b"]
+    sent = view.send(b"sent to it")
+    assert (sent.accepted, sent.delivered_to, sent.distributed) == (True, "a.b", True)
+    assert bodies(view) == [b"a.b", b"sent to it"]
+    assert bodies(topic.queue, "processed") == [b"a.b", b"sent to it"]
+
+
+def test_a_view_on_an_expression_gets_what_topics_publish_that_come_later(root: Root) -> None:
+    root.create_topic("sales.eu")
+    view = root.create_queue("view", underlying_topic="^sales[.]", default_publish_target="sales.eu")
+    for name in ("sales.us", "other", "sales"):
+        root.create_topic(name)
+    for name in ("sales.eu", "sales.us", "other", "sales"):
+        opened(root).topic(name).publish(name)
+    assert sorted(bodies(view)) == [b"sales.eu", b"sales.us"]
+    assert view.send(b"1").delivered_to == "sales.eu"
+
+
+def test_a_view_whose_topic_comes_later_gets_what_is_published_then(root: Root) -> None:
+    view = root.create_queue("view", underlying_topic="later")
+    with pytest.raises(NoSuchQueue, match=r"queue view is a view, and sends to it go to a topic: no queue 'later'"):
+        view.send(b"1")
+    root.create_topic("later").publish(b"2")
+    assert bodies(view) == [b"2"]
+    assert opened(root).queue("view").send(b"3").delivered_to == "later"
+
+
+def test_a_views_filter_and_consumers_act_as_those_of_a_subscription(root: Root) -> None:
+    topic = root.create_topic("a")
+    view = root.create_queue("view", underlying_topic="a", filter="JMSPriority > 5")
+    drop(topic.queue, "9.1700000000000000-0000000009.T", b"9")
+    drop(topic.queue, "1.1700000000000000-0000000001.T", b"1")
+    assert received(view) == [b"9"], "its consumer distributes what waits in the topic"
+    assert sorted(bodies(topic.queue, "processed")) == [b"1", b"9"]
+
+
+def test_a_subscription_and_two_views_each_get_one_copy(root: Root) -> None:
+    topic = root.create_topic("a")
+    queues = [
+        topic.create_subscription("s", client_id="c"),
+        root.create_queue("one", underlying_topic="a"),
+        root.create_queue("two", underlying_topic="a|b", default_publish_target="a"),
+    ]
+    topic.publish(b"1")
+    assert [bodies(queue) for queue in queues] == [[b"1"]] * 3
+
+
+def test_a_queue_that_becomes_a_view_by_hand_is_fed_once_it_was_opened(root: Root) -> None:
+    topic = root.create_topic("a")
+    queue = root.create_queue("q")
+    configure(queue, 'underlying_topic = "a"\n')
+    assert opened(root).queue("q").counts()["target"] == 0
+    topic.publish(b"1")
+    assert bodies(queue) == [b"1"]
+    configure(queue, "")
+    opened(root).topic("a").publish(b"2")
+    assert bodies(queue) == [b"1"]
+    assert opened(root).queue("q").send(b"3").delivered_to == "q"
+
+
+def test_a_view_that_is_deleted_gets_nothing_and_holds_nobody(root: Root) -> None:
+    topic = root.create_topic("a")
+    root.create_queue("view", underlying_topic="a")
+    other = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1")
+    root.delete_queue("view", force=True)
+    assert topic.publish(b"2").distributed
+    assert opened(root).topic("a").publish(b"3").distributed
+    assert sorted(bodies(other)) == [b"1", b"2", b"3"]
+
+
+def test_a_views_reject_refuses_its_own_senders_and_holds_the_topic_for_others(root: Root) -> None:
+    topic = root.create_topic("a")
+    view = root.create_queue("view", underlying_topic="a", max_unprocessed=1, overflow="reject")
+    other = topic.create_subscription("s", client_id="c")
+    assert view.send(b"1").distributed
+    with pytest.raises(QueueFull, match="view"):
+        view.send(b"2")
+    assert topic.publish(b"3").distributed is False
+    assert bodies(other) == [b"1"]
+    assert received(view) == [b"1", b"3"]
+    assert bodies(other) == [b"1", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"underlying_topic": "a", "default_publish_target": "b"},
+            'none of the topics that underlying_topic = "a" names',
+        ),
+        ({"underlying_topic": "a.*"}, "set default_publish_target"),
+        ({"underlying_topic": "("}, "no regular expression"),
+        ({"underlying_topic": "a..b"}, "no part of a topic's name"),
+        ({"default_publish_target": "a"}, "only a view has one"),
+    ],
+)
+def test_a_view_on_what_is_no_topic_is_refused(root: Root, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        root.create_queue("view", **options)
+    assert not root.queue("view").exists()
+
+
+def test_a_view_on_itself_or_on_another_queue_is_no_view_on_a_topic(root: Root) -> None:
+    view = root.create_queue("view", underlying_topic="view")
+    with pytest.raises(NoSuchQueue, match=r"queue view is a view on topic 'view', and 'view' is a queue"):
+        view.send(b"1")
+    root.create_queue("q")
+    other = root.create_queue("other", underlying_topic="q")
+    with pytest.raises(NoSuchQueue, match=r"queue other is a view on topic 'q', and 'q' is a queue"):
+        other.send(b"1")
+    assert received(view) == received(other) == []
+
+
+@pytest.mark.parametrize("key", ["underlying_topic", "default_publish_target"])
+def test_neither_a_topic_nor_a_subscription_can_be_a_view(root: Root, key: str) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    with pytest.raises(ConfigError, match=rf"options of topic b: {key} = .*only a queue can be a view"):
+        root.create_topic("b", underlying_topic="a", default_publish_target="a")
+    for queue in (copies, topic.queue):
+        before = Path(queue.layout.config_file)
+        configure(queue, f'{key} = "b"\n')
+        with pytest.raises(ConfigError, match="only a queue can be a view"):
+            opened(root).queue(queue.name).counts()
+        before.unlink()
+
+
+# -- message types -------------------------------------------------------------------------------------------------
+
+
+def test_a_subscription_reads_bodies_as_its_topic_says(root: Root) -> None:
+    topic = root.create_topic("a", message_type="text")
+    copies = topic.create_subscription("s", client_id="c")
+    assert (topic.queue.config.message_type, copies.config.message_type) == ("text", "text")
+
+
+@pytest.mark.parametrize("expression", [False, True])
+def test_a_view_on_a_topic_of_another_message_type_is_refused(root: Root, *, expression: bool) -> None:
+    root.create_topic("a.b", message_type="text")
+    root.create_topic("a.c")
+    options: dict[str, Any] = (
+        {"underlying_topic": "^a[.]", "default_publish_target": "a.c"} if expression else {"underlying_topic": "a.b"}
+    )
+    said = r'message_type = "json".*topic a\.b has message_type = "text": give both the same'
+    with pytest.raises(ConfigError, match=said):
+        root.create_queue("view", **options)
+    assert not root.queue("view").exists()
+    if not expression:
+        assert root.create_queue("view", message_type="text", **options).counts()["target"] == 0
+
+
+def test_config_check_finds_a_view_on_topics_of_two_types(root: Root) -> None:
+    topic = root.create_topic("a")
+    view = root.create_queue("view", underlying_topic="a")
+    assert view.counts()["target"] == 0
+    topic.publish(b"1")
+    configure(topic, 'message_type = "text"\n')
+    (problem,) = check_file(view.layout.config_file)
+    assert problem.startswith(f'{view.layout.config_file}: underlying_topic = "a": ')
+    assert 'topic a has message_type = "text"' in problem
+    with pytest.raises(ConfigError, match="topic a has message_type"):
+        opened(root).queue("view").counts()
+    assert opened(root).topic("a").publish(b"2").distributed is False
+    configure(view, 'underlying_topic = "a"\nmessage_type = "text"\n')
+    assert check_file(view.layout.config_file) == []
+    assert opened(root).sweep().distributed == 1
+    assert sorted(bodies(opened(root).queue("view"))) == [b"1", b"2"]
+
+
+def test_a_topic_of_another_type_that_comes_later_is_not_distributed_to_a_view(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    root.create_topic("a.x")
+    view = root.create_queue("view", underlying_topic="^a[.]", default_publish_target="a.x")
+    assert where(view) == {}
+    root.create_topic("a.y", message_type="binary")
+    assert root.topic("a.y").publish(b"1").distributed is False
+    assert "topic a.y waits: view cannot be used: " in caplog.text
+    assert 'its topic a.y has message_type = "binary": give both the same' in caplog.text
+    assert where(view) == {}
+
+
+# -- configuration -------------------------------------------------------------------------------------------------
+
+
+def test_a_topics_file_is_for_what_is_published_and_the_default_of_its_subscriptions(root: Root) -> None:
+    topic = root.create_topic("a", max_deliveries=3, history=False, lease_period="30s", max_unprocessed=9)
+    copies = topic.create_subscription("s", client_id="c")
+    own = topic.create_subscription("own", client_id="c")
+    configure(own, "max_deliveries = 5\n")
+    own = opened(root).queue(own.name)
+    assert (topic.queue.config.history, topic.queue.config.max_unprocessed) == (False, 9)
+    assert (topic.queue.config.max_deliveries, topic.queue.config.lease_period) == (0, None)
+    assert (copies.config.max_deliveries, copies.config.lease_period) == (3, 30)
+    assert (copies.config.history, copies.config.max_unprocessed, copies.config.overflow) == (True, None, "block")
+    assert (own.config.max_deliveries, own.config.lease_period) == (5, 30)
+
+
+def test_a_subscriptions_own_file_wins_over_its_topics_and_that_over_the_roots_defaults(root: Root) -> None:
+    root.path.joinpath("dropq.toml").write_text(
+        f'format = 1\n{QUICK}max_deliveries = 1\nmax_backlog = 1\nmessage_type = "text"\nlease_period = "1s"\n'
+    )
+    topic = opened(root).create_topic("a", max_deliveries=2, max_backlog=2)
+    copies = topic.create_subscription("s", client_id="c")
+    configure(copies, "max_deliveries = 3\n")
+    config = opened(root).queue("a/s.c").config
+    assert (config.max_deliveries, config.max_backlog, config.lease_period) == (3, 2, 1)
+    assert (config.message_type, config.durability) == ("text", "none")
+    assert topic.queue.config.message_type == "text"
+
+
+def test_a_filter_in_a_topics_file_is_the_default_filter_of_its_subscriptions(root: Root) -> None:
+    topic = root.create_topic("a", filter="JMSPriority > 5")
+    copies = topic.create_subscription("s", client_id="c")
+    other = topic.create_subscription("low", client_id="c", filter="JMSPriority < 5")
+    for priority in (1, 9):
+        topic.publish(str(priority), priority=priority)
+    assert (bodies(copies), bodies(other)) == ([b"9"], [b"1"])
+    assert len(bodies(topic.queue, "processed")) == 2
+    assert topic.create_subscription("s", client_id="c").counts()["target"] == 1
+
+
+def test_a_problem_in_a_topics_file_is_told_with_its_file_and_key(root: Root) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c")
+    file = topic.queue.layout.config_file
+    assert file == str(root.path / "topic-root" / "a" / "queue.toml")
+    configure(topic, "max_deliverys = 1\n")
+    for name in ("a", "a/s.c"):
+        with pytest.raises(
+            ConfigError, match=rf"{file}: max_deliverys is not a key of a queue; the nearest is max_deliv"
+        ):
+            opened(root).queue(name).counts()
+    assert len(check_file(file)) == 1
+
+
+def test_wrong_options_make_no_topic(root: Root) -> None:
+    with pytest.raises(ConfigError, match="options of topic a: nonsense"):
+        root.create_topic("a", nonsense=1)
+    assert not root.topic("a").exists()
+
+
+# -- at once -------------------------------------------------------------------------------------------------------
+
+
+def test_threads_publish_at_once(root: Root) -> None:
+    topic = root.create_topic("a")
+    queues = [topic.create_subscription(name, client_id="c") for name in "st"]
+    errors: list[BaseException] = []
+
+    def publishing(number: int) -> None:
+        try:
+            for count in range(20):
+                assert topic.publish(f"{number}.{count}").distributed
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=publishing, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    every = sorted(f"{number}.{count}".encode() for number in range(4) for count in range(20))
+    assert [sorted(bodies(queue)) for queue in queues] == [every, every]
+    assert staged(topic) == []
+    assert where(topic.queue).keys() == {"processed"}
+
+
+def test_a_child_publishes_with_the_object_of_its_parent(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"parent")
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if topic.publish(b"child").distributed else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert topic.publish(b"parent again").distributed
+    assert sorted(bodies(copies)) == [b"child", b"parent", b"parent again"]
+
+
+def test_closing_a_topic_ends_its_sign_of_life_and_it_can_be_used_again(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    with topic:
+        topic.publish(b"1")
+    assert private(topic.queue, "consumers") == []
+    assert topic.publish(b"2").distributed
+    assert bodies(copies) == [b"1", b"2"]
+    topic.close()
+
+
+# -- what is made by hand ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has", [(), ("working",), ("working", "processing", "processed", "expired", "error")])
+def test_a_subscription_folder_without_target_gets_nothing_and_holds_nobody(
+    root: Root, caplog: pytest.LogCaptureFixture, has: tuple[str, ...]
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    half = Path(topic.queue.layout.topic) / ".subscriptions" / "half.c"
+    half.mkdir()
+    for name in has:
+        (half / name).mkdir()
+    assert topic.publish(b"1").distributed
+    assert topic.publish(b"2").distributed
+    assert bodies(copies) == [b"1", b"2"]
+    assert caplog.text.count("a/half.c gets nothing") == 1
+    assert [queue.name for queue in topic.subscriptions()] == ["a/s.c"]
+
+
+@pytest.mark.parametrize("name", ["s.c.other", "nodot", "s.c.deleted-1234567890123", "a%2eb.c"])
+def test_a_folder_that_is_no_subscription_gets_nothing(root: Root, name: str) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("t", client_id="c")
+    folder = Path(topic.queue.layout.topic) / ".subscriptions" / name
+    for state in ("working", "target", "processing", "processed", "expired", "error"):
+        (folder / state).mkdir(parents=True)
+    assert topic.publish(b"1").distributed
+    assert bodies(copies) == [b"1"]
+    assert os.listdir(folder / "target") == []
+    assert [queue.name for queue in root.queues()] == ["a", "a/t.c"]
+
+
+def committed(root: Root, monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, Queue, Path]:
+    """A topic with a message that was committed for a subscription and not rolled forward, and its staged folder."""
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    with monkeypatch.context() as stalled:
+        stalled.setattr(fan_out, "roll_forward", lambda *args, **kwargs: False)
+        assert topic.publish(b"1").distributed is False
+    (folder,) = staged(topic)
+    return topic, copies, Path(topic.queue.layout.staged) / folder
+
+
+def test_what_is_committed_arrives_with_the_next_sweep_or_consumer(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, copies, folder = committed(root, monkeypatch)
+    assert (folder / "whole").is_file()
+    assert received(opened(root).queue(copies.name)) == [b"1"]
+    assert where(topic.queue) == {"processed": [b"1"]}
+    assert staged(topic) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "[5]", '[{"path": 5}]', '[{"path": "../outside", "inode": 1, "word": ""}]',
+     '[{"path": "/tmp", "inode": 1, "word": ""}]', '[{"path": "topic-root/../../x", "inode": 1, "word": ""}]'],
+)  # fmt: skip
+def test_receivers_that_cannot_be_read_or_lead_out_of_the_root_keep_the_copy_where_it_is(
+    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, text: str
+) -> None:
+    _, copies, folder = committed(root, monkeypatch)
+    (tmp_path / "outside" / "target").mkdir(parents=True)
+    said = (folder / "receivers.json").read_text()
+    (folder / "receivers.json").write_text(text)
+    assert opened(root).sweep().rolled_forward == 0
+    assert "stays there until a sweep can move it: receivers.json" in caplog.text
+    assert where(copies) == {}
+    assert (folder / "whole").read_bytes() == b"1", "nothing is archived before its copies have gone"
+    assert os.listdir(tmp_path / "outside" / "target") == []
+    (folder / "receivers.json").write_text(said)
+    assert opened(root).sweep().rolled_forward == 1
+    assert bodies(copies) == [b"1"]
+
+
+@pytest.mark.parametrize("how", ["inode", "word", "another queue", "link", "missing", "file"])
+def test_a_receiver_that_is_not_the_one_that_is_named_gets_nothing(
+    root: Root, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    topic, copies, folder = committed(root, monkeypatch)
+    other = root.create_queue("other")
+    outside = tmp_path / "outside"
+    (outside / "target").mkdir(parents=True)
+    (root.path / "link").symlink_to(outside)
+    (root.path / "file").touch()
+    (said,) = json.loads((folder / "receivers.json").read_text())
+    change = {
+        "inode": {"inode": said["inode"] + 1},
+        "word": {"word": "0" * 16},
+        "another queue": {"path": "other"},
+        "link": {"path": "link"},
+        "missing": {"path": "nowhere"},
+        "file": {"path": "file"},
+    }[how]
+    (folder / "receivers.json").write_text(json.dumps([said | change]))
+    assert opened(root).queue("a").sweep().rolled_forward == 1
+    assert where(copies) == where(other) == {}
+    assert os.listdir(outside / "target") == []
+    assert where(topic.queue) == {"processed": [b"1"], "error": [b"1"]}
+    (gone,) = topic.queue.browse("error")
+    assert gone.reason is not None
+    assert gone.reason["reason"] == "receiver_gone"
+
+
+def test_a_change_of_a_topics_file_counts_for_the_subscriptions_of_a_publisher_that_goes_on(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropq.topics.feeds.CONFIG_AGE", 0.0)
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1", priority=1)
+    configure(topic, 'filter = "JMSPriority > 5"\n')
+    topic.publish(b"2", priority=1)
+    topic.publish(b"3", priority=9)
+    configure(copies, 'filter = "JMSPriority < 5"\n')
+    topic.publish(b"4", priority=9)
+    assert sorted(bodies(copies)) == [b"1", b"3"]
+
+
+def test_a_sweep_of_the_root_removes_the_ephemeral_subscriptions_of_the_dead(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    child = os.fork()
+    if child == 0:
+        try:
+            topic.subscribe("s", durable=False)
+        finally:
+            os._exit(9)
+    os.waitpid(child, 0)
+    (left,) = topic.subscriptions()
+    clock.advance(120)
+    root.sweep()  # it goes on behind the subscription that it has just removed
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("verb", ["prune", "purge", "move", "expire"])
+@pytest.mark.parametrize("why", ["it fails", "another process is at it"])
+def test_no_verb_takes_a_message_out_of_a_subscription_that_is_half_recovered(
+    root: Root, monkeypatch: pytest.MonkeyPatch, verb: str, why: str
+) -> None:
+    def refused(*args: Any) -> None:
+        raise StorageError("the power was cut")
+
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1")
+    Path(copies.layout.recovering).write_text("epoch")
+    acts: dict[str, Callable[[], object]] = {
+        "prune": lambda: copies.prune(state="target", keep_count=0),
+        "purge": copies.purge,
+        "move": lambda: copies.move(root.create_queue("q")),
+        "expire": copies.expire,
+    }
+    with monkeypatch.context() as broken:
+        if why == "it fails":
+            broken.setattr(recovery, "_begin_again", refused)
+        else:
+            broken.setattr(recovery, "recover", lambda context: 0)
+        with pytest.raises((StorageError, Unavailable), match=r"power|a/s\.c is being filled .* nothing was changed"):
+            acts[verb]()
+        assert where(copies) == {"target": [b"1"]}
+    copies.sweep()
+    assert where(copies) == {"target": [b"1"]}

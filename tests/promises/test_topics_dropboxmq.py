@@ -1,0 +1,387 @@
+"""Topics that dropq and DropboxMQ 1.2 share: what that program writes is read, and what dropq writes leaves it whole.
+
+The vectors are the record of what the program did, step by step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from helpers import FRESH, Clock, base, drop, files, names_in, timed, where
+
+from dropq import InvalidName, Queue, Root
+from dropq.format.addresses import SubscriptionName, check_subscription_name, is_topic_name, topic_layout
+from dropq.storage import system_calls
+
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parent.parent / "vectors" / "dropboxmq-1.2-topics.json").read_text()
+)
+SUBSCRIPTIONS = [
+    (each["subscription"], each["client"], each["folder"][0], each["no_local_of_name_plus_L"][0])
+    for each in VECTORS["names"]["subscriptions"]
+]
+#: Names that DropboxMQ takes for other topics, by leaving out empty parts, or that lead elsewhere: dropq refuses them.
+REFUSED_TOPICS = {"x..y", ".x", "x.", "a/b", "..", ".", "a.../b", "x.deleted-1"}
+
+
+@pytest.fixture
+def root(tmp_path: Path, clock: Clock) -> Root:
+    made = Root.create(tmp_path / "root", clock=clock, dropboxmq=True)
+    with (tmp_path / "root" / "dropq.toml").open("a") as file:
+        file.write('[defaults]\ndurability = "none"\nredelivery_delay = 0\n')
+    return opened(made)
+
+
+def opened(root: Root) -> Root:
+    return timed(Root(root.path, clock=root.clock), FRESH)
+
+
+def replayed(root: Root, steps: list[dict[str, Any]]) -> None:
+    """Leave on disk what DropboxMQ left after some steps; each file is filled with its size in bytes."""
+    for step in steps:
+        for folder in step.get("dirs_added", ()):
+            (root.path / folder).mkdir(parents=True, exist_ok=True)
+        for file, size in step.get("files_added", {}).items():
+            path = root.path / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x" * size)
+        for file in step.get("files_removed", ()):
+            (root.path / file).unlink(missing_ok=True)
+        for folder in step.get("dirs_removed", ()):
+            shutil.rmtree(root.path / folder, ignore_errors=True)
+
+
+def received(queue: Queue) -> list[tuple[str, int]]:
+    """Take all that waits, and acknowledge it; return ids and delivery counts."""
+    taken = []
+    with queue.subscribe() as subscription:
+        while (message := subscription.receive()) is not None:
+            taken.append((message.id, message.delivery_count))
+            message.ack()
+    return taken
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "client", "folder", "no_local"), SUBSCRIPTIONS)
+def test_the_folder_of_a_subscription_is_called_as_dropboxmq_calls_it(
+    name: str, client: str, folder: str, no_local: str
+) -> None:
+    assert SubscriptionName(name, client).folder == folder
+    assert SubscriptionName.of(folder) == (name, client, False)
+    assert SubscriptionName(f"{name}L", client, no_local=True).folder == no_local
+    assert SubscriptionName.of(no_local) == (f"{name}L", client, True)
+
+
+def test_dropq_makes_every_subscription_that_dropboxmq_does_but_those_without_a_name() -> None:
+    def refuses(name: str, client: str) -> bool:
+        try:
+            check_subscription_name(name, client)
+        except InvalidName:
+            return True
+        return False
+
+    assert {(name, client) for name, client, *_ in SUBSCRIPTIONS if refuses(name, client)} == {("", "c")}
+
+
+def test_the_folder_of_a_topic_is_where_dropboxmq_looks_for_it() -> None:
+    topics = {each["topic"]: each["maps_to"] for each in VECTORS["names"]["topics"]}
+    assert {topic for topic in topics if not is_topic_name(topic)} == REFUSED_TOPICS
+    for topic in topics.keys() - REFUSED_TOPICS:
+        assert topic_layout("/root", topic).home == f"/root/{topics[topic]}"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_TOPICS))
+def test_a_topic_that_dropboxmq_would_take_for_another_is_refused(root: Root, name: str) -> None:
+    with pytest.raises(InvalidName, match=re.escape(repr(name))):
+        root.create_topic(name)
+    assert not (root.path / "topic-root").exists()
+
+
+def test_a_publish_leaves_the_files_that_dropboxmqs_publish_leaves(root: Root) -> None:
+    calls = VECTORS["syscalls_of_one_publish_to_a_b"]
+    renames = [re.findall(r'"([^"]+)"', call) for call in calls if call.startswith("rename")]
+    ends = {os.path.dirname(destination) for _, destination in renames}
+    for topic in ("a", "a.b"):
+        root.create_topic(topic)
+    root.topic("a.b").create_subscription("one", client_id="me")
+    root.topic("a").create_subscription("two", client_id="me")
+    root.topic("a").create_subscription("nl", client_id="me", no_local=True)
+    root.topic("a.b", client_id="me").publish("hello")
+    there = {str(path.parent.relative_to(root.path)) for path in (root.path / "topic-root").rglob("4.*")}
+    assert there == ends
+    assert {path.read_bytes() for path in (root.path / "topic-root").rglob("4.*")} == {b"hello"}
+
+
+# -- what DropboxMQ left -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", range(1, len(VECTORS["topics"]) + 1))
+def test_after_each_step_dropq_finds_the_topics_and_subscriptions_that_dropboxmq_has(root: Root, steps: int) -> None:
+    replayed(root, VECTORS["topics"][:steps])
+    expected = set()
+    for incoming in (root.path / "topic-root").rglob(".incoming"):
+        expected.add(str(incoming.parent.relative_to(root.path / "topic-root")).replace("/", "."))
+    for above in (root.path / "topic-root").rglob(".subscriptions"):
+        topic = str(above.parent.relative_to(root.path / "topic-root")).replace("/", ".")
+        expected |= {f"{topic}/{name}" for name in os.listdir(above) if ".deleted-" not in name}
+    queues = [queue for queue in root.queues() if queue.name != "orders"]  # the record has it in part only
+    assert {queue.name for queue in queues} == expected
+    for queue in queues:
+        states = {state: sorted(os.listdir(base(queue) / state)) for state in ("target", "processed", "error")}
+        for state, there in states.items():
+            # A claim's prefix that DropboxMQ left before a name does not count.
+            ids = sorted(name.rpartition("~")[2].split(".")[1] for name in there)
+            assert sorted(message.id for message in queue.browse(state)) == ids
+        received(queue)
+        assert os.listdir(base(queue) / "target") == []
+
+
+def test_dropq_publishes_to_the_subscriptions_that_dropboxmq_made(root: Root) -> None:
+    replayed(root, VECTORS["topics"][:36])  # up to subscriptions of a and of a.b
+    walk_as_dropboxmq(root.path)
+    queues = [queue for queue in root.queues() if "/" in queue.name]
+    before = {queue.name: queue.counts()["target"] for queue in queues}
+    sent = root.topic("a.b", client_id="x.pub").publish(b"1")
+    assert sent.distributed
+    got = {queue.name for queue in queues if queue.counts()["target"] > before[queue.name]}
+    assert got == {name for name in before if name.startswith(("a/", "a.b/")) and "x%2Epub.no-local" not in name}
+    assert got
+    walk_as_dropboxmq(root.path)
+
+
+def test_a_distributors_copies_are_taken_through_its_prefix(root: Root) -> None:
+    """What its name was before the prefix is the id, the counts count; before a plain name, ~ is the name's own."""
+    first, second = VECTORS["distributor"]
+    replayed(root, [first, {**second, "files_removed": []}])
+    copies = root.queue("a/nl.me.no-local")
+    coded = {
+        "dist~4.1795332982430000-0000000001.T": ("1795332982430000-0000000001", 1),
+        "dist~4.1795332982430000-0000000004.T.....JMSXDeliveryCountI=2": ("1795332982430000-0000000004", 3),
+        "dist~.hidden": ("dist~.hidden", 1),
+    }
+    assert coded.keys() <= set(os.listdir(copies.layout.target))
+    there = len(os.listdir(copies.layout.target))
+    taken = received(copies)
+    assert set(coded.values()) <= set(taken)
+    assert len(taken) == there
+    kept = set(names_in(copies, "processed"))
+    assert "4.1795332982430000-0000000001.T" in kept
+    assert "dist~.hidden" in kept
+    (old,) = (one for one in root.queue("a.b").browse("processed") if one.id == "1795332982430000-0000000004")
+    assert old.delivery_count == 3
+
+
+def test_a_plain_name_that_a_distributor_delivers_keeps_the_prefix_as_its_own(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    name = "1795333238528000-0795817103~report.csv"
+    drop(copies, name, b"1")
+    assert received(copies) == [(name, 1)]
+    assert names_in(copies, "processed") == [name]
+
+
+def test_what_a_distributor_holds_is_left_to_it_until_a_sweep_is_told_otherwise(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    name = "dist~4.1795332982430000-0000000001.T"
+    (base(topic.queue) / "processing" / name).write_bytes(b"1")
+    clock.advance(100_000)
+    assert topic.publish(b"2").distributed
+    root.sweep()
+    received(copies)
+    assert names_in(topic.queue, "processing") == [name]
+    assert topic.queue.sweep(foreign_older_than=5).foreign == 1
+    (message,) = topic.queue.browse("error")
+    assert message.reason is not None
+    assert (message.id, message.reason["reason"]) == ("1795332982430000-0000000001", "foreign_claim")
+    assert where(copies) == {"processed": [b"2"]}, "whether it had a copy is not known, so it gets none"
+
+
+def test_a_publish_of_dropboxmqs_that_died_half_way_is_left_alone(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    name = "4.1795332982430000-0000000001.T"
+    for queue in (topic.queue, copies):
+        (base(queue) / "working" / name).write_bytes(b"half")
+    root.sweep()
+    received(copies)
+    assert where(topic.queue) == where(copies) == {"working": [b"half"]}
+
+
+@pytest.mark.parametrize("folder", ["s.c.deleted-1795333235623", "s.c.deleted-1795333386497.deleted-1795333386498"])
+def test_what_dropboxmq_removed_is_no_subscription_and_does_not_keep_its_name(root: Root, folder: str) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c")
+    above = Path(topic.queue.layout.topic) / ".subscriptions"
+    os.rename(above / "s.c", above / folder)
+    assert topic.subscriptions() == []
+    assert topic.publish(b"1").distributed
+    assert files(above / folder / "target") == {}
+    topic.create_subscription("s", client_id="c")
+    topic.publish(b"2")
+    assert sorted(os.listdir(above)) == ["s.c", folder]
+
+
+def test_a_plain_file_among_the_subscriptions_does_no_harm(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    (Path(topic.queue.layout.topic) / ".subscriptions" / "README.txt").write_text("x")
+    assert topic.publish(b"1").distributed
+    assert where(copies) == {"target": [b"1"]}
+
+
+def test_a_link_among_the_subscriptions_to_a_queue_is_fed_once(root: Root) -> None:
+    topic = root.create_topic("a")
+    queue = root.create_queue("other", dropboxmq=True)
+    above = Path(topic.queue.layout.topic) / ".subscriptions"
+    (above / "to-queue.x").symlink_to(queue.layout.base)
+    (above / "again.x").symlink_to(queue.layout.base)
+    (above / "nowhere.x").symlink_to(root.path / "nowhere")
+    assert topic.publish(b"1").distributed
+    assert where(queue) == {"target": [b"1"]}
+
+
+def test_a_subscription_without_a_name_that_dropboxmq_made_is_served(root: Root) -> None:
+    topic = root.create_topic("a")
+    folder = Path(topic.queue.layout.topic) / ".subscriptions" / ".c"
+    for state in ("working", "target", "processing", "processed", "expired", "error"):
+        (folder / state).mkdir(parents=True)
+    assert topic.publish(b"1").distributed
+    assert list(files(folder / "target").values()) == [b"1"]
+    assert len(received(root.queue("a/.c"))) == 1
+
+
+# -- what DropboxMQ meets ------------------------------------------------------------------------------------------
+
+
+def walk_as_dropboxmq(root: Path) -> None:
+    """Go through a root as DropboxMQ's publisher, subscriber and creator do, and fail where one of them would."""
+    for home in [path for path, _, _ in os.walk(root / "topic-root") if "/." not in path[len(str(root)) :]]:
+        incoming, above = Path(home) / ".incoming", Path(home) / ".subscriptions"
+        if incoming.exists():
+            _check_folders(incoming)
+        for entry in os.listdir(above) if above.exists() else ():
+            if ".deleted" in entry or not (above / entry).is_dir():
+                continue  # passed over
+            _check_folders(above / entry)
+            parts = entry.split(".")
+            is_view = (above / entry).is_symlink()
+            assert len(parts) == 2 or (len(parts) == 3 and parts[2] == "no-local"), f"{entry} is taken for {parts[:2]}"
+            assert is_view or all(parts), f"{entry} in .subscriptions is no subscription"
+
+
+def _check_folders(folder: Path) -> None:
+    for state in ("working", "target", "processing", "processed", "expired", "error"):
+        assert (folder / state).is_dir(), f"{folder} was there before its {state}/"
+    hidden = [name for name in os.listdir(folder / "target") if name.startswith(".")]
+    assert not hidden, f"{hidden} in {folder}/target would be delivered"
+
+
+def everything(root: Root) -> None:
+    """Do everything in topics that dropq does: what is left of it at the end is one topic with three receivers."""
+    top = root.create_topic("a")
+    topic = root.create_topic("a.b", history=True)
+    for number in range(3):
+        topic.publish(str(number))
+    copies = topic.create_subscription("s", client_id="c", recovery_point="epoch")
+    top.create_subscription("above", client_id="c")
+    topic.create_subscription("nl", client_id="me", no_local=True, filter="JMSPriority > 3")
+    root.create_queue("view", underlying_topic="a.b", dropboxmq=True)
+    root.create_queue("all", underlying_topic="^a", default_publish_target="a", dropboxmq=True)
+    with topic.subscribe("s", durable=False) as ephemeral:
+        root.topic("a.b", client_id="me").publish(b"1")
+        message = ephemeral.receive()
+        assert message is not None
+        message.nack()
+    root.queue("view").send(b"2")
+    topic.queue.send_many([b"3", {"body": b"4", "delay": "1h"}])
+    drop(topic.queue, "report.csv", b"5")
+    (base(copies) / "target" / "4.1795332982430000-0000000001.T").write_bytes(b"6")
+    received(copies)
+    copies.close()
+    topic.create_subscription("s", client_id="c", filter="JMSPriority > 1")
+    topic.create_subscription("s", client_id="c", no_local=True)
+    topic.publish(b"7")
+    topic.unsubscribe("s", client_id="c")
+    root.sweep()
+    root.delete_queue("all", force=True)
+    topic.queue.fsck(repair=True)
+
+
+@contextmanager
+def between_calls(act: Callable[[int], None]) -> Iterator[None]:
+    """Call a function, with a number, before each call that changes something on disk."""
+    numbers, inside = count(1), False
+
+    def stepping(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if not inside:
+                inside = True
+                try:
+                    act(next(numbers))
+                finally:
+                    inside = False
+            return real(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as patches:
+        for name in ("write", "rename", "unlink", "link", "symlink", "mkdir", "rmdir", "utime"):
+            patches.enter_context(mock.patch.object(os, name, stepping(getattr(os, name))))
+        patches.enter_context(
+            mock.patch.object(system_calls, "rename_noreplace", stepping(system_calls.rename_noreplace))
+        )
+        yield
+
+
+def test_dropboxmq_could_publish_and_subscribe_between_any_two_steps_of_dropq(root: Root) -> None:
+    steps = []
+
+    def walk(step: int) -> None:
+        steps.append(step)
+        walk_as_dropboxmq(root.path)
+
+    with between_calls(walk):
+        everything(root)
+    walk_as_dropboxmq(root.path)
+    assert len(steps) > 200
+    assert [queue.name for queue in root.queues()] == ["a", "a.b", "a.b/nl.me.no-local", "a/above.c", "view"]
+
+
+def dies_at(step: int, now: int) -> None:
+    if now == step:
+        os._exit(9)
+
+
+@pytest.mark.parametrize("step", range(3, 400, 17))
+def test_dropboxmq_could_publish_wherever_dropq_died_and_while_a_sweep_brings_that_in_order(
+    root: Root, clock: Clock, step: int
+) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            with between_calls(partial(dies_at, step)):
+                everything(root)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (0, 9)
+    walk_as_dropboxmq(root.path)
+    clock.advance(7200)
+    with between_calls(lambda step: walk_as_dropboxmq(root.path)):
+        opened(root).sweep()
+    walk_as_dropboxmq(root.path)
