@@ -210,8 +210,8 @@ class Root:
                     )
                 )
             except DropqError as error:  # the other queues can be swept
-                if names.is_temporary(queue.name) and not queue.exists():
-                    continue  # RACE: its requester removed it since it was listed
+                if not queue.exists() and (isinstance(error, NoSuchQueue) or names.is_temporary(queue.name)):
+                    continue  # RACE: its requester, or the sweep of its topic, removed it since it was listed
                 log.error("queue %s was not swept: %s", queue.name, error)
                 errors.append(error)
         if errors:
