@@ -121,16 +121,17 @@ class Shell:
         return [unescape(name) for name in names] if names else [queue.name for queue in self.root.queues()]
 
     def unless_gone(self, act: Callable[[str], object]) -> Callable[[str], object]:
-        """Return what passes over a temporary queue that is gone by now, for a command on all queues of the root.
+        """Return what passes over a queue that may go by itself and is gone, for a command on all queues of the root.
 
-        RACE: such a queue may go at any moment after it was listed, when its requester has its answer.
+        RACE: a temporary queue goes when its requester has its answer, an ephemeral subscription with its holder, or by
+        the sweep of its topic: at any moment after it was listed.
         """
 
         def acting(name: str) -> None:
             try:
                 act(name)
             except DropqError:
-                if not is_temporary(name) or self.root.queue(name).exists():
+                if not (is_temporary(name) or "/" in name) or self.root.queue(name).exists():
                     raise
 
         return acting

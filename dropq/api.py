@@ -212,7 +212,7 @@ class Root:
                     )
                 )
             except DropqError as error:  # the other queues can be swept
-                if (names.is_temporary(queue.name) or "/" in queue.name) and not queue.exists():
+                if not queue.exists() and (isinstance(error, NoSuchQueue) or names.is_temporary(queue.name)):
                     continue  # RACE: its requester, or the sweep of its topic, removed it since it was listed
                 log.error("queue %s was not swept: %s", queue.name, error)
                 errors.append(error)

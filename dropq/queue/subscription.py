@@ -68,6 +68,9 @@ class SweepOnTheWay(Protocol):
     def run(self, *, idle: bool = False) -> object:
         """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing."""
 
+    def close(self) -> None:
+        """End what it keeps open."""
+
 
 class Subscription:
     """A consumer of one queue.
@@ -472,6 +475,7 @@ class Subscription:
                 if unseen is not None and unseen.held:
                     with suppress(LeaseLost):
                         unseen.release(counted=False)
+                self._sweep.close()
                 if presence is None:
                     return  # its claims outlive it, or it has ended before
                 self._return_held()

@@ -292,6 +292,8 @@ class _Mover:
                 raise
             if not reading.exists(source):
                 return True  # RACE: another roll-forward moved it
+            if self._open(identity) is not None:
+                raise  # the receiver stands: NFS says ESTALE of a folder for a moment, or its target/ is missing
             return self._set_aside(source, identity, own_name)
         self._receivers[number] = self._reached[number] = receiver
         return True
@@ -370,7 +372,7 @@ def sweep(context: QueueContext) -> Rolled:
 
 def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: Rolled) -> None:
     if is_committed(folder):
-        rolled.forward += roll_forward(context, folder)
+        _go_on(context, folder, rolled)
         return
     if reading.exists(f"{folder}/{WHOLE}"):
         _clear_dropped(context, folder, has_claim=has_claim)
@@ -384,10 +386,17 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
         # RACE: with its holder's commit, if that is alive: whichever has the name `whole` first decides.
         context.storage.fence(f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder)), context.layout.private)
     except FileExistsError:
-        rolled.forward += is_committed(folder) and roll_forward(context, folder)
+        if is_committed(folder):
+            _go_on(context, folder, rolled)
         return
     rolled.dropped += 1
     _clear_dropped(context, folder, has_claim=False)
+
+
+def _go_on(context: QueueContext, folder: str, rolled: Rolled) -> None:
+    done = roll_forward(context, folder)
+    rolled.forward += done
+    rolled.refused += not done
 
 
 def _clear_dropped(context: QueueContext, folder: str, *, has_claim: bool) -> None:

@@ -88,10 +88,18 @@ class Distributor:
     # -- one message -------------------------------------------------------------------------------------------------
 
     def claim_staged(self, file: str) -> Claim | None:
-        """Return a claim for a staged file that is about to be published; None while the topic is paused."""
-        if self._is_paused():
+        """Return a claim for a staged file that is about to be published; None while the topic is paused.
+
+        Where that cannot be told, or this process cannot show that it lives, it returns None, too: the file is to be
+        sent as a script does it.
+        """
+        try:
+            if self._is_paused():
+                return None
+            self._show()
+        except DropqError as error:
+            log.warning("topic %s: %s is sent for others to distribute: %s", self.context.name, file, describe(error))
             return None
-        self._show()
         deadline = lease_end(self.context.clock, LEASE)
         return Claim(next(self._owners), deadline, 1, file, self.context.layout.processing)
 
@@ -223,9 +231,9 @@ class Distributor:
             with error_context("what is published waits"):
                 self._paused = self.context.paused
                 self._routes.look()
+                if self._presence is not None:
+                    self._presence.keep()
             self._looks_at = now + self.context.timing.max_age
-            if self._presence is not None:
-                self._presence.keep()
         return self._paused
 
     # -- the steps ---------------------------------------------------------------------------------------------------

@@ -49,6 +49,13 @@ class Feeding:
         self._known = found
         return [each for each in found.values() if _is_busy(each.context)]
 
+    def close(self) -> None:
+        """End the signs of life of its distributors."""
+        known, self._known = self._known, {}
+        for distributor in known.values():
+            if distributor.is_ours:
+                distributor.close()
+
     def _is_fed_by(self, topic: str) -> bool:
         expression = self._context.config.underlying_topic
         if expression is not None:

@@ -176,7 +176,8 @@ def remove(root: RootContext, address: str) -> None:
     """
     context = open_queue(root, address)
     folder = context.layout.consumers
-    alive = [name for name in liveness.known(folder) if liveness.is_verifiable(folder, name)]
+    with error_context(f"subscription {address} was not removed"):
+        alive = [name for name in liveness.known(folder) if liveness.is_verifiable(folder, name)]
     alive = [name for name in alive if not liveness.is_dead(folder, name)]
     if alive:
         raise Unavailable(

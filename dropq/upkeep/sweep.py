@@ -152,6 +152,11 @@ class QuickSweep:
             self._keep_up()
         return report
 
+    def close(self) -> None:
+        """End what it keeps for the topics that the consumer's messages come from."""
+        if self._feeding is not None:
+            self._feeding.close()
+
     def _feed(self, feeding: Feeding, report: SweepReport) -> None:
         """Distribute what waits in the topics that the consumer's messages come from."""
         with _passing_over(self._context, report, "its topics"):
@@ -354,8 +359,9 @@ def _older(context: QueueContext, claims: Iterable[Claim], seconds: float) -> li
 def _returned(context: QueueContext, report: SweepReport, claim: Claim, *, lapsed: str = "") -> bool:
     """Return a claim to target/; False if its holder, or another sweep, was first."""
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
+    delivers = not context.layout.is_topic  # a distribution is no delivery
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
-        Transitions(context).give_back(claim, lapsed=lapsed)
+        Transitions(context).give_back(claim, counted=delivers, delay=None if delivers else 0, lapsed=lapsed)
         return True
     return False
 

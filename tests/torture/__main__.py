@@ -25,6 +25,7 @@ PARTS = (
     "disks",
     "syscalls",
     "storm",
+    "topics",
     "units",
     "policies",
     "spark",

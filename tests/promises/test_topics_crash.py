@@ -1,0 +1,245 @@
+"""No crash, no refused call and no other program makes a topic lose or double a message: some cases of each.
+
+`make torture` has all of them, in its part `topics`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from helpers import FRESH, Clock, timed
+from torture.table import Row
+from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
+
+from dropq import Queue, Root, StorageError
+from dropq.api import Topic
+from dropq.staging import fan_out
+from dropq.storage import liveness, system_calls
+from dropq.upkeep import archived, recovery
+
+
+def few(seed: int, many: int) -> Callable[[list[Any]], list[Any]]:
+    """Choose so many at random."""
+    chance = random.Random(seed)
+    return lambda every: chance.sample(every, min(many, len(every)))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_a_crash_anywhere_loses_and_doubles_nothing_in_a_topic(tmp_path: Path, setting: Setting) -> None:
+    seed, row = random.randrange(10**6), Row("crash")
+    for case in random.Random(seed).sample(CASES, 6):
+        TopicCases(tmp_path, setting, row).crash(case, few(seed, 1))
+    assert [f"seed {seed}: {line}" for line in row.wrong] == []
+    assert row.kills and not row.lost and not row.doubled
+
+
+@pytest.mark.parametrize("setting", [SETTINGS[0], SETTINGS[-1]], ids=lambda setting: setting.name)
+def test_a_refused_call_loses_and_doubles_nothing_in_a_topic(tmp_path: Path, setting: Setting) -> None:
+    seed, row = random.randrange(10**6), Row("fault")
+    for case in random.Random(seed).sample(CASES, 6):
+        TopicCases(tmp_path, setting, row).refuse(case, few(seed, 2))
+    assert [f"seed {seed}: {line}" for line in row.wrong] == []
+    assert row.faults and not row.lost and not row.doubled
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_two_programs_at_once_give_each_subscription_each_message_once(tmp_path: Path, other: str) -> None:
+    seed, row = random.randrange(10**6), Row("two at once")
+    for case in random.Random(seed).sample(MEETING, 3):
+        TopicCases(tmp_path, SETTINGS[0], row).meet(case, other, few(seed, 1))
+    assert [f"seed {seed}: {line}" for line in row.wrong] == []
+
+
+def test_every_verb_of_a_topic_is_in_a_case() -> None:
+    public = {name for name in vars(Topic) if not name.startswith("_")}
+    looking = {"exists", "subscriptions", "close"}
+    assert public - looking == {"publish", "subscribe", "create_subscription", "unsubscribe"}, "give it a case"
+
+
+# -- that it would be seen ---------------------------------------------------------------------------------------------
+
+
+def tried(tmp_path: Path, name: str) -> Row:
+    row = Row("control")
+    TopicCases(tmp_path, SETTINGS[0], row).crash(next(case for case in CASES if case.name == name), few(1, 20))
+    return row
+
+
+def test_copies_that_are_moved_before_the_commit_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = fan_out._commit
+
+    def late(context: Any, claim: Any, folder: str) -> bool:
+        for part in sorted(os.listdir(folder))[:1]:
+            to = f"{context.root.layout.path}/topic-root/a/b/.subscriptions/all.x/target/{part[2:]}"
+            context.storage.rename(f"{folder}/{part}", to)
+        return commit(context, claim, folder)
+
+    monkeypatch.setattr(fan_out, "_commit", late)
+    assert tried(tmp_path, "publish").doubled
+
+
+def test_a_message_that_is_archived_before_its_copies_are_moved_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll_forward = fan_out.roll_forward
+
+    def early(context: Any, folder: str, **how: Any) -> bool:
+        whole = f"{folder}/whole"
+        context.storage.rename(whole, f"{context.layout.processed}/{folder.partition('~')[2]}")
+        return roll_forward(context, folder, **how)
+
+    monkeypatch.setattr(fan_out, "roll_forward", early)
+    assert tried(tmp_path, "distribute by a sweep").lost
+
+
+# -- one by one --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> Topic:
+    root = timed(Root.create(tmp_path, clock=Clock()), FRESH)
+    return root.create_topic("a", durability="none")
+
+
+def script(topic: Topic, body: bytes) -> None:
+    draft = Path(topic.queue.layout.working, f"{body.decode()}.csv")
+    draft.write_bytes(body)
+    draft.rename(Path(topic.queue.layout.target, draft.name))
+
+
+def bodies(queue: Queue) -> list[bytes]:
+    return [message.body for message in queue.browse()]
+
+
+def test_a_distributor_that_dies_is_no_delivery_and_delays_nothing(tmp_path: Path) -> None:
+    root = Root.create(tmp_path)
+    topic = root.create_topic("a", durability="none", max_deliveries=1, redelivery_delay="1h")
+    audit = topic.create_subscription("audit", client_id="hq")
+    acts: list[Callable[[Topic], object]] = [lambda own: own.publish(b"once"), lambda own: own.queue.sweep()]
+    for act in acts:
+        if (child := os.fork()) == 0:
+            with mock.patch.object(fan_out, "_commit", side_effect=lambda *_: os._exit(0)):
+                act(Root(tmp_path).topic("a"))
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    topic.queue.sweep()
+    (message,) = audit.browse()
+    assert (message.body, message.redelivered) == (b"once", False)
+
+
+def test_a_sweep_of_the_root_passes_over_a_subscription_that_it_has_just_removed(topic: Topic) -> None:
+    if (child := os.fork()) == 0:
+        topic.subscribe("passing", durable=False)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    clock = topic.root.clock
+    assert isinstance(clock, Clock)
+    clock.advance(3600)
+    topic.root.sweep()
+    assert topic.subscriptions() == []
+
+
+def test_a_recovery_waits_for_what_is_committed_and_cannot_be_rolled_forward(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = topic.create_subscription("first", client_id="x")
+    real = system_calls.rename_noreplace
+
+    def refuse(source: str, destination: str, folder: int = system_calls.HERE) -> None:
+        if destination.startswith("target/"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+        real(source, destination, folder)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(system_calls, "rename_noreplace", refuse)
+        topic.publish(b"committed")
+        with pytest.raises(StorageError, match="is there, and a later sweep fills it"):
+            topic.create_subscription("second", client_id="x", recovery_point="epoch")
+        assert topic.queue.sweep().refused
+    topic.root.sweep()
+    second = topic.root.queue("a/second.x")
+    assert bodies(first) == bodies(second) == [b"committed"]
+
+
+def test_what_is_distributed_while_a_subscription_is_filled_comes_there_once(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(topic, b"meanwhile")
+    waiting, since = recovery._waiting, archived.since
+
+    def distributing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def listed(*args: Any) -> Any:
+            found = list(function(*args))
+            Root(topic.root.path).topic("a").queue.sweep()
+            return found
+
+        return listed
+
+    monkeypatch.setattr(recovery, "_waiting", distributing(waiting))
+    monkeypatch.setattr(recovery, "since", distributing(since))
+    assert bodies(topic.create_subscription("new", client_id="x", recovery_point="epoch")) == [b"meanwhile"]
+
+
+def test_a_publisher_that_cannot_show_that_it_lives_leaves_its_message_to_others(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "consumers")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("dropq.topics.distribution.Presence", refused)
+        assert not topic.publish(b"sent").distributed
+    topic.queue.sweep()
+    assert bodies(audit) == [b"sent"]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOENT, errno.EIO], ids=errno.errorcode.get)
+def test_a_copy_whose_receiver_stands_is_never_set_aside(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+
+    def refused(source: str, destination: str, folder: int = system_calls.HERE) -> None:
+        if destination.startswith("target/"):
+            raise OSError(number, os.strerror(number), source)
+        os.rename(source, destination)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(system_calls, "rename_noreplace", refused)
+        assert not topic.publish(b"copied").distributed
+        topic.queue.sweep()
+    assert (bodies(audit), os.listdir(topic.queue.layout.error)) == ([], [])
+    topic.queue.sweep()
+    assert bodies(audit) == [b"copied"]
+
+
+def test_a_subscription_is_not_removed_where_its_consumers_cannot_be_told(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.create_subscription("audit", client_id="hq")
+
+    def refused(folder: str) -> frozenset[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+
+    monkeypatch.setattr(liveness, "known", refused)
+    with pytest.raises(StorageError, match="was not removed"):
+        topic.unsubscribe("audit", client_id="hq")
+    assert [queue.name for queue in topic.subscriptions()] == ["a/audit.hq"]
+
+
+def test_a_consumer_that_ends_leaves_no_sign_of_life_in_its_topics(topic: Topic) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    script(topic, b"waits")
+    with audit.subscribe() as consumer:
+        assert consumer.receive() is not None
+        assert os.listdir(topic.queue.layout.consumers)
+    assert os.listdir(topic.queue.layout.consumers) == []
