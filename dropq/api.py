@@ -883,7 +883,9 @@ class Topic:
             NoSuchQueue, StorageError, QueueFull, ValueError: as of `Queue.send`; nothing was published.
         """
         transitions = self._publishing
-        transitions.patience.seconds = None if timeout is None else parse_duration(timeout)
+        if timeout is None:
+            return self.queue.send(body, **fields)
+        transitions.patience.seconds = parse_duration(timeout)
         try:
             return self.queue.send(body, **fields)
         finally:

@@ -437,6 +437,28 @@ class Storage:
                 raise
         return True
 
+    def place_each(self, at: int, files: Sequence[str], folders: Iterable[int], name: str) -> list[str]:
+        """Rename each file of an open folder into an open folder of its own, where it replaces nothing.
+
+        Args:
+            at: the descriptor of the folder that the files are in.
+            files: their names.
+            folders: the descriptors of the folders that they go to.
+            name: the path that each gets there.
+
+        Returns:
+            The files whose rename raised an error, for the caller to look at one by one.
+        """
+        if not self._exclusive.in_kernel:
+            return list(files)
+        left = []
+        for file, folder in zip(files, folders, strict=True):
+            try:
+                system_calls.rename_noreplace(file, name, folder, at)
+            except OSError:
+                left.append(file)
+        return left
+
     def rename_in(self, source: str, folder: int, name: str) -> None:
         """Rename a file into an open folder, to a name that is unique by construction; arguments as of `place_in`."""
         try:
