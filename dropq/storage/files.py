@@ -171,8 +171,22 @@ class Storage:
         finally:
             os.close(fd)
 
-    def write_all(self, folder: str, files: Sequence[str], bodies: Iterable[bytes | memoryview]) -> None:
-        """Write many new files into a folder; after a failure the caller removes the folder."""
+    def write_all(
+        self,
+        folder: str,
+        files: Sequence[str],
+        bodies: Iterable[bytes | memoryview],
+        *,
+        times: tuple[int, int] | None = None,
+    ) -> None:
+        """Write many new files into a folder; after a failure the caller removes the folder.
+
+        Args:
+            folder: the folder.
+            files: the names of the files.
+            bodies: their contents.
+            times: when they were read and written, in ns since 1970, where the file system can keep that; None for now.
+        """
         mode, owns = self._create_mode, self._owns
         with self.together(folder, len(files)) as each:
             syncs = each and self.syncs_files
@@ -183,6 +197,9 @@ class Storage:
                         self._own(fd, self._file_mode)
                     if (written := os.write(fd, data)) < len(data):
                         _write_rest(fd, data, written)
+                    if times is not None:
+                        with contextlib.suppress(OSError):
+                            os.utime(fd, ns=times)
                     if syncs:
                         os.fsync(fd)
                 finally:

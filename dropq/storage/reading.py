@@ -389,6 +389,12 @@ def written_ms(path: str) -> int:
     return os.lstat(path).st_mtime_ns // 1_000_000
 
 
+def times(path: str) -> tuple[int, int]:
+    """Return when a file was last read and last written, in nanoseconds since 1970."""
+    found = os.lstat(path)
+    return found.st_atime_ns, found.st_mtime_ns
+
+
 def is_reservation(status: os.stat_result) -> bool:
     """Return whether a file only reserves its name for a move: it is empty, and has the mode of reservations."""
     return not status.st_size and status.st_mode == stat.S_IFREG | RESERVED_MODE

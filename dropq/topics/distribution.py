@@ -343,9 +343,9 @@ class Distributor:
         small = body if body is not None else self._small_body(claim)
 
         def write(folder: str, parts: Sequence[str]) -> None:
-            own_modes = all(feed.own_modes for feed in feeds)
-            if small is not None and own_modes and names.tells_time(claim.own_name):
-                storage.write_all(folder, parts, [small] * len(parts))
+            if small is not None and all(feed.own_modes for feed in feeds):
+                times = None if names.tells_time(claim.own_name) else reading.times(claim.path)
+                storage.write_all(folder, parts, [small] * len(parts), times=times)
                 return
             renewed = time.monotonic()
             for part, feed in zip(parts, feeds, strict=True):
