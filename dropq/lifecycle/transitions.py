@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import chain
 from typing import TypeVar, TypeVarTuple
 
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
@@ -245,8 +244,7 @@ class Transitions:
             with suppress(FileNotFoundError):  # RACE: another roll-forward was first
                 self._storage.discard(path, self._make_folder(self._layout.private))
             return
-        kept = self._kept_names(self._sidecars.parse(own_name).unmarked)
-        for file in chain(() if names.may_be_marked(own_name) else (own_name,), kept):
+        for file in self._names_at_the_end(own_name):
             try:
                 return self._storage.move(path, f"{self._layout.processed}/{file}")
             except FileExistsError:  # a file of the same name was archived before: both stay
@@ -255,6 +253,11 @@ class Transitions:
                 if not reading.exists(path):
                     return None  # RACE: another roll-forward was first
                 raise
+
+    def _names_at_the_end(self, own_name: str) -> Iterator[str]:
+        if not names.may_be_marked(own_name):
+            yield own_name
+        yield from self._kept_names(self._sidecars.parse(own_name).unmarked)
 
     def set_part_aside(self, path: str, own_name: str, reason: str, details: Mapping[str, object]) -> None:
         """Move a part of a committed message, which cannot reach its receiver any more, to error/ with a reason."""

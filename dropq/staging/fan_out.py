@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.claims import Claim
@@ -23,7 +24,7 @@ from dropq.format.staged import RECEIVERS, WHOLE, StagedFolder, claim_of, part_n
 from dropq.lifecycle.claims import claims_in, find_claim, is_committed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.staging.receivers import Identity, Receiver
+from dropq.staging.receivers import Identity, Receiver, take_each
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
 
@@ -38,6 +39,18 @@ UNSTAGED = "the message waits as before, and no receiver has it"
 
 #: Writes the copies of a message: called with a folder and the names that the copies get there.
 Write = Callable[[str, Sequence[str]], None]
+
+
+class Staged(NamedTuple):
+    """What this process has staged: the open folder, the parts in it, who gets each, and the name that it gets there.
+
+    The folder is open because no staged folder is ever renamed, and its path is long to walk along for each part.
+    """
+
+    at: int
+    parts: Sequence[str]
+    receivers: Sequence[Receiver]
+    own_name: str
 
 
 @dataclass
@@ -68,10 +81,17 @@ def fan_out(
         LeaseLost: the claim is gone; nothing was committed.
         StorageError: the copies could not be staged; the message is still claimed, and no receiver has it.
     """
+    folder, at = _new_folder(context, claim)
     parts = [part_name(number, own_name) for number in range(len(receivers))]
-    folder = _new_folder(context, claim)
     try:
-        _stage(context, folder, parts, receivers, write)
+        return _fan_out(context, claim, folder, Staged(at, parts, receivers, own_name), write)
+    finally:
+        os.close(at)
+
+
+def _fan_out(context: QueueContext, claim: Claim, folder: str, staged: Staged, write: Write) -> bool | None:
+    try:
+        _stage(context, folder, staged, write)
         if not _commit(context, claim, folder):
             return None  # RACE: a sweep took this holder for dead, and dropped the folder
     except LeaseLost:
@@ -86,25 +106,24 @@ def fan_out(
     except BaseException:
         _withdraw(context, folder)
         raise
-    return roll_forward(context, folder, staged=(parts, receivers, own_name))
+    return roll_forward(context, folder, staged=staged)
 
 
-def _new_folder(context: QueueContext, claim: Claim) -> str:
+def _new_folder(context: QueueContext, claim: Claim) -> tuple[str, int]:
+    """Make a staged folder; return its path, and its descriptor."""
     attempt = f"{random.getrandbits(24):06x}"
     name = StagedFolder(claim_of(claim.owner), attempt, "processed", claim.own_name).folder
     folder = f"{context.layout.staged}/{name}"
     try:
         context.storage.make_folder(folder, passing=True)
+        return folder, reading.open_folder(folder)
     except OSError as error:
         raise storage_error(error, UNSTAGED) from error
-    return folder
 
 
-def _stage(
-    context: QueueContext, folder: str, parts: Sequence[str], receivers: Sequence[Receiver], write: Write
-) -> None:
-    write(folder, parts)
-    content = ",\n".join(receiver.written for receiver in receivers)
+def _stage(context: QueueContext, folder: str, staged: Staged, write: Write) -> None:
+    write(folder, staged.parts)
+    content = ",\n".join([receiver.written for receiver in staged.receivers])
     context.storage.write_new(f"{folder}/{RECEIVERS}", f"[{content}]\n".encode())
     context.storage.sync(folder, context.layout.staged)
 
@@ -172,12 +191,7 @@ def _withdraw(context: QueueContext, folder: str) -> None:
 # -- roll forward --------------------------------------------------------------------------------------------------
 
 
-def roll_forward(
-    context: QueueContext,
-    folder: str,
-    *,
-    staged: tuple[Sequence[str], Sequence[Receiver], str] | None = None,
-) -> bool:
+def roll_forward(context: QueueContext, folder: str, *, staged: Staged | None = None) -> bool:
     """Move each part of a committed message to its receiver, then archive the message; return whether all is done.
 
     RACE: any number of processes may do this at once. Each part is moved by the first rename; the others find it gone.
@@ -185,8 +199,7 @@ def roll_forward(
     Args:
         context: the queue that the message was claimed in.
         folder: the staged folder, which is committed.
-        staged: the parts, who gets each, and the name that it gets, where this process has just staged them; None
-            lists the parts, and reads who gets them.
+        staged: what is in it, where this process has just staged it; None lists the parts, and reads who gets them.
 
     Raises:
         StorageError: what is moved may not be durable; a sweep goes on.
@@ -197,20 +210,16 @@ def roll_forward(
         raise storage_error(error, "the message is committed: its copies arrive with the next sweep") from error
 
 
-def _roll_forward(
-    context: QueueContext,
-    folder: str,
-    staged: tuple[Sequence[str], Sequence[Receiver], str] | None,
-) -> bool:
+def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> bool:
     storage, layout = context.storage, context.layout
-    name = StagedFolder.of(os.path.basename(folder))
+    name = staged or StagedFolder.of(os.path.basename(folder))
     if name is None:
         return False
     try:
         storage.sync(folder, layout.processing, layout.working)  # the commit is durable before the first move
         mover = _Mover(context, folder)
         if staged is not None:
-            if not mover.move_staged(*staged):
+            if not mover.move_staged(staged):
                 return False
         else:
             # RACE: whoever listed the folder before the last part was moved would archive the message too early: so the
@@ -240,17 +249,10 @@ class _Mover:
         self._identities: list[Identity | None] | None = None
         self._reached: dict[int, Receiver] = {}
 
-    def move_staged(self, parts: Sequence[str], receivers: Sequence[Receiver], own_name: str) -> bool:
+    def move_staged(self, staged: Staged) -> bool:
         """Move the parts that this process has staged; return whether all of them have left the folder."""
-        self._receivers = self._reached = dict(enumerate(receivers))
-        storage, left = self._context.storage, []
-        for part, receiver in zip(parts, receivers, strict=True):
-            try:
-                if receiver.take(f"{self._folder}/{part}", own_name, storage):
-                    continue
-            except OSError:
-                pass  # what is the matter with it is seen below
-            left.append(part)
+        self._receivers = self._reached = dict(enumerate(staged.receivers))
+        left = take_each(staged.receivers, staged.at, staged.parts, staged.own_name, self._context.storage)
         return not left or self.move(left)
 
     def move(self, parts: Sequence[str]) -> bool:
@@ -266,6 +268,8 @@ class _Mover:
 
     def sync(self) -> None:
         """Make the moves durable."""
+        if not self._context.storage.syncs_folders:
+            return
         for receiver in self._reached.values():
             with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
                 receiver.sync(self._context.storage)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,3 +103,16 @@ class Receiver:
     def sync(self, storage: Storage) -> None:
         """Make durable what came to target/."""
         storage.sync_in(self._folder, "target")
+
+
+def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name: str, storage: Storage) -> list[str]:
+    """Rename a part into the target/ of each receiver, as `Receiver.take` does; return the parts that stay.
+
+    Args:
+        receivers: the receivers.
+        at: the descriptor of the folder that the parts are in.
+        parts: the part of each.
+        name: the name that each gets.
+        storage: renames them.
+    """
+    return storage.place_each(at, parts, [receiver._folder for receiver in receivers], f"target/{name}")

@@ -171,8 +171,22 @@ class Storage:
         finally:
             os.close(fd)
 
-    def write_all(self, folder: str, files: Sequence[str], bodies: Iterable[bytes | memoryview]) -> None:
-        """Write many new files into a folder; after a failure the caller removes the folder."""
+    def write_all(
+        self,
+        folder: str,
+        files: Sequence[str],
+        bodies: Iterable[bytes | memoryview],
+        *,
+        times: tuple[int, int] | None = None,
+    ) -> None:
+        """Write many new files into a folder; after a failure the caller removes the folder.
+
+        Args:
+            folder: the folder.
+            files: the names of the files.
+            bodies: their contents.
+            times: when they were read and written, in ns since 1970, where the file system can keep that; None for now.
+        """
         mode, owns = self._create_mode, self._owns
         with self.together(folder, len(files)) as each:
             syncs = each and self.syncs_files
@@ -183,6 +197,9 @@ class Storage:
                         self._own(fd, self._file_mode)
                     if (written := os.write(fd, data)) < len(data):
                         _write_rest(fd, data, written)
+                    if times is not None:
+                        with contextlib.suppress(OSError):
+                            os.utime(fd, ns=times)
                     if syncs:
                         os.fsync(fd)
                 finally:
@@ -436,6 +453,28 @@ class Storage:
             else:
                 raise
         return True
+
+    def place_each(self, at: int, files: Sequence[str], folders: Iterable[int], name: str) -> list[str]:
+        """Rename each file of an open folder into an open folder of its own, where it replaces nothing.
+
+        Args:
+            at: the descriptor of the folder that the files are in.
+            files: their names.
+            folders: the descriptors of the folders that they go to.
+            name: the path that each gets there.
+
+        Returns:
+            The files whose rename raised an error, for the caller to look at one by one.
+        """
+        if not self._exclusive.in_kernel:
+            return list(files)
+        left = []
+        for file, folder in zip(files, folders, strict=True):
+            try:
+                system_calls.rename_noreplace(file, name, folder, at)
+            except OSError:
+                left.append(file)
+        return left
 
     def rename_in(self, source: str, folder: int, name: str) -> None:
         """Rename a file into an open folder, to a name that is unique by construction; arguments as of `place_in`."""

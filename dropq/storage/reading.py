@@ -70,6 +70,11 @@ def _forget_listing(fd: int) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def open_folder(path: str) -> int:
+    """Open a folder, and return its descriptor."""
+    return os.open(path, _FOLDER)
+
+
 def listing(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
     """List a folder, in no order; on NFS the listing may come from this host's cache.
 
@@ -117,6 +122,39 @@ def subfolders(folder: str, *, shared: bool) -> list[Subfolder]:
             for entry in found
             if (is_link := entry.is_symlink()) or entry.is_dir(follow_symlinks=False)
         ]
+
+
+class Subfolders:
+    """The folders and the links in a folder, listed again only when the folder may have changed.
+
+    Args:
+        folder: the folder.
+        clock: the file server's clock, which the folder's time is compared with.
+        shared: whether other hosts may change it: then it is listed each time.
+    """
+
+    def __init__(self, folder: str, clock: Clock, *, shared: bool) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._shared = shared
+        self._found: list[Subfolder] = []
+        self._changed = (0, 0)
+
+    def now(self) -> list[Subfolder]:
+        """Return what lies in the folder now; the same list as before where nothing was made, renamed or removed."""
+        if self._shared:
+            return subfolders(self.folder, shared=True)
+        try:
+            status = os.stat(self.folder)
+        except FileNotFoundError:
+            return []
+        changed = status.st_ino, status.st_ctime_ns
+        if changed != self._changed:
+            now = self._clock.now_ms() * 1_000_000  # before the listing: what comes after the listing is younger
+            self._found = subfolders(self.folder, shared=False)
+            # When a folder changed just now, its next change may have the same time.
+            self._changed = changed if now - changed[1] > SETTLED_NS else (0, 0)
+        return self._found
 
 
 def is_shared(folder: str) -> bool:
@@ -349,6 +387,12 @@ def changed_ms(path: str) -> int:
 def written_ms(path: str) -> int:
     """Return when a file's content was last written: its mtime in milliseconds since 1970."""
     return os.lstat(path).st_mtime_ns // 1_000_000
+
+
+def times(path: str) -> tuple[int, int]:
+    """Return when a file was last read and last written, in nanoseconds since 1970."""
+    found = os.lstat(path)
+    return found.st_atime_ns, found.st_mtime_ns
 
 
 def is_reservation(status: os.stat_result) -> bool:

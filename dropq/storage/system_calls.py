@@ -43,13 +43,14 @@ _renameat2 = _from_c_library("renameat2")
 _syncfs = _from_c_library("syncfs")
 
 
-def rename_noreplace(source: str, destination: str, folder: int = HERE) -> None:
+def rename_noreplace(source: str, destination: str, folder: int = HERE, source_folder: int = HERE) -> None:
     """Rename a file unless the destination exists, in one system call.
 
     Args:
         source: the file's path.
         destination: its new path.
         folder: the descriptor of the folder that a relative `destination` begins in.
+        source_folder: the same for a relative `source`.
 
     Raises:
         FileExistsError: the destination exists.
@@ -58,7 +59,7 @@ def rename_noreplace(source: str, destination: str, folder: int = HERE) -> None:
     if _renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source)
     old, new = source.encode(_ENCODING, _ERRORS), destination.encode(_ENCODING, _ERRORS)
-    if _renameat2(HERE, old, folder, new, _RENAME_NOREPLACE) != 0:
+    if _renameat2(source_folder, old, folder, new, _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source, None, destination)
 

@@ -119,7 +119,6 @@ class Distributor:
             body: its body; None reads it.
             patience: seconds to wait for a pause to end, or a full receiver; None does not wait.
         """
-        bears = names.bears(self.context.sidecars.parse(file).id)
         until = None if patience is None else time.monotonic() + patience
         mine = claim
         while True:
@@ -127,7 +126,7 @@ class Distributor:
             try:
                 if mine is not None:
                     return self._held_to(mine, body, [], [])
-                if not self._is_paused() and (waiting := self._waiting(bears)) is not None:
+                if not self._is_paused() and (waiting := self._waiting(file)) is not None:
                     done = self._distribute(waiting)
                     if done is not None:
                         return done
@@ -142,7 +141,7 @@ class Distributor:
                 return False
             mine = None
             held = held or self._is_paused()
-            if not held and not self._is_on_its_way(bears):
+            if not held and not self._is_on_its_way(file):
                 return True  # RACE: another distributor was first
             left = RECHECK if not held else 0 if until is None else until - time.monotonic()
             if left <= 0:
@@ -150,15 +149,20 @@ class Distributor:
             self._watch = self._watch or Watch(self.context.layout.processing)
             self._watch.wait(min(left, RECHECK))
 
-    def _waiting(self, bears: Callable[[str], bool]) -> MessageFile | None:
-        """Return a message that waits."""
+    def _bears(self, file: str) -> Callable[[str], bool]:
+        """Return what tells by its name whether a file is the message of a file name."""
+        return names.bears(self.context.sidecars.parse(file).id)
+
+    def _waiting(self, file: str) -> MessageFile | None:
+        """Return a message, if it waits."""
+        bears = self._bears(file)
         with error_context("whether the message is distributed is not known"):
             found = [name for name in reading.names_in(self.context.layout.target) if bears(name)]
         return self.context.sidecars.file(found[0], self.context.layout.target) if found else None
 
-    def _is_on_its_way(self, bears: Callable[[str], bool]) -> bool:
+    def _is_on_its_way(self, file: str) -> bool:
         """Return whether a message waits, is claimed, or is committed and not wholly rolled forward."""
-        layout = self.context.layout
+        layout, bears = self.context.layout, self._bears(file)
         for _ in range(2):  # RACE: a sweep may take it back from processing/ to target/ between two looks
             with error_context("whether the message is distributed is not known"):
                 names_now = [*reading.names_in(layout.target), *reading.names_in(layout.processing)]
@@ -292,9 +296,10 @@ class Distributor:
         own_name = self._copied_name(claim)
         while True:
             standing = self._feeds.now()
-            known, still = set(map(id, asked)), set(map(id, standing))
-            new = [feed for feed in standing if id(feed) not in known]
-            chosen = [feed for feed in chosen if id(feed) in still] + self._chosen(new, claimed, "processing")
+            if standing is not asked:
+                known, still = set(map(id, asked)), set(map(id, standing))
+                new = [feed for feed in standing if id(feed) not in known]
+                chosen = [feed for feed in chosen if id(feed) in still] + self._chosen(new, claimed, "processing")
             if not chosen:
                 self._transitions.archive_uncounted(claim)
                 return True
@@ -327,8 +332,8 @@ class Distributor:
         client = ""
         if feeds and names.may_be_marked(file.filename):
             client = self.context.sidecars.full(file.name).from_client
-        wanting = [feed for feed in feeds if feed.wants(file, state, client)]
-        return [feed for feed in wanting if feed.has_room()]
+        wanting = [feed for feed in feeds if feed.takes_all or feed.wants(file, state, client)]
+        return [feed for feed in wanting if feed.takes_all or feed.has_room()]
 
     def _copied_name(self, claim: Claim) -> str:
         """Return the file name of the copies: the message's own, without what happened to it here."""
@@ -346,10 +351,9 @@ class Distributor:
         small = body if body is not None else self._small_body(claim)
 
         def write(folder: str, parts: Sequence[str]) -> None:
-            own_modes = all(feed.context.storage.writes_as(storage) for feed in feeds)
-            keeps_time = not names.tells_time(claim.own_name)
-            if small is not None and own_modes and not keeps_time:
-                storage.write_all(folder, parts, [small] * len(parts))
+            if small is not None and all(feed.own_modes for feed in feeds):
+                times = None if names.tells_time(claim.own_name) else reading.times(claim.path)
+                storage.write_all(folder, parts, [small] * len(parts), times=times)
                 return
             renewed = time.monotonic()
             for part, feed in zip(parts, feeds, strict=True):

@@ -27,7 +27,7 @@ from dropq.topics.views import view_names
 
 log = logging.getLogger("dropq")
 
-#: Seconds for which the configuration of a feed is relied on before its file is looked at again.
+#: Seconds for which the configurations of the feeds are relied on before their files are looked at again.
 CONFIG_AGE = 1.0
 
 
@@ -47,7 +47,6 @@ class Feed:
         self.context = context
         config, layout = context.config, context.layout
         self.is_view = not layout.topic
-        self._read_at = time.monotonic()
         self._version = self._files_version()
         self._decide: dict[str, Callable[[MessageFile], bool | None]] = {}
         if config.filter is not None:
@@ -59,14 +58,14 @@ class Feed:
             self._tally = Tally(folders, config.ignore, config.max_unprocessed, context.timing)
         subscription = SubscriptionName.of(os.path.basename(layout.home)) if layout.is_subscription else None
         self._no_local = subscription.client_id if subscription is not None and subscription.no_local else None
+        #: Whether it gets every message, and has room for any number.
+        self.takes_all = not self._decide and self._no_local is None and self._tally is None
+        #: Whether its files have the modes of the topic's.
+        self.own_modes = context.storage.writes_as(topic.storage)
 
     @property
     def is_current(self) -> bool:
         """Whether its configuration is that of its file."""
-        now = time.monotonic()
-        if now - self._read_at < CONFIG_AGE:
-            return True
-        self._read_at = now
         return self._files_version() == self._version
 
     def _files_version(self) -> list[tuple[int, int] | None]:
@@ -119,48 +118,72 @@ class Feeds:
     def __init__(self, topic: QueueContext) -> None:
         self._topic = topic
         root = topic.root.layout.path
-        self._above = [(name, f"{topic_layout(root, name).home}/{SUBSCRIPTIONS}") for name in ancestors(topic.name)]
         self._device = reading.device(topic.layout.base)
         self._shared = reading.is_shared(topic.layout.base)
+        self._above = {
+            name: reading.Subfolders(
+                f"{topic_layout(root, name).home}/{SUBSCRIPTIONS}", topic.clock, shared=self._shared
+            )
+            for name in ancestors(topic.name)
+        }
+        self._found: list[list[reading.Subfolder]] = []
+        self._feeds: list[Feed] | None = None
+        self._looks_at = 0.0
         self._known: dict[tuple[str, int], Feed] = {}
         self._views: dict[str, Feed] = {}
         self._broken: set[str] = set()
 
     def now(self) -> list[Feed]:
-        """Return the feeds that stand at this moment, each queue once.
+        """Return the feeds that stand at this moment, each queue once; the same list as before where they are the same.
 
         Raises:
             Unavailable: one cannot be used now; the message waits for it.
             OSError: they cannot be listed.
         """
+        now = time.monotonic()
+        looks = now >= self._looks_at
+        found = [each.now() for each in self._above.values()]
+        names = view_names(self._topic.root.layout, shared=self._shared)
+        if self._feeds is not None and not looks and not names and found == self._found:
+            return self._feeds
+        self._feeds = None
         feeds: list[Feed] = []
         known: dict[tuple[str, int], Feed] = {}
         links: list[str] = []
-        for topic, folder in self._above:
-            for name, inode, is_link in reading.subfolders(folder, shared=self._shared):
+        lasting = not names
+        for topic, entries in zip(self._above, found, strict=True):
+            for name, inode, is_link in entries:
                 if is_link:
-                    links.append(f"{folder}/{name}")
+                    links.append(f"{self._above[topic].folder}/{name}")
                     continue
                 feed = self._known.get((f"{topic}/{name}", inode))
-                if feed is None or not feed.is_current:
+                if feed is None or (looks and not feed.is_current):
                     if SubscriptionName.of(name) is None:
                         continue
                     feed = self._opened(f"{topic}/{name}")
-                if feed is not None:
+                if feed is None:
+                    lasting = False
+                else:
                     known[f"{topic}/{name}", inode] = feed
                     feeds.append(feed)
         self._known = known  # RACE: threads have equal ones; a feed that both forget is closed when neither uses it
-        views = list(self._views_now())
+        views = list(self._views_now(names, looks=looks))
         if views or links:
             feeds = _each_once([*feeds, *views])
             feeds = _each_once([*feeds, *self._linked(links, {feed.receiver.identity.inode for feed in feeds})])
+        if looks:
+            self._looks_at = now + CONFIG_AGE
+        if lasting and not links:
+            self._found, self._feeds = found, feeds
         return feeds
 
-    def _views_now(self) -> Iterator[Feed]:
+    def _views_now(self, names: list[str], *, looks: bool) -> Iterator[Feed]:
         views: dict[str, Feed] = {}
-        for name in view_names(self._topic.root.layout, shared=self._shared):
+        for name in names:
             feed = self._views.get(name)
-            if feed is None or not feed.is_current or not feed.receiver.is_in_place(self._topic.root.layout.path):
+            if feed is not None and looks and not feed.is_current:
+                feed = None
+            if feed is None or not feed.receiver.is_in_place(self._topic.root.layout.path):
                 feed = self._opened(name)
             topics = None if feed is None else feed.context.config.underlying_topic
             if feed is not None and topics is not None:

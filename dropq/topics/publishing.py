@@ -40,7 +40,10 @@ class Publishing(Transitions):
 
     def send_new(self, file: str, data: bytes | memoryview, *, not_before: int = 0) -> bool:
         """Publish a body; return whether every receiver has it: one that is delayed comes later."""
-        self.stage(file, data)
+        try:
+            self._storage.write_new(f"{self._layout.working}/{file}", data)
+        except OSError as error:
+            raise self.not_sent(error) from error
         return self._publish(file, data, not_before, None)
 
     def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> bool:

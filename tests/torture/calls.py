@@ -136,10 +136,12 @@ def come_between(between: Between, *, noreplace: bool = True) -> None:
     shutil.os = stand_in  # type: ignore[attr-defined]
     real = system_calls.rename_noreplace
 
-    def rename_noreplace(source: str, destination: str, folder: int = system_calls.HERE) -> None:
+    def rename_noreplace(
+        source: str, destination: str, folder: int = system_calls.HERE, source_folder: int = system_calls.HERE
+    ) -> None:
         if not noreplace:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
-        between(Call("rename", (source, destination), lambda: real(source, destination, folder)))
+        between(Call("rename", (source, destination), lambda: real(source, destination, folder, source_folder)))
 
     system_calls.rename_noreplace = rename_noreplace
     whole = system_calls.sync_whole

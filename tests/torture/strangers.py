@@ -82,9 +82,11 @@ class Watch:
         self.wrong = []
         real = system_calls.rename_noreplace
 
-        def told(source: str, destination: str, folder: int = system_calls.HERE) -> None:
-            sys.audit("os.rename", source, destination, -1, max(folder, -1))  # ctypes tells of no call
-            real(source, destination, folder)
+        def told(
+            source: str, destination: str, folder: int = system_calls.HERE, source_folder: int = system_calls.HERE
+        ) -> None:
+            sys.audit("os.rename", source, destination, max(source_folder, -1), max(folder, -1))  # ctypes says nothing
+            real(source, destination, folder, source_folder)
 
         system_calls.rename_noreplace = told
         self.on = True
