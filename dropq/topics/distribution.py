@@ -60,6 +60,7 @@ class Distributor:
         self._transitions = Transitions(context)
         self._feeds = Feeds(context)
         self._routes = Routes(context)
+        self._target = reading.Listing(context.layout.target, context.clock)
         random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
         self._id = f"distributor-{random}"
         self._owners = claim_owners(self._id)
@@ -88,13 +89,13 @@ class Distributor:
     # -- one message -------------------------------------------------------------------------------------------------
 
     def claim_staged(self, file: str) -> Claim | None:
-        """Return a claim for a staged file that is about to be published; None while the topic is paused.
+        """Return a claim for a staged file that is about to be published; None where it is to wait in target/ first.
 
-        Where that cannot be told, or this process cannot show that it lives, it returns None, too: the file is to be
-        sent as a script does it.
+        It waits while the topic is paused, and behind what waits already. Where that cannot be told, or this process
+        cannot show that it lives, the file is to be sent as a script does it, too.
         """
         try:
-            if self._is_paused():
+            if self._is_paused() or self._has_waiting():
                 return None
             self._show()
         except DropqError as error:
@@ -126,10 +127,8 @@ class Distributor:
             try:
                 if mine is not None:
                     return self._held_to(mine, body, [], [])
-                if not self._is_paused() and (waiting := self._waiting(file)) is not None:
-                    done = self._distribute(waiting)
-                    if done is not None:
-                        return done
+                self.run()  # what waits before it goes first
+                held = bool(self.held_by)
             except Unavailable as error:
                 self._hold(str(error))
                 held = True
@@ -140,9 +139,9 @@ class Distributor:
                 log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name, file, why)
                 return False
             mine = None
+            if not self._is_on_its_way(file):
+                return True
             held = held or self._is_paused()
-            if not held and not self._is_on_its_way(file):
-                return True  # RACE: another distributor was first
             left = RECHECK if not held else 0 if until is None else until - time.monotonic()
             if left <= 0:
                 return False
@@ -153,12 +152,10 @@ class Distributor:
         """Return what tells by its name whether a file is the message of a file name."""
         return names.bears(self.context.sidecars.parse(file).id)
 
-    def _waiting(self, file: str) -> MessageFile | None:
-        """Return a message, if it waits."""
-        bears = self._bears(file)
-        with error_context("whether the message is distributed is not known"):
-            found = [name for name in reading.names_in(self.context.layout.target) if bears(name)]
-        return self.context.sidecars.file(found[0], self.context.layout.target) if found else None
+    def _has_waiting(self) -> bool:
+        """Return whether a message waits to be distributed."""
+        with error_context("whether a message waits is not known"):
+            return any(not self.context.sidecars.ignored(name) for name in self._target.names())
 
     def _is_on_its_way(self, file: str) -> bool:
         """Return whether a message waits, is claimed, or is committed and not wholly rolled forward."""
