@@ -152,10 +152,10 @@ def test_a_recovery_waits_for_what_is_committed_and_cannot_be_rolled_forward(
     first = topic.create_subscription("first", client_id="x")
     real = system_calls.rename_noreplace
 
-    def refuse(source: str, destination: str, folder: int = system_calls.HERE) -> None:
+    def refuse(source: str, destination: str, *folders: int) -> None:
         if destination.startswith("target/"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), source)
-        real(source, destination, folder)
+        real(source, destination, *folders)
 
     with monkeypatch.context() as broken:
         broken.setattr(system_calls, "rename_noreplace", refuse)
@@ -208,7 +208,7 @@ def test_a_copy_whose_receiver_stands_is_never_set_aside(
 ) -> None:
     audit = topic.create_subscription("audit", client_id="hq")
 
-    def refused(source: str, destination: str, folder: int = system_calls.HERE) -> None:
+    def refused(source: str, destination: str, *_: int) -> None:
         if destination.startswith("target/"):
             raise OSError(number, os.strerror(number), source)
         os.rename(source, destination)

@@ -601,7 +601,7 @@ def mounted(setting: Setting) -> Iterator[None]:
     """Let renames do what a setting's file system can, and let no sync take time."""
     real = os.rename
 
-    def refused(source: str, destination: str, folder: int = 0) -> None:
+    def refused(source: str, destination: str, *_: int) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
 
     def rename(source: Any, destination: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
