@@ -378,7 +378,7 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
     if is_committed(folder):
         _go_on(context, folder, rolled)
         return
-    if reading.exists(f"{folder}/{WHOLE}"):
+    if _is_dropped(folder):
         _clear_dropped(context, folder, has_claim=has_claim)
         return
     if has_claim:
@@ -395,6 +395,17 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
         return
     rolled.dropped += 1
     _clear_dropped(context, folder, has_claim=False)
+
+
+def _is_dropped(folder: str) -> bool:
+    """Return whether a fence has the name `whole`.
+
+    RACE: the holder may commit at any moment: that it was not committed, and that the name is taken now, is no proof.
+    """
+    whole, fence = f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder))
+    return reading.is_folder(whole) or (
+        reading.regular_size(whole) == len(fence) and reading.read_small(whole) == fence
+    )
 
 
 def _go_on(context: QueueContext, folder: str, rolled: Rolled) -> None:

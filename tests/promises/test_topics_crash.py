@@ -202,6 +202,28 @@ def test_a_publisher_that_cannot_show_that_it_lives_leaves_its_message_to_others
     assert bodies(audit) == [b"sent"]
 
 
+def test_a_sweep_that_looks_as_a_holder_commits_takes_no_copy(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    is_committed, commit = fan_out.is_committed, fan_out._commit
+    late: list[Callable[[], object]] = []
+
+    def looking(folder: str) -> bool:
+        found = is_committed(folder)
+        while late:
+            late.pop()()
+        return found
+
+    def committing(context: Any, claim: Any, folder: str) -> bool:
+        late.append(lambda: commit(context, claim, folder))
+        fan_out.sweep(context)
+        return True
+
+    monkeypatch.setattr(fan_out, "is_committed", looking)
+    monkeypatch.setattr(fan_out, "_commit", committing)
+    topic.publish(b"copied")
+    assert bodies(audit) == [b"copied"]
+
+
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOENT, errno.EIO], ids=errno.errorcode.get)
 def test_a_copy_whose_receiver_stands_is_never_set_aside(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, number: int
