@@ -40,14 +40,14 @@ def recover(context: QueueContext) -> int:
         if not alone or not is_recovering(context):
             return 0
         point = (reading.read_small(context.layout.recovering) or b"").decode(errors="replace") or "epoch"
-        _begin_again(topic, context.name)
+        _begin_again(topic)
         count = _fill(context, topic, point)
         context.storage.unlink(context.layout.recovering)
         context.storage.sync(context.layout.private)
     return count
 
 
-def _begin_again(topic: QueueContext, name: str) -> None:
+def _begin_again(topic: QueueContext) -> None:
     """Let every distribution begin again that may have listed the receivers before the subscription stood.
 
     A distributor that lost its claim can neither commit nor archive. What is committed is rolled forward.
@@ -59,7 +59,7 @@ def _begin_again(topic: QueueContext, name: str) -> None:
     if rolled.refused:
         raise StorageError(
             f"topic {topic.name}: what is committed was not rolled forward whole, as the log says, and is not archived "
-            f"yet; subscription {name} is there, and a later sweep fills it"
+            "yet; the subscription is there, and a later sweep fills it"
         )
 
 

@@ -20,6 +20,7 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 
 from dropq import Queue, Root, StorageError
 from dropq.api import Topic
+from dropq.lifecycle import claims
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
 from dropq.upkeep import archived, recovery
@@ -204,7 +205,7 @@ def test_a_publisher_that_cannot_show_that_it_lives_leaves_its_message_to_others
 
 def test_a_sweep_that_looks_as_a_holder_commits_takes_no_copy(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     audit = topic.create_subscription("audit", client_id="hq")
-    is_committed, commit = fan_out.is_committed, fan_out._commit
+    is_committed, commit = claims.is_committed, fan_out._commit
     late: list[Callable[[], object]] = []
 
     def looking(folder: str) -> bool:
