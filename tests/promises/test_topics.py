@@ -817,11 +817,11 @@ def test_what_was_distributed_meanwhile_is_recovered_once(root: Root, monkeypatc
     drop(topic.queue, "report.csv", b"2")
     real = recovery._begin_again
 
-    def publishing_first(context: Any, subscription: str) -> None:
+    def publishing_first(context: Any) -> None:
         elsewhere = opened(root).topic("a")
         elsewhere.publish(b"3")
         elsewhere.queue.sweep()
-        real(context, subscription)
+        real(context)
 
     monkeypatch.setattr(recovery, "_begin_again", publishing_first)
     copies = topic.create_subscription("s", client_id="c", recovery_point="epoch")
