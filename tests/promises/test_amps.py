@@ -105,16 +105,23 @@ def test_a_queue_has_a_message_type(make: Make) -> None:
 
 @pytest.mark.parametrize("topic", ["prices", "prices.eu"])
 def test_a_queue_may_show_the_messages_of_a_topic(make: Make, topic: str) -> None:
-    """A queue may be a view on another topic. We depart: the key is known, and refused until there are topics."""
-    told = refusal(make, UnderlyingTopic=topic)
-    assert f'UnderlyingTopic = "{topic}": this key is not built' in told and "leave it out" in told
+    """A queue may be a view on a topic: it gets what is published there."""
+    view = make(UnderlyingTopic=topic)
+    published = view.root.create_topic(topic)
+    published.publish("a")
+    assert body(view.receive()) == "a"
+    assert view.send("b").delivered_to == topic
+    assert body(view.receive()) == "b"
 
 
 def test_a_queue_may_show_the_topics_that_a_regular_expression_matches(make: Make) -> None:
-    """A regular expression may name several topics, and needs a publish target. Both are refused so far, as above."""
-    told = refusal(make, UnderlyingTopic="prices.*", DefaultPublishTarget="prices.eu")
-    assert told.count("not built") == 2
-    assert "UnderlyingTopic" in told and "DefaultPublishTarget" in told
+    """A regular expression may name several topics, and needs a publish target."""
+    assert "set default_publish_target" in refusal(make, UnderlyingTopic="prices.*")
+    view = make(UnderlyingTopic="prices.*", DefaultPublishTarget="prices.eu")
+    for topic in ("prices.eu", "prices.us", "orders"):
+        view.root.create_topic(topic).publish(topic)
+    assert [body(view.receive()), body(view.receive()), view.receive()] == ["prices.eu", "prices.us", None]
+    assert view.send("b").delivered_to == "prices.eu"
 
 
 def test_without_an_underlying_topic_a_queue_holds_what_is_sent_to_its_own_name(make: Make) -> None:
@@ -125,8 +132,9 @@ def test_without_an_underlying_topic_a_queue_holds_what_is_sent_to_its_own_name(
 
 
 def test_the_publish_target_is_one_of_the_topics_of_the_queue(make: Make) -> None:
-    """It says where a send to a view goes. Refused so far, as above."""
-    assert 'DefaultPublishTarget = "prices": this key is not built' in refusal(make, DefaultPublishTarget="prices")
+    """It says where a send to a view goes."""
+    assert "none of the topics" in refusal(make, UnderlyingTopic="prices.*", DefaultPublishTarget="orders")
+    assert "set underlying_topic" in refusal(make, DefaultPublishTarget="prices")
 
 
 # -- LeasePeriod -------------------------------------------------------------------------------------------------------
