@@ -23,7 +23,7 @@ from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
 from dropq.format import names
-from dropq.format.addresses import SubscriptionName, check_address, check_topic_name
+from dropq.format.addresses import SubscriptionName, check_address, check_client_id, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import topics
@@ -848,6 +848,8 @@ class Topic:
 
     def __init__(self, root: Root, name: str, *, client_id: str | None = None) -> None:
         check_topic_name(name)
+        if client_id is not None:
+            check_client_id(client_id)
         self.root = root
         self.name = name
         self.client_id = client_id

@@ -62,19 +62,28 @@ def check_topic_name(topic: str) -> None:
 
 def check_subscription_name(name: str, client_id: str) -> None:
     """Raise InvalidName if a subscription cannot have a name and a client id."""
-    for what, text in (("name", name), ("client id", client_id)):
-        if not text or "\0" in text:
-            raise InvalidName(f"{text!r} cannot be the {what} of a subscription: give a text without NUL")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidName(f"{text!r} cannot be the {what} of a subscription: UTF-8 cannot encode it") from None
+    _check_text("name of a subscription", name)
+    check_client_id(client_id)
     folder = SubscriptionName(name, client_id, no_local=True).folder
     if len(folder) > SUBSCRIPTION_LIMIT:
         raise InvalidName(
             f"{name!r} of client {client_id!r} cannot name a subscription: its folder's name {folder!r} has over "
             f"{SUBSCRIPTION_LIMIT} bytes"
         )
+
+
+def check_client_id(client_id: str) -> None:
+    """Raise InvalidName if nobody can publish or subscribe under a client id."""
+    _check_text("client id", client_id)
+
+
+def _check_text(what: str, text: str) -> None:
+    if not text or "\0" in text:
+        raise InvalidName(f"{text!r} cannot be the {what}: give a text without NUL")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidName(f"{text!r} cannot be the {what}: UTF-8 cannot encode it") from None
 
 
 def is_topic_name(text: str) -> bool:

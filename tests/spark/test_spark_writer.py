@@ -589,3 +589,25 @@ def test_a_driver_killed_before_its_commit_sent_nothing_and_a_sweep_clears_up(ki
     assert (bodies(queue), len(working(queue))) == ([], 1)
     assert queue.sweep(jobs_older_than=0).jobs_dropped == 1
     assert (bodies(queue), working(queue)) == ([], [])
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_publishes_to_a_topic_or_a_view_by_its_address_and_a_subscription_is_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    root = Root.create(tmp_path / "root")
+    topic = root.create_topic("sales.eu")
+    copies = topic.create_subscription("audit", client_id="hq")
+    view = root.create_queue("view", underlying_topic="sales.eu")
+    dropq.spark.register(spark)
+    rows = spark.createDataFrame([("a",), ("b",)], "value string").repartition(1)
+    for address in ("sales.eu", "view"):
+        writer = rows.write.format("dropq").mode("append").option("root", str(root.path))
+        writer.option("queue", address).option("messagePer", "row").save()
+    assert (topic.queue.counts()["target"], view.counts()["target"]) == (4, 0)
+    topic.queue.sweep()
+    read = spark.read.format("dropq").option("root", str(root.path)).option("queue", copies.name).load()
+    assert sorted(bytes(row.value).decode() for row in read.select("value").collect()) == ["a", "a", "b", "b"]
+    assert view.counts()["target"] == 4
