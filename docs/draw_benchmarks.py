@@ -129,7 +129,7 @@ TOLD = {
     "depth": "A new process takes the first message, then 20,000 more, or as many as there are.",
     "policies": "One process sends all, then takes all; the ratios are to dropq without a policy.",
     "contended": "Four processes take what was sent before; the ratios are to dropq without a policy.",
-    "topics": "Microseconds a message, which the raw loop and dropq copy to each subscription, with the same syncs.",
+    "topics": "Microseconds a message. At `full` the raw loop syncs each file, and each folder that a file came to.",
 }
 #: A table's columns: the key in a row, its title, how it is written.
 TABLE = (
