@@ -179,7 +179,7 @@ class Demo:
         self.run("dropq topic subscribe sales day --client-id office")
         self.run("dropq topic subscribe sales day --client-id ulm --filter \"store = 'Ulm'\"")
         self.run(
-            f"""grep ,{DAY}, daily-sales.csv | while IFS=, read -r store rest; do
+            f"""grep ,{DAY}, daily-sales.csv | tr -d '"' | while IFS=, read -r store rest; do
     printf '%s\\n' "$(head -n 1 daily-sales.csv)" "$store,$rest" | dropq topic publish sales -p "store=$store" -q
 done""",
             quiet=True,

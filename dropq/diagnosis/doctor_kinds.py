@@ -63,9 +63,6 @@ KINDS: Mapping[str, Kind] = {
         "what a DropboxMQ publishes does not reach the view",
         "make the link by `ln -s`, or create the view again",
     ),
-    "two-message-types": Kind(
-        "topics", "error", "filters of the one misread the bodies of the other", "give both the same message_type"
-    ),
     "file-system": Kind("mount", "ok", "messages lie there"),
     "read-only": Kind("mount", "error", "nothing can be sent, claimed or acknowledged", "mount it read-write"),
     "object-store": Kind(

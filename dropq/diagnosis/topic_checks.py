@@ -131,7 +131,3 @@ def _view(root: RootContext, name: str) -> Iterator[Diagnosis]:
                 continue
             if reading.device(layout.base) != reading.device(view.layout.base):
                 yield Diagnosis("far-receiver", view.layout.home, f"topic {topic} lies on another file system")
-            of_topic = open_queue(root, topic).config.message_type
-            if of_topic != view.config.message_type:
-                text = f"topic {topic} has message_type = {of_topic}, and the view {view.config.message_type}"
-                yield Diagnosis("two-message-types", view.layout.home, text)

@@ -46,7 +46,10 @@ def check_address(address: str) -> None:
     if not slash:
         names.check_queue_name(address)
         return
-    check_topic_name(topic)
+    try:
+        check_topic_name(topic)
+    except InvalidName as error:
+        raise InvalidName(f"{address!r} is no address: {error}") from None
     if SubscriptionName.of(folder) is None or names.DELETED.search(folder):
         raise InvalidName(
             f"{address!r} is no address: behind the slash stands SUBSCRIPTION.CLIENT, each encoded (a dot is %2E)"

@@ -408,8 +408,10 @@ PLANTED: list[tuple[str, Plant]] = [
     ("foreign-group", of_readers),
     ("not-tried", refusing("write_new", errno.EIO, "/replace/")),
 ]
+#: Kinds of topics, which test_topics_diagnosis.py plants.
+OF_TOPICS = {"two-of-a-name", "far-receiver", "missing-view-link"}
 #: Kinds that have tests of their own, because they ask for a user whom permissions bind.
-APART = {"closed-root", "untried", "closed-private", "closed-folder", "closed-delayed", "part", "no-part"}
+APART = OF_TOPICS | {"closed-root", "untried", "closed-private", "closed-folder", "closed-delayed", "part", "no-part"}
 
 
 def test_every_kind_is_tested() -> None:

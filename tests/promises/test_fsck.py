@@ -331,8 +331,10 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("deleted-queue", deleted_by_a_dropboxmq, False),
     ("not-a-queue", not_a_queue, False),
 ]
+#: Kinds of topics, which test_topics_diagnosis.py plants.
+OF_TOPICS = {"unfinished-distribution", "not-a-subscription", "half-made-subscription", "broken-view-link"}
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
-APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar"}
+APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar", *OF_TOPICS}
 
 
 def test_every_kind_is_tested() -> None:
