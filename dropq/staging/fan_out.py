@@ -177,8 +177,14 @@ def _was_rolled_forward(folder: str) -> bool:
 
 
 def _withdraw(context: QueueContext, folder: str) -> None:
-    """Remove what was staged and will not be committed; only its holder may, while it has the claim."""
+    """Remove what was staged and will not be committed; only its holder may, while it has the claim.
+
+    RACE: a signal handler may raise between the commit and its return, and an error of a rename that was done may leave
+    that unknown. What was committed is left to whoever rolls it forward.
+    """
     try:
+        if is_committed(folder):
+            return
         for file in reading.names_in(folder):
             if file != WHOLE:
                 context.storage.unlink(f"{folder}/{file}")

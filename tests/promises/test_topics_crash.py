@@ -266,3 +266,25 @@ def test_a_consumer_that_ends_leaves_no_sign_of_life_in_its_topics(topic: Topic)
         assert consumer.receive() is not None
         assert os.listdir(topic.queue.layout.consumers)
     assert os.listdir(topic.queue.layout.consumers) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "unknown")], ids=["interrupt", "EIO"])
+def test_what_is_committed_as_the_commit_fails_loses_no_copy(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    commit = fan_out._commit
+
+    def failing(context: Any, claim: Any, folder: str) -> bool:
+        commit(context, claim, folder)
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fan_out, "_commit", failing)
+        if isinstance(error, KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):
+                topic.publish(b"copied")
+        else:
+            topic.publish(b"copied")
+    topic.queue.sweep()
+    assert bodies(audit) == [b"copied"]
