@@ -148,7 +148,7 @@ def _commit(context: QueueContext, claim: Claim, folder: str) -> bool:
             if now is not None and now.path != claim.path:
                 claim.follow(now)
                 continue
-            if now is None and _was_rolled_forward(folder):
+            if now is None and _was_rolled_forward(folder) and reading.exists(context.layout.staged):
                 return True  # RACE: NFS lost the reply, and a sweep was quicker than we
             if now is not None:
                 raise  # the folder is gone
@@ -238,7 +238,7 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
     except FileNotFoundError:
         if reading.exists(folder):
             raise
-        return True  # RACE: another roll-forward removed it
+        return reading.exists(layout.staged)  # RACE: another roll-forward removed it, or a delete took the topic away
     Transitions(context).end_whole(f"{folder}/{WHOLE}", name.own_name)
     with suppress(OSError):  # a sweep removes it
         storage.remove_folder(folder)

@@ -21,6 +21,7 @@ from dropq.errors import DropqError, QueueExists, StorageError
 from dropq.format import names
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import FOLDERS, KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
+from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
@@ -237,6 +238,8 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
             store.remove_folder(folder)  # from here on whatever was half-way into it fails
         if jobs.is_committed(gone.working):
             raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
+        if context.layout.is_topic and has_committed(gone):
+            raise OSError(errno.ENOTEMPTY, "a message was committed", gone.staged)
         if routes.routed(gone, context.config.ignore):
             raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
     except OSError:

@@ -23,7 +23,7 @@ from dropq.api import Topic
 from dropq.lifecycle import claims
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
-from dropq.upkeep import archived, recovery
+from dropq.upkeep import archived, queues, recovery
 
 
 def few(seed: int, many: int) -> Callable[[list[Any]], list[Any]]:
@@ -288,3 +288,46 @@ def test_what_is_committed_as_the_commit_fails_loses_no_copy(
             topic.publish(b"copied")
     topic.queue.sweep()
     assert bodies(audit) == [b"copied"]
+
+
+def test_a_topic_in_which_a_message_is_committed_as_it_is_deleted_comes_back(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = topic.root.create_topic("a.b", durability="none")
+    above = topic.create_subscription("audit", client_id="hq")
+    refuse_unsettled = queues.refuse_unsettled
+
+    def looking(context: Any) -> None:
+        refuse_unsettled(context)
+        monkeypatch.setattr(queues, "refuse_unsettled", refuse_unsettled)
+        with monkeypatch.context() as died:
+            died.setattr(fan_out, "roll_forward", lambda *_, **__: False)
+            below.publish(b"committed")
+
+    monkeypatch.setattr(queues, "refuse_unsettled", looking)
+    with pytest.raises(StorageError, match="1 in processing"):
+        topic.root.delete_queue("a.b")
+    below.queue.sweep()
+    assert bodies(above) == [b"committed"]
+
+
+def test_what_is_published_as_the_topic_goes_away_is_not_called_distributed(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    home = Path(topic.queue.layout.base)
+    commit = fan_out._commit
+
+    def going(*args: Any) -> bool:
+        home.rename(f"{home}.away")
+        return commit(*args)
+
+    with monkeypatch.context() as away:
+        away.setattr(fan_out, "_commit", going)
+        assert topic.publish(b"later").distributed is False
+    Path(f"{home}.away").rename(home)
+    clock = topic.root.context.clock
+    assert isinstance(clock, Clock)
+    clock.advance(61)
+    topic.queue.sweep()
+    assert bodies(audit) == [b"later"]
