@@ -53,7 +53,7 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
     """Make a directory a root, as `Root.create` says."""
     layout = RootLayout(path)
     style = 'reply_to_style = "typed"\n' if dropboxmq else ""
-    refuse_links((layout.private, layout.meta, layout.queues))
+    refuse_links((layout.private, layout.meta, layout.queues, layout.views))
     try:
         Storage().make_folder(layout.path)
         store = _private_store(layout.path)
