@@ -166,7 +166,8 @@ class QueueLayout:
     @property
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are never links."""
-        return (*self._first_private_folders, self.staged, self.set_aside)
+        own = (self.new, self.deleting) if self.is_topic else ()  # a queue's `deleting` is a file
+        return (*self._first_private_folders, self.staged, self.set_aside, *own)
 
     @property
     def _first_private_folders(self) -> tuple[str, ...]:

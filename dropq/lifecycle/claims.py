@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dropq.format.claims import Claim, claim_start
+from dropq.format.layout import QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.staged import WHOLE, StagedFolder
 from dropq.lifecycle.context import QueueContext
@@ -44,6 +45,11 @@ def committed_files(context: QueueContext) -> Iterator[MessageFile]:
         staged = StagedFolder.of(entry.name)
         if staged is not None and is_committed(entry.path):
             yield context.sidecars.file(staged.own_name, context.layout.staged)
+
+
+def has_committed(layout: QueueLayout) -> bool:
+    """Return whether a topic has a message that was committed as a whole, and whose parts are not all moved yet."""
+    return any(StagedFolder.of(entry.name) and is_committed(entry.path) for entry in reading.entries(layout.staged))
 
 
 def is_committed(folder: str) -> bool:

@@ -35,7 +35,7 @@ def open_root(path: str, clock: Clock | None) -> RootContext:
             if reading.exists(layout.path):
                 raise NoSuchQueue(f"no root at {layout.path}: this is no directory; name the directory of the queues")
             raise NoSuchQueue(f"no root at {layout.path}: `dropq init {layout.path}` makes one")
-    refuse_links((layout.private, layout.meta, layout.queues))
+    refuse_links((layout.private, layout.meta, layout.queues, layout.views))
     clock = clock or ServerClock(layout.clock)
     with error_context("the root cannot be opened"):
         reading.ask_server(layout.path)  # on NFS another host may have written its dropq.toml just now

@@ -148,7 +148,7 @@ def _commit(context: QueueContext, claim: Claim, folder: str) -> bool:
             if now is not None and now.path != claim.path:
                 claim.follow(now)
                 continue
-            if now is None and _was_rolled_forward(folder):
+            if now is None and _was_rolled_forward(folder) and reading.exists(context.layout.staged):
                 return True  # RACE: NFS lost the reply, and a sweep was quicker than we
             if now is not None:
                 raise  # the folder is gone
@@ -177,8 +177,14 @@ def _was_rolled_forward(folder: str) -> bool:
 
 
 def _withdraw(context: QueueContext, folder: str) -> None:
-    """Remove what was staged and will not be committed; only its holder may, while it has the claim."""
+    """Remove what was staged and will not be committed; only its holder may, while it has the claim.
+
+    RACE: a signal handler may raise between the commit and its return, and an error of a rename that was done may leave
+    that unknown. What was committed is left to whoever rolls it forward.
+    """
     try:
+        if is_committed(folder):
+            return
         for file in reading.names_in(folder):
             if file != WHOLE:
                 context.storage.unlink(f"{folder}/{file}")
@@ -232,7 +238,7 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
     except FileNotFoundError:
         if reading.exists(folder):
             raise
-        return True  # RACE: another roll-forward removed it
+        return reading.exists(layout.staged)  # RACE: another roll-forward removed it, or a delete took the topic away
     Transitions(context).end_whole(f"{folder}/{WHOLE}", name.own_name)
     with suppress(OSError):  # a sweep removes it
         storage.remove_folder(folder)

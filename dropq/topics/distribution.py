@@ -140,7 +140,7 @@ class Distributor:
                 return False
             mine = None
             if not self._is_on_its_way(file):
-                return True
+                return reading.exists(self.context.layout.processing)  # RACE: a delete may have taken the topic away
             held = held or self._is_paused()
             left = RECHECK if not held else 0 if until is None else until - time.monotonic()
             if left <= 0:

@@ -25,7 +25,7 @@ from dropq.lifecycle.known_queues import forget, make_known, subscription_folder
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
-from dropq.storage.files import Storage
+from dropq.storage.files import Storage, refuse_links
 from dropq.topics.views import link_views
 
 #: Milliseconds after which a subscription that never appeared is nobody's.
@@ -209,6 +209,8 @@ def take_away(root: RootContext, layout: QueueLayout) -> None:
 def clear_away(root: RootContext, layout: QueueLayout, away: str) -> None:
     """Remove the folder of a subscription that was taken away; a sweep of the topic goes on with what is left.
 
+    A link in it goes, and what the link leads to stays.
+
     Args:
         root: the root.
         layout: where the subscription was.
@@ -219,7 +221,9 @@ def clear_away(root: RootContext, layout: QueueLayout, away: str) -> None:
     try:
         forget(root.layout, layout.base, gone.private, store)
         for folder in (gone.target, gone.delayed):
-            store.drain(folder)  # from here on a copy that is on its way does not find it
+            above = os.path.dirname(away)
+            if os.path.realpath(folder) == os.path.realpath(above) + folder.removeprefix(above):
+                store.drain(folder)  # from here on a copy that is on its way does not find it
         store.remove_tree(away)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
@@ -238,6 +242,7 @@ def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None
     """
     root, count = topic.root, 0
     above = removed_subscriptions(topic.layout.topic)
+    refuse_links((above, topic.layout.new))
     for entry in list(reading.entries(above)):
         layout = subscription_layout(topic.layout, entry.name.rpartition(".deleting-")[0])
         clear_away(root, layout, entry.path)

@@ -21,6 +21,7 @@ from dropq.errors import DropqError, QueueExists, StorageError
 from dropq.format import names
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import FOLDERS, KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
+from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
@@ -52,7 +53,7 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
     """Make a directory a root, as `Root.create` says."""
     layout = RootLayout(path)
     style = 'reply_to_style = "typed"\n' if dropboxmq else ""
-    refuse_links((layout.private, layout.meta, layout.queues))
+    refuse_links((layout.private, layout.meta, layout.queues, layout.views))
     try:
         Storage().make_folder(layout.path)
         store = _private_store(layout.path)
@@ -237,6 +238,8 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
             store.remove_folder(folder)  # from here on whatever was half-way into it fails
         if jobs.is_committed(gone.working):
             raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
+        if context.layout.is_topic and has_committed(gone):
+            raise OSError(errno.ENOTEMPTY, "a message was committed", gone.staged)
         if routes.routed(gone, context.config.ignore):
             raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
     except OSError:

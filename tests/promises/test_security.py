@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import pytest
 from children import in_child
-from helpers import base, drop, health, make_queue, names_in, take, where
+from helpers import Clock, base, drop, health, make_queue, names_in, take, where
 from test_cli import on_terminal
 from torture.strangers import VERBS
 
@@ -660,3 +660,72 @@ def open_to(queue: Queue, wrong: Callable[[int], object]) -> set[str]:
                 verb(other)
             found |= {path for path, mode in modes(queue.root.path).items() if wrong(mode)}
     return found
+
+
+# -- links in the private folders of topics ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder of somebody else, which has what a sweep would remove."""
+    folder = tmp_path / "outside"
+    for name in ("target", ".dropq/delayed"):
+        folder.joinpath("home", name).mkdir(parents=True)
+        folder.joinpath("home", name, "letter").touch()
+    folder.joinpath("letter").touch()
+    os.utime(folder / "letter", (0, 0))
+    return folder
+
+
+def letters(outside: Path) -> int:
+    return sum(1 for _ in outside.rglob("letter"))
+
+
+@pytest.mark.parametrize("name", ["new", "deleting"])
+def test_a_sweep_of_a_topic_follows_no_link_in_the_place_of_a_private_folder(
+    tmp_path: Path, outside: Path, name: str
+) -> None:
+    clock = Clock()
+    topic = Root.create(tmp_path / "root", clock=clock).create_topic("a")
+    Path(topic.queue.layout.private, name).symlink_to(outside)
+    clock.advance(7200)
+    assert topic.queue.sweep().refused
+    with pytest.raises(StorageError, match="is a symbolic link"):
+        Root(topic.root.path).queue("a").sweep()
+    assert letters(outside) == 3
+
+
+def test_a_root_whose_views_are_a_link_is_refused(tmp_path: Path, outside: Path) -> None:
+    root = Root.create(tmp_path / "root")
+    Path(root.path, ".dropq", "views").symlink_to(outside)
+    with pytest.raises(StorageError, match="is a symbolic link"):
+        Root(root.path).queues()
+    assert letters(outside) == 3
+
+
+def test_a_link_among_what_is_left_of_subscriptions_goes_and_not_what_it_leads_to(
+    tmp_path: Path, outside: Path
+) -> None:
+    topic = Root.create(tmp_path / "root").create_topic("a")
+    left = Path(topic.queue.layout.private, "deleting")
+    left.mkdir()
+    left.joinpath("audit.hq.deleting-1-abcdef").symlink_to(outside / "home")
+    topic.queue.sweep()
+    assert os.listdir(left) == []
+    assert letters(outside) == 3
+
+
+@pytest.mark.parametrize("linked", ["target", ".dropq"])
+def test_a_link_in_a_subscription_goes_with_it_and_not_what_it_leads_to(
+    tmp_path: Path, outside: Path, linked: str
+) -> None:
+    topic = Root.create(tmp_path / "root").create_topic("a")
+    audit = Path(topic.create_subscription("audit", client_id="hq").layout.home)
+    left = Path(topic.queue.layout.private, "deleting")
+    left.mkdir()
+    audit.joinpath(linked).rename(outside / "moved")
+    audit.joinpath(linked).symlink_to(outside / "home" / linked)
+    audit.rename(left / "audit.hq.deleting-1-abcdef")
+    topic.queue.sweep()
+    assert os.listdir(left) == []
+    assert letters(outside) == 3

@@ -23,7 +23,7 @@ from dropq.api import Topic
 from dropq.lifecycle import claims
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
-from dropq.upkeep import archived, recovery
+from dropq.upkeep import archived, queues, recovery
 
 
 def few(seed: int, many: int) -> Callable[[list[Any]], list[Any]]:
@@ -266,3 +266,68 @@ def test_a_consumer_that_ends_leaves_no_sign_of_life_in_its_topics(topic: Topic)
         assert consumer.receive() is not None
         assert os.listdir(topic.queue.layout.consumers)
     assert os.listdir(topic.queue.layout.consumers) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "unknown")], ids=["interrupt", "EIO"])
+def test_what_is_committed_as_the_commit_fails_loses_no_copy(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    commit = fan_out._commit
+
+    def failing(context: Any, claim: Any, folder: str) -> bool:
+        commit(context, claim, folder)
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fan_out, "_commit", failing)
+        if isinstance(error, KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):
+                topic.publish(b"copied")
+        else:
+            topic.publish(b"copied")
+    topic.queue.sweep()
+    assert bodies(audit) == [b"copied"]
+
+
+def test_a_topic_in_which_a_message_is_committed_as_it_is_deleted_comes_back(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = topic.root.create_topic("a.b", durability="none")
+    above = topic.create_subscription("audit", client_id="hq")
+    refuse_unsettled = queues.refuse_unsettled
+
+    def looking(context: Any) -> None:
+        refuse_unsettled(context)
+        monkeypatch.setattr(queues, "refuse_unsettled", refuse_unsettled)
+        with monkeypatch.context() as died:
+            died.setattr(fan_out, "roll_forward", lambda *_, **__: False)
+            below.publish(b"committed")
+
+    monkeypatch.setattr(queues, "refuse_unsettled", looking)
+    with pytest.raises(StorageError, match="1 in processing"):
+        topic.root.delete_queue("a.b")
+    below.queue.sweep()
+    assert bodies(above) == [b"committed"]
+
+
+def test_what_is_published_as_the_topic_goes_away_is_not_called_distributed(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    home = Path(topic.queue.layout.base)
+    commit = fan_out._commit
+
+    def going(*args: Any) -> bool:
+        home.rename(f"{home}.away")
+        return commit(*args)
+
+    with monkeypatch.context() as away:
+        away.setattr(fan_out, "_commit", going)
+        assert topic.publish(b"later").distributed is False
+    Path(f"{home}.away").rename(home)
+    clock = topic.root.context.clock
+    assert isinstance(clock, Clock)
+    clock.advance(61)
+    topic.queue.sweep()
+    assert bodies(audit) == [b"later"]
