@@ -121,6 +121,17 @@ class Distributor:
             patience: seconds to wait for a pause to end, or a full receiver; None does not wait.
         """
         until = None if patience is None else time.monotonic() + patience
+        try:
+            return self._until_distributed(file, claim, body, until)
+        except (OSError, DropqError) as error:  # it is sent, whatever is the matter now
+            why = describe(error)
+            log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name, file, why)
+            return False
+
+    def _until_distributed(
+        self, file: str, claim: Claim | None, body: bytes | memoryview | None, until: float | None
+    ) -> bool:
+        """Do what `publish` does, until a time by `time.monotonic()`; None does not wait."""
         mine = claim
         while True:
             held = False
@@ -134,10 +145,6 @@ class Distributor:
                 held = True
             except LeaseLost:
                 pass  # RACE: a sweep took this process for dead: somebody else distributes it, or this process again
-            except (OSError, DropqError) as error:
-                why = describe(error)
-                log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name, file, why)
-                return False
             mine = None
             if not self._is_on_its_way(file):
                 return reading.exists(self.context.layout.processing)  # RACE: a delete may have taken the topic away
