@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dropq.api import Topic
 from dropq.lifecycle import claims
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
+from dropq.topics import subscriptions
 from dropq.upkeep import archived, queues, recovery
 
 
@@ -331,3 +333,39 @@ def test_what_is_published_as_the_topic_goes_away_is_not_called_distributed(
     clock.advance(61)
     topic.queue.sweep()
     assert bodies(audit) == [b"later"]
+
+
+def test_of_two_that_subscribe_with_a_new_filter_the_second_keeps_what_the_first_got(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.create_subscription("audit", client_id="hq", filter="x = 1")
+    replaced_by = subscriptions.replaced_by
+    others: list[threading.Thread] = []
+    got: list[bool] = []
+
+    def other() -> None:
+        Root(topic.root.path).topic("a").create_subscription("audit", client_id="hq", filter="x = 2")
+        got.append(topic.publish(b"for x = 2", properties={"x": 2}).distributed is True)
+
+    def looking(*args: Any) -> list[str]:
+        found = replaced_by(*args)
+        if not others:
+            others.append(threading.Thread(target=other))
+            others[0].start()
+            others[0].join(0.2)
+        return found
+
+    monkeypatch.setattr(subscriptions, "replaced_by", looking)
+    audit = topic.create_subscription("audit", client_id="hq", filter="x = 2")
+    others[0].join(10)
+    assert got == [True]
+    assert bodies(audit) == [b"for x = 2"]
+
+
+@pytest.mark.parametrize("what", ["a file", "a link"])
+def test_a_subscription_whose_name_something_else_has_is_refused(topic: Topic, what: str) -> None:
+    taken = Path(topic.queue.layout.home, ".subscriptions", "audit.hq")
+    taken.touch() if what == "a file" else taken.symlink_to("../../..")
+    with pytest.raises(StorageError, match="is there, and is no folder"):
+        topic.create_subscription("audit", client_id="hq")
+    assert os.listdir(topic.queue.layout.new) == []
