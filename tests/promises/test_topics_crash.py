@@ -24,7 +24,7 @@ from dropq.api import Topic
 from dropq.lifecycle import claims
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
-from dropq.topics import subscriptions
+from dropq.topics import feeds, subscriptions
 from dropq.upkeep import archived, queues, recovery
 
 
@@ -369,3 +369,34 @@ def test_a_subscription_whose_name_something_else_has_is_refused(topic: Topic, w
     with pytest.raises(StorageError, match="is there, and is no folder"):
         topic.create_subscription("audit", client_id="hq")
     assert os.listdir(topic.queue.layout.new) == []
+
+
+def test_a_filter_that_changes_as_it_is_read_counts_from_the_next_look_on(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq", filter="x = 1")
+    open_queue = feeds.open_queue
+
+    def opening(root: Any, address: str) -> Any:
+        context = open_queue(root, address)
+        monkeypatch.setattr(feeds, "open_queue", open_queue)
+        Path(context.layout.config_file).write_text('filter = "x = 2"\n')
+        return context
+
+    monkeypatch.setattr(feeds, "open_queue", opening)
+    monkeypatch.setattr(feeds, "CONFIG_AGE", 0)
+    for body in (b"first", b"second"):
+        topic.publish(body, properties={"x": 2})
+    assert bodies(audit) == [b"second"]
+
+
+def test_a_recovery_point_that_cannot_be_read_is_reported_and_stops_no_sweep(
+    topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    Path(audit.layout.recovering).write_text("yesterday\n")
+    assert audit.sweep().refused == 1
+    assert f"{audit.layout.recovering}: 'yesterday' is no point to replay from" in caplog.text
+    Path(audit.layout.recovering).write_text("epoch\n")
+    assert audit.sweep().refused == 0
+    assert not Path(audit.layout.recovering).exists()
