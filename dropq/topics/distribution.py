@@ -38,6 +38,10 @@ log = logging.getLogger("dropq")
 
 #: Seconds that a distributor's claim lasts, where no lock shows that it lives; it is renewed while copies are written.
 LEASE = 60.0
+#: Bytes a second that a copy is written with at least: the lease of a claim lasts for the next copies.
+SLOWEST = 1 << 20
+#: Bytes, and copies, that are written from memory between two looks at the lease.
+AT_ONCE, COPIES_AT_ONCE = 32 << 20, 1000
 #: Bytes up to which a body is read once and written from memory.
 IN_MEMORY = 1 << 20
 #: Seconds after which a publisher that waits for another distributor looks again.
@@ -348,16 +352,21 @@ class Distributor:
         small = body if body is not None else self._small_body(claim)
 
         def write(folder: str, parts: Sequence[str]) -> None:
-            if small is not None and all(feed.own_modes for feed in feeds):
-                times = None if names.tells_time(claim.own_name) else reading.times(claim.path)
-                storage.write_all(folder, parts, [small] * len(parts), times=times)
-                return
-            renewed = time.monotonic()
-            for part, feed in zip(parts, feeds, strict=True):
-                storage.copy(claim.path, f"{folder}/{part}", like=feed.context.storage)
-                if time.monotonic() - renewed > LEASE / 3:
-                    self._transitions.extend(claim, lease_end(context.clock, LEASE))
-                    renewed = time.monotonic()
+            ends = time.monotonic() + LEASE
+            from_memory = small is not None and all(feed.own_modes for feed in feeds)
+            times = None if not from_memory or names.tells_time(claim.own_name) else reading.times(claim.path)
+            size = len(small) if small is not None else reading.regular_size(claim.path) or 0
+            step = max(min(AT_ONCE // (size or 1), COPIES_AT_ONCE), 1) if from_memory else 1
+            for begin in range(0, len(parts), step):
+                some = parts[begin : begin + step]
+                # RACE: a sweep takes a claim back whose lease is over, also from a process that lives and copies.
+                if ends - time.monotonic() < LEASE / 3 + (takes := len(some) * size / SLOWEST):
+                    self._transitions.extend(claim, lease_end(context.clock, LEASE + takes))
+                    ends = time.monotonic() + LEASE + takes
+                if from_memory and small is not None:
+                    storage.write_all(folder, some, [small] * len(some), times=times)
+                else:
+                    storage.copy(claim.path, f"{folder}/{some[0]}", like=feeds[begin].context.storage)
 
         return write
 

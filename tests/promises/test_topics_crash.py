@@ -9,6 +9,7 @@ import errno
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from dropq.api import Topic
 from dropq.lifecycle import claims
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
-from dropq.topics import feeds, subscriptions
+from dropq.storage.files import Storage
+from dropq.topics import distribution, feeds, subscriptions
 from dropq.upkeep import archived, queues, recovery
 
 
@@ -400,3 +402,46 @@ def test_a_recovery_point_that_cannot_be_read_is_reported_and_stops_no_sweep(
     Path(audit.layout.recovering).write_text("epoch\n")
     assert audit.sweep().refused == 0
     assert not Path(audit.layout.recovering).exists()
+
+
+@pytest.mark.parametrize("size", [100, 3 << 20], ids=["from memory", "by the kernel"])
+def test_a_sweep_takes_no_message_from_a_living_process_whose_copies_take_longer_than_a_lease(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    made = [topic.create_subscription(f"s{number}", client_id="hq") for number in range(6)]
+    clock = topic.root.context.clock
+    assert isinstance(clock, Clock)
+    write_all, copy = Storage.write_all, Storage.copy
+    passed = [0.0]
+
+    def slowly(write: Callable[..., None], *args: Any, **options: Any) -> None:
+        write(*args, **options)
+        passed[0] += distribution.LEASE / 4
+        clock.advance(distribution.LEASE / 4)
+        Root(topic.root.path, clock=clock).queue("a").sweep()
+
+    monkeypatch.setattr(distribution, "COPIES_AT_ONCE", 1)
+    monkeypatch.setattr(distribution.time, "monotonic", lambda: time.monotonic_ns() / 1e9 + passed[0])
+    monkeypatch.setattr(Storage, "write_all", lambda *args, **options: slowly(write_all, *args, **options))
+    monkeypatch.setattr(Storage, "copy", lambda *args, **options: slowly(copy, *args, **options))
+    assert topic.publish(bytes(size)).distributed
+    assert [len(bodies(queue)) for queue in made] == [1] * 6
+
+
+def test_the_lease_of_a_distributor_lasts_for_the_copy_of_a_large_body(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    clock = topic.root.context.clock
+    assert isinstance(clock, Clock)
+    copy = Storage.copy
+
+    def slowly(*args: Any, **options: Any) -> None:
+        copy(*args, **options)
+        clock.advance(distribution.LEASE + 3)
+        Root(topic.root.path, clock=clock).queue("a").sweep()
+
+    monkeypatch.setattr(distribution, "SLOWEST", 1 << 14)
+    monkeypatch.setattr(Storage, "copy", slowly)
+    assert topic.publish(bytes(3 << 20)).distributed
+    assert len(bodies(audit)) == 1
