@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -445,3 +446,29 @@ def test_the_lease_of_a_distributor_lasts_for_the_copy_of_a_large_body(
     monkeypatch.setattr(Storage, "copy", slowly)
     assert topic.publish(bytes(3 << 20)).distributed
     assert len(bodies(audit)) == 1
+
+
+@pytest.mark.parametrize("by", ["a delete", "a sweep"])
+def test_a_view_that_appears_as_one_of_its_name_is_forgotten_gets_what_is_published(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    root = topic.root
+    view = root.create_queue("night", underlying_topic="a")
+    unlink = Storage.unlink
+    note = os.path.join(root.layout.views, "night")
+
+    def unlinking(storage: Storage, path: str) -> bool:
+        if path == note:
+            monkeypatch.setattr(Storage, "unlink", unlink)
+            Root(root.path).create_queue("night", underlying_topic="a")
+        return unlink(storage, path)
+
+    monkeypatch.setattr(Storage, "unlink", unlinking)
+    if by == "a delete":
+        root.delete_queue("night")
+    else:
+        shutil.rmtree(view.layout.home)
+        os.utime(note, (0, 0))
+        root.tidy()
+    topic.publish(b"copied")
+    assert bodies(Root(root.path).queue("night")) == [b"copied"]
