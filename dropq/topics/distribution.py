@@ -46,6 +46,8 @@ AT_ONCE, COPIES_AT_ONCE = 32 << 20, 1000
 IN_MEMORY = 1 << 20
 #: Seconds after which a publisher that waits for another distributor looks again.
 RECHECK = 0.02
+#: Seconds for which a publisher waits for another distributor, which may be dead, or may not reach a receiver.
+OTHERS = 10.0
 #: The warning of what holds a topic is repeated after this many seconds.
 WARN_EVERY = 60.0
 
@@ -124,7 +126,8 @@ class Distributor:
             body: its body; None reads it.
             patience: seconds to wait for a pause to end, or a full receiver; None does not wait.
         """
-        until = None if patience is None else time.monotonic() + patience
+        began = time.monotonic()
+        until = None if patience is None else began + patience
         mine = claim
         while True:
             held = False
@@ -146,7 +149,8 @@ class Distributor:
             if not self._is_on_its_way(file):
                 return reading.exists(self.context.layout.processing)  # RACE: a delete may have taken the topic away
             held = held or self._is_paused()
-            left = RECHECK if not held else 0 if until is None else until - time.monotonic()
+            last = until if held else max(began + OTHERS, until or 0)
+            left = 0 if last is None else last - time.monotonic()
             if left <= 0:
                 return False
             self._watch = self._watch or Watch(self.context.layout.processing)

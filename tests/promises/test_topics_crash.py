@@ -472,3 +472,26 @@ def test_a_view_that_appears_as_one_of_its_name_is_forgotten_gets_what_is_publis
         root.tidy()
     topic.publish(b"copied")
     assert bodies(Root(root.path).queue("night")) == [b"copied"]
+
+
+def test_a_publisher_does_not_wait_for_ever_for_another_distributor(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    layout = topic.queue.layout
+    run = distribution.Distributor.run
+
+    def other_first(distributor: Any, **options: Any) -> int:
+        for file in os.listdir(layout.target):
+            os.rename(f"{layout.target}/{file}", f"{layout.processing}/{file}")
+        return run(distributor, **options)
+
+    script(topic, b"before")
+    with monkeypatch.context() as stuck:
+        stuck.setattr(distribution, "OTHERS", 0.1)
+        stuck.setattr(distribution.Distributor, "run", other_first)
+        assert topic.publish(b"claimed by a script").distributed is False
+    for file in os.listdir(layout.processing):
+        os.rename(f"{layout.processing}/{file}", f"{layout.target}/{file}")
+    topic.queue.sweep()
+    assert sorted(bodies(audit)) == [b"before", b"claimed by a script"]
