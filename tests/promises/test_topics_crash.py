@@ -24,6 +24,7 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 from dropq import Queue, Root, StorageError
 from dropq.api import Topic
 from dropq.lifecycle import claims
+from dropq.queue.open_queue import open_queue
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
 from dropq.storage.files import Storage
@@ -378,15 +379,14 @@ def test_a_filter_that_changes_as_it_is_read_counts_from_the_next_look_on(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = topic.create_subscription("audit", client_id="hq", filter="x = 1")
-    open_queue = feeds.open_queue
 
     def opening(root: Any, address: str) -> Any:
         context = open_queue(root, address)
-        monkeypatch.setattr(feeds, "open_queue", open_queue)
+        monkeypatch.setattr("dropq.topics.feeds.open_queue", open_queue)
         Path(context.layout.config_file).write_text('filter = "x = 2"\n')
         return context
 
-    monkeypatch.setattr(feeds, "open_queue", opening)
+    monkeypatch.setattr("dropq.topics.feeds.open_queue", opening)
     monkeypatch.setattr(feeds, "CONFIG_AGE", 0)
     for body in (b"first", b"second"):
         topic.publish(body, properties={"x": 2})
@@ -422,7 +422,7 @@ def test_a_sweep_takes_no_message_from_a_living_process_whose_copies_take_longer
         Root(topic.root.path, clock=clock).queue("a").sweep()
 
     monkeypatch.setattr(distribution, "COPIES_AT_ONCE", 1)
-    monkeypatch.setattr(distribution.time, "monotonic", lambda: time.monotonic_ns() / 1e9 + passed[0])
+    monkeypatch.setattr("dropq.topics.distribution.time.monotonic", lambda: time.monotonic_ns() / 1e9 + passed[0])
     monkeypatch.setattr(Storage, "write_all", lambda *args, **options: slowly(write_all, *args, **options))
     monkeypatch.setattr(Storage, "copy", lambda *args, **options: slowly(copy, *args, **options))
     assert topic.publish(bytes(size)).distributed
