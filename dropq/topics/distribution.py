@@ -205,6 +205,8 @@ class Distributor:
                         continue
                     count += self._distribute(file) is not None
                 except Unavailable as error:
+                    if not reading.exists(f"{self.context.layout.target}/{file.filename}"):
+                        continue  # RACE: another distributor claimed it, and its body could not be read here any more
                     self._hold(str(error))
                     break
                 if self._is_paused():

@@ -495,3 +495,22 @@ def test_a_publisher_does_not_wait_for_ever_for_another_distributor(
         os.rename(f"{layout.processing}/{file}", f"{layout.target}/{file}")
     topic.queue.sweep()
     assert sorted(bodies(audit)) == [b"before", b"claimed by a script"]
+
+
+def test_a_message_that_another_distributor_claims_as_its_body_is_read_holds_nothing(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq", filter="/total > 1")
+    chosen = distribution.Distributor._chosen
+
+    def other_first(distributor: Any, *args: Any) -> Any:
+        monkeypatch.setattr(distribution.Distributor, "_chosen", chosen)
+        Root(topic.root.path).queue("a").sweep()
+        return chosen(distributor, *args)
+
+    Path(topic.queue.layout.target, "bill.json").write_text('{"total": 2}')
+    monkeypatch.setattr(distribution.Distributor, "_chosen", other_first)
+    distributor = distribution.Distributor(topic.queue.context)
+    distributor.run()
+    assert distributor.held_by == ""
+    assert bodies(audit) == [b'{"total": 2}']
