@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from dropq.config.schema import underlies
 from dropq.errors import DropqError, NoSuchQueue, Unavailable
-from dropq.format.addresses import SubscriptionName, ancestors, topic_layout
+from dropq.format.addresses import SubscriptionName, ancestors, layouts, topic_layout
 from dropq.format.layout import SUBSCRIPTIONS, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
@@ -243,14 +243,22 @@ class Feeds:
         except Unavailable:
             raise
         except (DropqError, OSError) as error:
-            # What has no target/ was never whole: it must not hold the topic.
-            is_queue = not isinstance(error, NoSuchQueue | FileNotFoundError)
-            if is_queue and find_layout(topic.root.layout.path, address) is not None:
+            if not isinstance(error, NoSuchQueue | FileNotFoundError) and not self._lacks_target(address):
                 raise Unavailable(f"{address} cannot be used: {describe(error)}") from error
             if address not in self._broken:
                 self._broken.add(address)
                 log.warning("topic %s: %s gets nothing: %s", topic.name, address, describe(error))
             return None
+
+    def _lacks_target(self, address: str) -> bool:
+        """Return whether a feed has no target/, and so was never whole: it must not hold the topic.
+
+        Where this user may not look, it may have one.
+        """
+        try:
+            return not any(reading.exists(layout.target) for layout in layouts(self._topic.root.layout.path, address))
+        except OSError:
+            return False
 
 
 def _each_once(feeds: list[Feed]) -> list[Feed]:

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from children import unprivileged
 from helpers import FRESH, Clock, timed
 from torture.table import Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
@@ -514,3 +515,17 @@ def test_a_message_that_another_distributor_claims_as_its_body_is_read_holds_not
     distributor.run()
     assert distributor.held_by == ""
     assert bodies(audit) == [b'{"total": 2}']
+
+
+@pytest.mark.parametrize("closed", ["", "target"], ids=["its folder", "its target"])
+def test_a_receiver_that_this_user_may_not_open_holds_the_topic_and_misses_nothing(topic: Topic, closed: str) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    folder = Path(audit.layout.home, closed)
+    folder.chmod(0)
+    try:
+        published = unprivileged(lambda: Root(topic.root.path).topic("a").publish(b"for all").distributed)
+    finally:
+        folder.chmod(0o755)
+    assert published is False
+    topic.queue.sweep()
+    assert bodies(audit) == [b"for all"]
