@@ -38,10 +38,16 @@ log = logging.getLogger("dropq")
 
 #: Seconds that a distributor's claim lasts, where no lock shows that it lives; it is renewed while copies are written.
 LEASE = 60.0
+#: Bytes a second that a copy is written with at least: the lease of a claim lasts for the next copies.
+SLOWEST = 1 << 20
+#: Bytes, and copies, that are written from memory between two looks at the lease.
+AT_ONCE, COPIES_AT_ONCE = 32 << 20, 1000
 #: Bytes up to which a body is read once and written from memory.
 IN_MEMORY = 1 << 20
 #: Seconds after which a publisher that waits for another distributor looks again.
 RECHECK = 0.02
+#: Seconds for which a publisher waits for another distributor, which may be dead, or may not reach a receiver.
+OTHERS = 10.0
 #: The warning of what holds a topic is repeated after this many seconds.
 WARN_EVERY = 60.0
 
@@ -120,18 +126,19 @@ class Distributor:
             body: its body; None reads it.
             patience: seconds to wait for a pause to end, or a full receiver; None does not wait.
         """
-        until = None if patience is None else time.monotonic() + patience
         try:
-            return self._until_distributed(file, claim, body, until)
+            return self._until_distributed(file, claim, body, patience)
         except (OSError, DropqError) as error:  # it is sent, whatever is the matter now
             why = describe(error)
             log.warning("topic %s: %s was sent, and is not distributed yet: %s", self.context.name, file, why)
             return False
 
     def _until_distributed(
-        self, file: str, claim: Claim | None, body: bytes | memoryview | None, until: float | None
+        self, file: str, claim: Claim | None, body: bytes | memoryview | None, patience: float | None
     ) -> bool:
-        """Do what `publish` does, until a time by `time.monotonic()`; None does not wait."""
+        """Do what `publish` does."""
+        began = time.monotonic()
+        until = None if patience is None else began + patience
         mine = claim
         while True:
             held = False
@@ -149,7 +156,8 @@ class Distributor:
             if not self._is_on_its_way(file):
                 return reading.exists(self.context.layout.processing)  # RACE: a delete may have taken the topic away
             held = held or self._is_paused()
-            left = RECHECK if not held else 0 if until is None else until - time.monotonic()
+            last = until if held else max(began + OTHERS, until or 0)
+            left = 0 if last is None else last - time.monotonic()
             if left <= 0:
                 return False
             self._watch = self._watch or Watch(self.context.layout.processing)
@@ -204,6 +212,8 @@ class Distributor:
                         continue
                     count += self._distribute(file) is not None
                 except Unavailable as error:
+                    if not reading.exists(f"{self.context.layout.target}/{file.filename}"):
+                        continue  # RACE: another distributor claimed it, and its body could not be read here any more
                     self._hold(str(error))
                     break
                 if self._is_paused():
@@ -355,16 +365,21 @@ class Distributor:
         small = body if body is not None else self._small_body(claim)
 
         def write(folder: str, parts: Sequence[str]) -> None:
-            if small is not None and all(feed.own_modes for feed in feeds):
-                times = None if names.tells_time(claim.own_name) else reading.times(claim.path)
-                storage.write_all(folder, parts, [small] * len(parts), times=times)
-                return
-            renewed = time.monotonic()
-            for part, feed in zip(parts, feeds, strict=True):
-                storage.copy(claim.path, f"{folder}/{part}", like=feed.context.storage)
-                if time.monotonic() - renewed > LEASE / 3:
-                    self._transitions.extend(claim, lease_end(context.clock, LEASE))
-                    renewed = time.monotonic()
+            ends = time.monotonic() + LEASE
+            from_memory = small is not None and all(feed.own_modes for feed in feeds)
+            times = None if not from_memory or names.tells_time(claim.own_name) else reading.times(claim.path)
+            size = len(small) if small is not None else reading.regular_size(claim.path) or 0
+            step = max(min(AT_ONCE // (size or 1), COPIES_AT_ONCE), 1) if from_memory else 1
+            for begin in range(0, len(parts), step):
+                some = parts[begin : begin + step]
+                # RACE: a sweep takes a claim back whose lease is over, also from a process that lives and copies.
+                if ends - time.monotonic() < LEASE / 3 + (takes := len(some) * size / SLOWEST):
+                    self._transitions.extend(claim, lease_end(context.clock, LEASE + takes))
+                    ends = time.monotonic() + LEASE + takes
+                if from_memory and small is not None:
+                    storage.write_all(folder, some, [small] * len(some), times=times)
+                else:
+                    storage.copy(claim.path, f"{folder}/{some[0]}", like=feeds[begin].context.storage)
 
         return write
 

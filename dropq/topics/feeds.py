@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 
 from dropq.config.schema import underlies
 from dropq.errors import DropqError, NoSuchQueue, Unavailable
-from dropq.format.addresses import SubscriptionName, ancestors, topic_layout
-from dropq.format.layout import SUBSCRIPTIONS
+from dropq.format.addresses import SubscriptionName, ancestors, layouts, topic_layout
+from dropq.format.layout import SUBSCRIPTIONS, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.policies.send_limits import Tally
@@ -27,6 +27,8 @@ from dropq.topics.views import view_names
 
 log = logging.getLogger("dropq")
 
+#: What tells whether the files of a queue's configuration have changed.
+Version = list[tuple[int, ...] | None]
 #: Seconds for which the configurations of the feeds are relied on before their files are looked at again.
 CONFIG_AGE = 1.0
 
@@ -39,15 +41,18 @@ class Feed:
         address: the receiver's address.
         receiver: its open folder.
         context: the open queue.
+        version: what its files were before its configuration was read.
     """
 
-    def __init__(self, topic: QueueContext, address: str, receiver: Receiver, context: QueueContext) -> None:
+    def __init__(
+        self, topic: QueueContext, address: str, receiver: Receiver, context: QueueContext, version: Version
+    ) -> None:
         self.address = address
         self.receiver = receiver
         self.context = context
         config, layout = context.config, context.layout
         self.is_view = not layout.topic
-        self._version = self._files_version()
+        self._version = version
         self._decide: dict[str, Callable[[MessageFile], bool | None]] = {}
         if config.filter is not None:
             for state in ("target", "processing"):
@@ -66,12 +71,7 @@ class Feed:
     @property
     def is_current(self) -> bool:
         """Whether its configuration is that of its file."""
-        return self._files_version() == self._version
-
-    def _files_version(self) -> list[tuple[int, int] | None]:
-        layout = self.context.layout
-        defaults = [f"{layout.topic}/queue.toml"] if layout.is_subscription else []
-        return [_version(path) for path in (layout.config_file, *defaults)]
+        return _version_of(self.context.layout) == self._version
 
     def wants(self, file: MessageFile, state: str, client: str) -> bool:
         """Return whether it gets a message.
@@ -229,6 +229,9 @@ class Feeds:
         """
         topic = self._topic
         try:
+            # RACE: before the configuration is read: what changes meanwhile is another version at the next look.
+            there = find_layout(topic.root.layout.path, address)
+            version = [] if there is None else _version_of(there)
             context = open_queue(topic.root, address)
             base = context.layout.base
             receiver = Receiver(topic.root.layout.path, os.path.relpath(base, topic.root.layout.path))
@@ -236,18 +239,26 @@ class Feeds:
                 raise Unavailable(f"{address} is on another file system than topic {topic.name}: no rename leads there")
             if not os.access(context.layout.target, os.W_OK | os.X_OK):
                 raise Unavailable(f"this user may not send to {address}: somebody else distributes what is published")
-            return Feed(topic, address, receiver, context)
+            return Feed(topic, address, receiver, context, version)
         except Unavailable:
             raise
         except (DropqError, OSError) as error:
-            # What has no target/ was never whole: it must not hold the topic.
-            is_queue = not isinstance(error, NoSuchQueue | FileNotFoundError)
-            if is_queue and find_layout(topic.root.layout.path, address) is not None:
+            if not isinstance(error, NoSuchQueue | FileNotFoundError) and not self._lacks_target(address):
                 raise Unavailable(f"{address} cannot be used: {describe(error)}") from error
             if address not in self._broken:
                 self._broken.add(address)
                 log.warning("topic %s: %s gets nothing: %s", topic.name, address, describe(error))
             return None
+
+    def _lacks_target(self, address: str) -> bool:
+        """Return whether a feed has no target/, and so was never whole: it must not hold the topic.
+
+        Where this user may not look, it may have one.
+        """
+        try:
+            return not any(reading.exists(layout.target) for layout in layouts(self._topic.root.layout.path, address))
+        except OSError:
+            return False
 
 
 def _each_once(feeds: list[Feed]) -> list[Feed]:
@@ -258,10 +269,16 @@ def _each_once(feeds: list[Feed]) -> list[Feed]:
     return list(seen.values())
 
 
-def _version(path: str) -> tuple[int, int] | None:
+def _version_of(layout: QueueLayout) -> Version:
+    """Return what changes when a queue's configuration does, or the queue is another one of its name."""
+    defaults = [f"{layout.topic}/queue.toml"] if layout.is_subscription else []
+    return [_file_version(path) for path in (layout.config_file, *defaults, layout.created)]
+
+
+def _file_version(path: str) -> tuple[int, ...] | None:
     """Return what changes when a file is replaced or written; None if there is none."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import explain_queue, toml_text, validate_options
-from dropq.errors import DropqError, NoSuchQueue, QueueExists, Unavailable
+from dropq.errors import DropqError, NoSuchQueue, QueueExists, StorageError, Unavailable
 from dropq.format.addresses import (
     SubscriptionName,
     check_subscription_name,
@@ -22,6 +22,7 @@ from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
+from dropq.policies.lock import PolicyLock
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
@@ -87,13 +88,14 @@ def subscribe(
 
     Raises:
         InvalidName, ConfigError: the name or an option cannot be used; nothing was changed.
-        Unavailable: the one of before is in use.
+        Unavailable: the one of before is in use, or another process is subscribing for too long.
+        StorageError: it was not made.
     """
     check_subscription_name(subscription.name, subscription.client_id)
     address = f"{topic.name}/{subscription.folder}"
     validate_options(options, f"options of subscription {address}", root=topic.root.config)
-    for found in replaced_by(topic, subscription, options.get("filter")):
-        remove(topic.root, found)
+    if replaced_by(topic, subscription, options.get("filter")):
+        _replace(topic, subscription, options.get("filter"))
     if address in of_client(topic.root, subscription):
         return address, None
     layout = subscription_layout(topic.layout, subscription.folder)
@@ -117,12 +119,33 @@ def subscribe(
             store.remove_tree(hidden)
         if not isinstance(error, FileExistsError):
             raise topic.refused(error, f"subscription {address} was not made") from error
+        if reading.exists(layout.home) and address not in of_client(topic.root, subscription):
+            raise StorageError(
+                f"subscription {address} was not made: {layout.home} is there, and is no folder; move it away, or give "
+                "another name",
+                path=layout.home,
+                errno=errno.EEXIST,
+            ) from error
         return subscribe(topic, subscription, options, recovery_point=recovery_point, holds=holds)
     with error_context(f"subscription {address} is made, but a power cut may take it back"):
         store.sync(f"{layout.topic}/{SUBSCRIPTIONS}")
     with suppress(OSError):  # the next sweep of the root notes it
         make_known(topic.root.layout, layout.private, store)
     return address, holder
+
+
+def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object) -> None:
+    """Remove the subscriptions that a new one replaces.
+
+    RACE: of two processes that ask for the same, the first removes the subscription of before, and makes the new one;
+    the second must not remove that. So each looks again when it has the lock.
+    """
+    with PolicyLock(topic).held(lambda: None) as alone:
+        if not alone:
+            raise Unavailable(f"another process is subscribing to topic {topic.name}: try again; nothing was changed")
+        for found in replaced_by(topic, subscription, filter):
+            with suppress(NoSuchQueue):  # RACE: a sweep, or an unsubscribe, was first
+                remove(topic.root, found)
 
 
 def _build(layout: QueueLayout, store: Storage, files: Mapping[str, bytes]) -> None:

@@ -45,13 +45,29 @@ def note_view(root: RootLayout, name: str, storage: Storage) -> None:
         storage.touch(f"{root.views}/{name}")
 
 
-def forget_view(root: RootLayout, name: str, storage: Storage) -> None:
-    """Stop feeding a view, also by the links of a DropboxMQ."""
-    storage.unlink(f"{root.views}/{name}")
-    for topic in topics(root):
-        link = f"{topic_layout(root.path, topic).home}/{SUBSCRIPTIONS}/{encode(name)}.dropq"
+def forget_view(root: RootContext, name: str, storage: Storage) -> None:
+    """Stop feeding a view that is gone, also by the links of a DropboxMQ.
+
+    RACE: another view of its name may have appeared meanwhile: it is noted again at once.
+    """
+    layout = root.layout
+    storage.unlink(f"{layout.views}/{name}")
+    if _expression(root, name) is not None:
+        note_view(layout, name, storage)
+        link_views(root)
+        return
+    for topic in topics(layout):
+        link = f"{topic_layout(layout.path, topic).home}/{SUBSCRIPTIONS}/{encode(name)}.dropq"
         if os.path.islink(link):
             storage.unlink(link)
+
+
+def _expression(root: RootContext, name: str) -> str | None:
+    """Return which topics a queue is a view on; None if it is no view, or gone."""
+    try:
+        return open_queue(root, name).config.underlying_topic
+    except NoSuchQueue:
+        return None
 
 
 def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
@@ -93,13 +109,10 @@ def tidy_views(root: RootContext) -> None:
     """
     storage = Storage()
     for name in view_names(root.layout):
-        try:
-            expression = open_queue(root, name).config.underlying_topic
-        except NoSuchQueue:
-            expression = None
+        expression = _expression(root, name)
         old = root.clock.now_ms() - written_ms(f"{root.layout.views}/{name}") > UNSEEN_AGE
         if expression is None and old:
-            forget_view(root.layout, name, storage)
+            forget_view(root, name, storage)
 
 
 def is_view(context: QueueContext) -> bool:

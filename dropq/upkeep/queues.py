@@ -183,7 +183,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
         if context.layout.is_topic:
             _remove_empty_folders(root, context)
         elif context.config.underlying_topic is not None:
-            forget_view(root.layout, name, store)
+            forget_view(root, name, store)
     except OSError as error:
         raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import suppress
 
-from dropq.errors import LeaseLost, NoSuchQueue, StorageError
+from dropq.errors import ConfigError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format.addresses import SubscriptionName
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in
@@ -21,7 +21,7 @@ from dropq.policies.wanted import deciding
 from dropq.queue.open_queue import open_queue
 from dropq.staging import fan_out
 from dropq.storage import reading
-from dropq.upkeep.archived import identity_of, since
+from dropq.upkeep.archived import checked, identity_of, since
 
 
 def is_recovering(context: QueueContext) -> bool:
@@ -39,12 +39,26 @@ def recover(context: QueueContext) -> int:
     with PolicyLock(context).held(lambda: None) as alone:
         if not alone or not is_recovering(context):
             return 0
-        point = (reading.read_small(context.layout.recovering) or b"").decode(errors="replace") or "epoch"
+        point = _point(context)
         _begin_again(topic)
         count = _fill(context, topic, point)
         context.storage.unlink(context.layout.recovering)
         context.storage.sync(context.layout.private)
     return count
+
+
+def _point(context: QueueContext) -> str:
+    """Return where in the topic's history a subscription begins.
+
+    Raises:
+        ConfigError: its file says none.
+    """
+    path = context.layout.recovering
+    point = (reading.read_small(path) or b"").decode(errors="replace").strip()
+    try:
+        return checked(point or "epoch")
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; write one, or remove the file") from error
 
 
 def _begin_again(topic: QueueContext) -> None:

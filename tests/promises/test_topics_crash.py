@@ -8,12 +8,16 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from children import unprivileged
 from helpers import FRESH, Clock, timed
 from torture.table import Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
@@ -21,8 +25,11 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 from dropq import Queue, Root, StorageError
 from dropq.api import Topic
 from dropq.lifecycle import claims
+from dropq.queue.open_queue import open_queue
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
+from dropq.storage.files import Storage
+from dropq.topics import distribution, feeds, subscriptions
 from dropq.upkeep import archived, queues, recovery
 
 
@@ -331,3 +338,194 @@ def test_what_is_published_as_the_topic_goes_away_is_not_called_distributed(
     clock.advance(61)
     topic.queue.sweep()
     assert bodies(audit) == [b"later"]
+
+
+def test_of_two_that_subscribe_with_a_new_filter_the_second_keeps_what_the_first_got(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.create_subscription("audit", client_id="hq", filter="x = 1")
+    replaced_by = subscriptions.replaced_by
+    others: list[threading.Thread] = []
+    got: list[bool] = []
+
+    def other() -> None:
+        Root(topic.root.path).topic("a").create_subscription("audit", client_id="hq", filter="x = 2")
+        got.append(topic.publish(b"for x = 2", properties={"x": 2}).distributed is True)
+
+    def looking(*args: Any) -> list[str]:
+        found = replaced_by(*args)
+        if not others:
+            others.append(threading.Thread(target=other))
+            others[0].start()
+            others[0].join(0.2)
+        return found
+
+    monkeypatch.setattr(subscriptions, "replaced_by", looking)
+    audit = topic.create_subscription("audit", client_id="hq", filter="x = 2")
+    others[0].join(10)
+    assert got == [True]
+    assert bodies(audit) == [b"for x = 2"]
+
+
+@pytest.mark.parametrize("what", ["a file", "a link"])
+def test_a_subscription_whose_name_something_else_has_is_refused(topic: Topic, what: str) -> None:
+    taken = Path(topic.queue.layout.home, ".subscriptions", "audit.hq")
+    taken.touch() if what == "a file" else taken.symlink_to("../../..")
+    with pytest.raises(StorageError, match="is there, and is no folder"):
+        topic.create_subscription("audit", client_id="hq")
+    assert os.listdir(topic.queue.layout.new) == []
+
+
+def test_a_filter_that_changes_as_it_is_read_counts_from_the_next_look_on(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq", filter="x = 1")
+
+    def opening(root: Any, address: str) -> Any:
+        context = open_queue(root, address)
+        monkeypatch.setattr("dropq.topics.feeds.open_queue", open_queue)
+        Path(context.layout.config_file).write_text('filter = "x = 2"\n')
+        return context
+
+    monkeypatch.setattr("dropq.topics.feeds.open_queue", opening)
+    monkeypatch.setattr(feeds, "CONFIG_AGE", 0)
+    for body in (b"first", b"second"):
+        topic.publish(body, properties={"x": 2})
+    assert bodies(audit) == [b"second"]
+
+
+def test_a_recovery_point_that_cannot_be_read_is_reported_and_stops_no_sweep(
+    topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    Path(audit.layout.recovering).write_text("yesterday\n")
+    assert audit.sweep().refused == 1
+    assert f"{audit.layout.recovering}: 'yesterday' is no point to replay from" in caplog.text
+    Path(audit.layout.recovering).write_text("epoch\n")
+    assert audit.sweep().refused == 0
+    assert not Path(audit.layout.recovering).exists()
+
+
+@pytest.mark.parametrize("size", [100, 3 << 20], ids=["from memory", "by the kernel"])
+def test_a_sweep_takes_no_message_from_a_living_process_whose_copies_take_longer_than_a_lease(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    made = [topic.create_subscription(f"s{number}", client_id="hq") for number in range(6)]
+    clock = topic.root.context.clock
+    assert isinstance(clock, Clock)
+    write_all, copy = Storage.write_all, Storage.copy
+    passed = [0.0]
+
+    def slowly(write: Callable[..., None], *args: Any, **options: Any) -> None:
+        write(*args, **options)
+        passed[0] += distribution.LEASE / 4
+        clock.advance(distribution.LEASE / 4)
+        Root(topic.root.path, clock=clock).queue("a").sweep()
+
+    monkeypatch.setattr(distribution, "COPIES_AT_ONCE", 1)
+    monkeypatch.setattr("dropq.topics.distribution.time.monotonic", lambda: time.monotonic_ns() / 1e9 + passed[0])
+    monkeypatch.setattr(Storage, "write_all", lambda *args, **options: slowly(write_all, *args, **options))
+    monkeypatch.setattr(Storage, "copy", lambda *args, **options: slowly(copy, *args, **options))
+    assert topic.publish(bytes(size)).distributed
+    assert [len(bodies(queue)) for queue in made] == [1] * 6
+
+
+def test_the_lease_of_a_distributor_lasts_for_the_copy_of_a_large_body(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    clock = topic.root.context.clock
+    assert isinstance(clock, Clock)
+    copy = Storage.copy
+
+    def slowly(*args: Any, **options: Any) -> None:
+        copy(*args, **options)
+        clock.advance(distribution.LEASE + 3)
+        Root(topic.root.path, clock=clock).queue("a").sweep()
+
+    monkeypatch.setattr(distribution, "SLOWEST", 1 << 14)
+    monkeypatch.setattr(Storage, "copy", slowly)
+    assert topic.publish(bytes(3 << 20)).distributed
+    assert len(bodies(audit)) == 1
+
+
+@pytest.mark.parametrize("by", ["a delete", "a sweep"])
+def test_a_view_that_appears_as_one_of_its_name_is_forgotten_gets_what_is_published(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    root = topic.root
+    view = root.create_queue("night", underlying_topic="a")
+    unlink = Storage.unlink
+    note = os.path.join(root.layout.views, "night")
+
+    def unlinking(storage: Storage, path: str) -> bool:
+        if path == note:
+            monkeypatch.setattr(Storage, "unlink", unlink)
+            Root(root.path).create_queue("night", underlying_topic="a")
+        return unlink(storage, path)
+
+    monkeypatch.setattr(Storage, "unlink", unlinking)
+    if by == "a delete":
+        root.delete_queue("night")
+    else:
+        shutil.rmtree(view.layout.home)
+        os.utime(note, (0, 0))
+        root.tidy()
+    topic.publish(b"copied")
+    assert bodies(Root(root.path).queue("night")) == [b"copied"]
+
+
+def test_a_publisher_does_not_wait_for_ever_for_another_distributor(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    layout = topic.queue.layout
+    run = distribution.Distributor.run
+
+    def other_first(distributor: Any, **options: Any) -> int:
+        for file in os.listdir(layout.target):
+            os.rename(f"{layout.target}/{file}", f"{layout.processing}/{file}")
+        return run(distributor, **options)
+
+    script(topic, b"before")
+    with monkeypatch.context() as stuck:
+        stuck.setattr(distribution, "OTHERS", 0.1)
+        stuck.setattr(distribution.Distributor, "run", other_first)
+        assert topic.publish(b"claimed by a script").distributed is False
+    for file in os.listdir(layout.processing):
+        os.rename(f"{layout.processing}/{file}", f"{layout.target}/{file}")
+    topic.queue.sweep()
+    assert sorted(bodies(audit)) == [b"before", b"claimed by a script"]
+
+
+def test_a_message_that_another_distributor_claims_as_its_body_is_read_holds_nothing(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq", filter="/total > 1")
+    chosen = distribution.Distributor._chosen
+
+    def other_first(distributor: Any, *args: Any) -> Any:
+        monkeypatch.setattr(distribution.Distributor, "_chosen", chosen)
+        Root(topic.root.path).queue("a").sweep()
+        return chosen(distributor, *args)
+
+    Path(topic.queue.layout.target, "bill.json").write_text('{"total": 2}')
+    monkeypatch.setattr(distribution.Distributor, "_chosen", other_first)
+    distributor = distribution.Distributor(topic.queue.context)
+    distributor.run()
+    assert distributor.held_by == ""
+    assert bodies(audit) == [b'{"total": 2}']
+
+
+@pytest.mark.parametrize("closed", ["", "target"], ids=["its folder", "its target"])
+def test_a_receiver_that_this_user_may_not_open_holds_the_topic_and_misses_nothing(topic: Topic, closed: str) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    folder = Path(audit.layout.home, closed)
+    folder.chmod(0)
+    try:
+        published = unprivileged(lambda: Root(topic.root.path).topic("a").publish(b"for all").distributed)
+    finally:
+        folder.chmod(0o755)
+    assert published is False
+    topic.queue.sweep()
+    assert bodies(audit) == [b"for all"]
