@@ -692,6 +692,29 @@ def test_a_subscription_that_is_not_there_cannot_be_removed(root: Root) -> None:
     assert [queue.name for queue in topic.subscriptions()] == ["a/s.c"]
 
 
+@pytest.mark.parametrize(("name", "client"), [("aduit", "hq"), ("audit", "qh"), ("audit.hq", "hq")])
+def test_a_mistyped_subscription_is_answered_with_the_nearest(name: str, client: str, root: Root) -> None:
+    topic = root.create_topic("sales")
+    topic.create_subscription("audit", client_id="hq")
+    with pytest.raises(NoSuchQueue, match=r"is it 'audit' of client 'hq'\?"):
+        topic.unsubscribe(name, client_id=client)
+
+
+def test_unsubscribing_from_what_is_no_topic_says_so(root: Root) -> None:
+    root.create_topic("sales")
+    root.create_queue("orders")
+    with pytest.raises(NoSuchQueue, match=r"no topic 'sale' in .*is it 'sales'\?"):
+        root.topic("sale").unsubscribe("audit", client_id="hq")
+    with pytest.raises(NoSuchQueue, match=r"'orders' is a queue, and no topic"):
+        root.topic("orders").unsubscribe("audit", client_id="hq")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", ".a", "a.", "a..b", "a.b/s.c"])
+def test_what_cannot_name_a_topic_is_refused_as_the_name_of_a_topic(name: str, root: Root) -> None:
+    with pytest.raises(InvalidName, match="cannot name a topic: give one or more parts"):
+        root.create_topic(name)
+
+
 def test_unsubscribing_removes_what_the_subscription_holds(root: Root) -> None:
     topic = root.create_topic("a")
     topic.create_subscription("s", client_id="c", no_local=True)
