@@ -155,6 +155,7 @@ class Root:
         Raises:
             QueueExists: something of that name is there already.
             InvalidName, ConfigError: the name, or an option, cannot be used; nothing was created.
+            Unavailable: `underlying_topic` is a regular expression, and RE2 is not installed; nothing was created.
         """
         from dropq.upkeep import queues
 
