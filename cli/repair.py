@@ -48,6 +48,7 @@ class _Bulk:
         shell: the run of the command.
         queue, state: where the messages are looked for.
         ids: those that were named; None takes all.
+        filter: what the messages have to match; None for no filter.
         dry_run: only report what would be done.
         yes: do not ask.
     """
@@ -56,6 +57,7 @@ class _Bulk:
     queue: Queue
     state: str
     ids: list[str] | None
+    filter: str | None
     dry_run: bool
     yes: bool
 
@@ -81,6 +83,11 @@ class _Bulk:
             question: what to ask.
             always_asks: ask about messages that were named, too.
         """
+        if self.filter is not None:  # a filter that cannot be used is reported before anything is asked
+            from dropq.filters import check_chooses, compile_filter
+
+            check_chooses(self.filter)
+            compile_filter(self.filter)
         if not self.dry_run and (self.ids is None or always_asks):
             self.shell.confirm(question, yes=self.yes)
         outcomes = act(self.queue.context, ids=self.ids, dry_run=self.dry_run)
@@ -124,7 +131,7 @@ def requeue(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), state, wanted, filter, dry_run, yes)
     goal = shell.queue(to).context if to is not None else None
     act = partial(bulk.requeue, state=state, filter=filter, to=goal, keep_expiration=keep_expiration)
     total = task.total()
@@ -175,7 +182,7 @@ def replay(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=not ids)
-    task = _Bulk(shell, shell.queue(name), "processed", wanted, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), "processed", wanted, filter, dry_run, yes)
     goal = shell.queue(to) if to is not None else task.queue
     point = start or task.queue.config.recovery_point
     question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {goal.name}?"
@@ -201,7 +208,7 @@ def move(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), state, wanted, filter, dry_run, yes)
     goal = shell.queue(to)
     if task.queue.name == goal.name:
         raise UsageError(f"the messages are in {goal.name} already: name another queue to move them to")
@@ -234,7 +241,7 @@ def expire(
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     queue, states = shell.queue(name), bulk.EXPIRED if state is None else (state,)
-    task = _Bulk(shell, queue, "/, ".join(states), wanted, dry_run, yes)
+    task = _Bulk(shell, queue, "/, ".join(states), wanted, filter, dry_run, yes)
     total = sum(queue.counts()[state] for state in states) if wanted is None else len(wanted)
     question = f"Expire {_those(total, filter)} in {task.state}/ of {queue.name}?"
     act = partial(bulk.expire, state=state, filter=filter)
@@ -261,7 +268,7 @@ def purge(
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None or older_than is not None)
-    task = _Bulk(shell, shell.queue(name), state, wanted, dry_run, yes)
+    task = _Bulk(shell, shell.queue(name), state, wanted, filter, dry_run, yes)
     total = task.total()
     which = _those(total, filter) if older_than is None else f"what is old enough of {_many(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"

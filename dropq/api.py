@@ -155,6 +155,7 @@ class Root:
         Raises:
             QueueExists: something of that name is there already.
             InvalidName, ConfigError: the name, or an option, cannot be used; nothing was created.
+            Unavailable: `underlying_topic` is a regular expression, and RE2 is not installed; nothing was created.
         """
         from dropq.upkeep import queues
 
@@ -1047,11 +1048,20 @@ class Topic:
         wanted = self._subscription(name, client_id, no_local=False, durable=True)
         found = [each for each in subscriptions.of_client(self.root.context, wanted) if self._has(each)]
         if not found:
+            if not self.exists():
+                _ = self._context  # raises what is wrong with the topic
             raise NoSuchQueue(
                 f"topic {self.name} has no subscription {name!r} of client {wanted.client_id!r}: "
-                f"`dropq topic ls {self.name}` shows which it has"
+                f"{self._nearest(wanted)}`dropq topic ls {self.name}` shows which it has"
             )
         return [self.root.queue(address) for address in found]
+
+    def _nearest(self, wanted: SubscriptionName) -> str:
+        """Return a hint at the subscription with the most similar name and client; "" if none is similar."""
+        folders = [queue.name.partition("/")[2] for queue in self.subscriptions()]
+        near = get_close_matches(wanted.folder, folders, n=1)
+        found = SubscriptionName.of(near[0]) if near else None
+        return "" if found is None else f"is it {found.name!r} of client {found.client_id!r}? "
 
     def _has(self, address: str) -> bool:
         return address.startswith(f"{self.name}/")

@@ -18,7 +18,7 @@ from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import DOCTOR_PREFIX, PRIVATE
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.queue.open_queue import open_queue
+from dropq.queue.open_queue import find_layout, open_queue
 from dropq.storage import reading
 
 __all__ = ["KINDS", "LEVELS", "Diagnosis", "Kind", "doctor"]
@@ -45,8 +45,8 @@ def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Di
         except NoSuchQueue:
             raise
         except DropqError as error:
-            home = layouts(root.layout.path, name)[0].home
-            found.append(Diagnosis("unusable-queue", home, "; ".join(str(error).splitlines())))
+            layout = find_layout(root.layout.path, name) or layouts(root.layout.path, name)[0]
+            found.append(Diagnosis("unusable-queue", layout.home, "; ".join(str(error).splitlines()), name))
     probes = _probes(root, opened)
     for probe in probes.values():
         probe.run()

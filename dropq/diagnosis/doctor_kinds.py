@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ LEVELS = ("ok", "info", "warning", "error")
 class Kind:
     """A kind of diagnosis: what was checked, how bad it is, what it means for dropq, and what to do.
 
-    In the advice, `{path}` stands for the path of a diagnosis, and `{name}` for the last part of that.
+    In the advice, `{path}` stands for the path of a diagnosis, `{in_use}` for the switch of the route at that path, and
+    `{queue}` for the address of the queue.
     """
 
     check: str
@@ -46,7 +46,7 @@ KINDS: Mapping[str, Kind] = {
         "sends whose metadata does not fit a name fail, and leases follow this host's clock",
         "give this user, or a group of this user, rwx on .dropq and .dropq/meta, and rw on .dropq/clock",
     ),
-    "unusable-queue": Kind("root", "error", "the queue cannot be opened", "run `dropq fsck {name}` to find out why"),
+    "unusable-queue": Kind("root", "error", "the queue cannot be opened", "run `dropq fsck {queue}` to find out why"),
     # -- topics
     "two-of-a-name": Kind(
         "topics", "warning", "the name means the queue, and nobody reaches the topic", "rename one of the two"
@@ -62,6 +62,12 @@ KINDS: Mapping[str, Kind] = {
         "warning",
         "what a DropboxMQ publishes does not reach the view",
         "make the link by `ln -s`, or create the view again",
+    ),
+    "no-topic": Kind(
+        "topics",
+        "warning",
+        "nothing comes to the view, and sends to it fail",
+        "make the topic by `dropq topic create`, or correct underlying_topic and default_publish_target",
     ),
     "file-system": Kind("mount", "ok", "messages lie there"),
     "read-only": Kind("mount", "error", "nothing can be sent, claimed or acknowledged", "mount it read-write"),
@@ -224,7 +230,7 @@ KINDS: Mapping[str, Kind] = {
         "folders",
         "warning",
         "the route takes nothing: the next route, or a consumer, gets its messages",
-        "correct it, or remove {path}.in-use",
+        "correct it, or remove {in_use}",
     ),
     "not-tried": Kind("probe", "warning", "the check did not finish", "remove the cause, then run the doctor again"),
 }
@@ -232,11 +238,12 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor found: its kind, the path that it is about, and what was found there."""
+    """What the doctor found: its kind, the path and the queue that it is about, and what was found there."""
 
     kind: str
     path: str
     found: str
+    queue: str = ""
 
     @property
     def check(self) -> str:
@@ -256,8 +263,8 @@ class Diagnosis:
     @property
     def advice(self) -> str:
         """What to do; empty where there is nothing to do."""
-        name = shlex.quote(os.path.basename(self.path))
-        return KINDS[self.kind].advice.format(path=shlex.quote(self.path), name=name)
+        path, in_use, queue = (shlex.quote(text) for text in (self.path, f"{self.path}.in-use", self.queue))
+        return KINDS[self.kind].advice.format(path=path, in_use=in_use, queue=queue)
 
     @property
     def open(self) -> bool:

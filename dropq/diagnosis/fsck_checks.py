@@ -74,7 +74,7 @@ class Entry:
         """Return a finding about it; `under-way` while somebody may still be at work on it."""
         detail = detail or KINDS[kind].says
         if self.age < UNDER_WAY:
-            kind, detail = "under-way", f"{KINDS['under-way'].says} ({self.aged} ago); if not: {detail}"
+            kind, detail = "under-way", f"{KINDS['under-way'].says.format(aged=self.aged)}; if nobody is: {detail}"
         return self.finding(kind, detail)
 
     @property

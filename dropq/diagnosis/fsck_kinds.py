@@ -41,7 +41,7 @@ KINDS: Mapping[str, Kind] = {
     "hidden": Kind("warning", "a file whose name begins with a dot is never a message", "set aside"),
     "ignored": Kind("warning", "a file whose name matches the queue's `ignore` is never a message", "set aside"),
     "placeholder": Kind("warning", "an empty file reserves a name for a move that did not finish", "set aside"),
-    "under-way": Kind("info", "this changed lately, and somebody may be at work on it"),
+    "under-way": Kind("info", "this changed {aged} ago, and somebody may be at work on it"),
     "unreadable": Kind("warning", "this user may not read the message: give its consumers the right to read it"),
     "bad-name": Kind("info", "dropq cannot read a part of the name, and delivers the message without it"),
     "unclaimable-name": Kind(

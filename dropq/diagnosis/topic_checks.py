@@ -124,10 +124,17 @@ def _view(root: RootContext, name: str) -> Iterator[Diagnosis]:
     except DropqError:
         return
     expression = view.config.underlying_topic
-    for topic in sorted(topics(root.layout)) if expression is not None else ():
+    if expression is None:
+        return
+    for topic in sorted(topics(root.layout)):
         layout = topic_layout(root.layout.path, topic)
         with suppress(DropqError, OSError):
-            if expression is None or not underlies(expression, topic) or not reading.exists(layout.target):
+            if not underlies(expression, topic) or not reading.exists(layout.target):
                 continue
             if reading.device(layout.base) != reading.device(view.layout.base):
                 yield Diagnosis("far-receiver", view.layout.home, f"topic {topic} lies on another file system")
+    target = view.config.default_publish_target or expression
+    found = find_layout(root.layout.path, target)
+    if found is None or not found.is_topic:
+        why = "is not there" if found is None else f"is a queue, {found.home}"
+        yield Diagnosis("no-topic", view.layout.home, f"the view is on topic {target}, which {why}")

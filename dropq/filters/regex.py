@@ -69,8 +69,8 @@ def _re2() -> Any:
         import re2
     except ImportError as missing:
         raise Unavailable(
-            "LIKE in a filter over bodies needs the package google-re2, which is not installed for this Python: "
-            "install dropq with its extra `amps`: pip install 'dropq[amps]'"
+            "regular expressions (LIKE in a filter over bodies, and underlying_topic) need the package google-re2, "
+            "which is not installed for this Python: install dropq with its extra `amps`: pip install 'dropq[amps]'"
         ) from missing
     return re2
 

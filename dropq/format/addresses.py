@@ -52,15 +52,19 @@ def check_address(address: str) -> None:
         raise InvalidName(f"{address!r} is no address: {error}") from None
     if SubscriptionName.of(folder) is None or names.DELETED.search(folder):
         raise InvalidName(
-            f"{address!r} is no address: behind the slash stands SUBSCRIPTION.CLIENT, each encoded (a dot is %2E)"
+            f"{address!r} is no address: give QUEUE, TOPIC or TOPIC/SUBSCRIPTION.CLIENT, such as sales.eu/audit.hq; a "
+            "dot within a subscription's name or a client id is %2E"
         )
 
 
 def check_topic_name(topic: str) -> None:
     """Raise InvalidName if a topic cannot have a name."""
-    names.check_queue_name(topic)
-    if not all(topic.split(".")):
-        raise InvalidName(f"{topic!r} cannot name a topic: no part between its dots may be empty")
+    if "/" in topic or not all(topic.split(".")):
+        raise InvalidName(
+            f"{topic!r} cannot name a topic: give one or more parts with dots between, such as sales.eu, without / and "
+            "with no part empty"
+        )
+    names.check_queue_name(topic, "topic")
 
 
 def check_subscription_name(name: str, client_id: str) -> None:

@@ -554,22 +554,22 @@ DELETED = re.compile(r"\.deleted-[0-9]+\Z", re.ASCII)
 TEMPORARY = "temp-"
 
 
-def check_queue_name(name: str) -> None:
-    """Raise InvalidName if a queue cannot have a name."""
+def check_queue_name(name: str, what: str = "queue") -> None:
+    """Raise InvalidName if a queue, or what else `what` says, cannot have a name."""
     if len(to_bytes(name)) > NAME_MAX:
         raise InvalidName(
-            f"{name!r} cannot name a queue: it is longer than {NAME_MAX} bytes, the most of a folder's name"
+            f"{name!r} cannot name a {what}: it is longer than {NAME_MAX} bytes, the most of a folder's name"
         )
     if not name or name[0] == "." or "/" in name:
         raise InvalidName(
-            f"{name!r} cannot name a queue: give the name of a folder, without / and without a dot at the start"
+            f"{name!r} cannot name a {what}: give the name of a folder, without / and without a dot at the start"
         )
     if any(ord(char) < 32 or 127 <= ord(char) < 160 or 0xD800 <= ord(char) < 0xE000 for char in name):
-        raise InvalidName(f"{name!r} cannot name a queue: it has control characters or undecodable bytes")
+        raise InvalidName(f"{name!r} cannot name a {what}: it has control characters or undecodable bytes")
     if name in ("topic-root", "dropboxmq"):
-        raise InvalidName(f"{name!r} cannot name a queue: a root has another folder of this name")
+        raise InvalidName(f"{name!r} cannot name a {what}: a root has another folder of this name")
     if DELETED.search(name):
-        raise InvalidName(f"{name!r} cannot name a queue: DropboxMQ gives such names to queues that it deleted")
+        raise InvalidName(f"{name!r} cannot name a {what}: DropboxMQ gives such names to queues that it deleted")
 
 
 def can_name_queue(name: str) -> bool:

@@ -100,7 +100,10 @@ def open_target(root: RootContext, view: QueueContext) -> QueueContext:
     try:
         context = open_queue(root, target)
     except NoSuchQueue as error:
-        raise NoSuchQueue(f"queue {view.name} is a view, and sends to it go to a topic: {error}") from error
+        raise NoSuchQueue(
+            f"queue {view.name} is a view, and sends to it go to topic {target!r}, which is not there: "
+            f"`dropq topic ls` shows which there are, `dropq topic create {target}` makes it"
+        ) from error
     if not context.layout.is_topic:
         raise NoSuchQueue(f"queue {view.name} is a view on topic {target!r}, and {target!r} is a queue")
     return context

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import toml_text, validate_options
+from dropq.config.schema import underlies
 from dropq.errors import DropqError, QueueExists, StorageError
 from dropq.format import names
 from dropq.format.addresses import topic_layout
@@ -110,6 +111,8 @@ def _make(
         raise QueueExists(f"queue {name!r} was not made: the root has a topic of this name, {found.home}")
     where, root_file = f"options of queue {name}", root.layout.config_file
     config = validate_options(options, where, root=root.config, root_file=root_file)
+    if config.underlying_topic is not None:
+        underlies(config.underlying_topic, name)  # refused without RE2: each topic of the root would wait for this view
     group = group_number(config.group)
     store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
     hidden = f"{root.layout.path}/.{_cut(name)}.creating-{os.urandom(6).hex()}"

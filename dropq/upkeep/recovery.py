@@ -110,8 +110,9 @@ def _waiting(context: QueueContext) -> list[MessageFile]:
     ]
 
 
-def recover_if_needed(context: QueueContext) -> None:
-    """Fill a subscription that was left half filled, before something is taken out of it."""
+def recover_if_needed(context: QueueContext) -> int:
+    """Fill a subscription that was left half filled, before something is taken out of it; return as `recover` does."""
     if is_recovering(context):
         with suppress(NoSuchQueue):  # its topic is gone: it stays as it is
-            recover(context)
+            return recover(context)
+    return 0

@@ -77,6 +77,8 @@ class SweepReport:
     distributed: int = 0
     #: Messages that were committed for their receivers, and whose copies had not all arrived.
     rolled_forward: int = 0
+    #: Messages that a subscription with a recovery point got from the archive of its topic.
+    recovered: int = 0
     #: What a subscription had got against its filter, from a publisher that knows no filters.
     unwanted: int = 0
     #: Temporary queues, and subscriptions, whose holders died.
@@ -160,7 +162,7 @@ class QuickSweep:
     def _feed(self, feeding: Feeding, report: SweepReport) -> None:
         """Distribute what waits in the topics that the consumer's messages come from."""
         with _passing_over(self._context, report, "its topics"):
-            _recover(self._context)
+            report.recovered += _recover(self._context)
             feeding.keep_ephemeral()
             for distributor in feeding.distributors():
                 with _passing_over(distributor.context, report, "what waits"):
@@ -227,7 +229,7 @@ def sweep(
         report.ephemeral += 1
         return report
     with _passing_over(context, report, "what its topic archived"):
-        _recover(context)
+        report.recovered += _recover(context)
     report.next_due = _bring_back(context, report, idle=True, first_lock=None)
     if context.layout.is_topic:
         _sweep_topic(context, report, ephemeral_older_than)
@@ -253,12 +255,13 @@ def _bring_back(context: QueueContext, report: SweepReport, *, idle: bool, first
     return max(min(dues) - context.clock.now_ms(), 0) / 1000 if dues else None
 
 
-def _recover(context: QueueContext) -> None:
-    """Fill a new subscription with what its topic archived, unless that is done."""
+def _recover(context: QueueContext) -> int:
+    """Fill a new subscription with what its topic archived, unless that is done; return how many copies were made."""
     if context.layout.is_subscription and reading.exists(context.layout.recovering):
         from dropq.upkeep.recovery import recover_if_needed
 
-        recover_if_needed(context)
+        return recover_if_needed(context)
+    return 0
 
 
 def _sweep_topic(context: QueueContext, report: SweepReport, ephemeral_older_than: float | None) -> None:

@@ -3,6 +3,7 @@
 #
 #   drop.sh /srv/work orders order-1.json order-2.json
 #   make-order | drop.sh /srv/work orders -
+#   drop.sh /srv/work topic-root/sales/eu/.incoming order-1.json      publishes to the topic sales.eu
 #
 # Prints the name that each message got, in the order of the files. Exits with 0, with 1 when a file was not sent, 2 when
 # called wrongly, 66 when there is no such queue.

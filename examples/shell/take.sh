@@ -3,6 +3,7 @@
 #
 #   take.sh /srv/work orders ./book.sh          one message
 #   take.sh -a /srv/work orders ./book.sh       all, until none waits
+#   take.sh /srv/work topic-root/sales/eu/.subscriptions/audit.hq ./book.sh     one of the subscription sales.eu/audit.hq
 #
 # CMD gets the body on its standard input and the file's path as its last argument. When it exits with 0 the message goes
 # to processed/, else to error/. Any number of these may run at once, beside dropq's own consumers and on any host.

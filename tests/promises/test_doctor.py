@@ -349,10 +349,19 @@ def route_without_a_folder(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Non
     (base(queue) / "routing" / "hi.in-use").touch()
 
 
+def view_on(topic: str) -> Plant:
+    def plant(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        queue.root.create_queue("view", underlying_topic=topic)
+
+    return plant
+
+
 PLANTED: list[tuple[str, Plant]] = [
     ("root", nothing),
     ("no-root", no_root),
     ("unusable-queue", no_folder),
+    ("no-topic", view_on("later")),
+    ("no-topic", view_on("q")),
     ("file-system", nothing),
     ("read-only", refusing("make_folder", errno.EROFS)),
     ("object-store", on("fuse.s3fs")),
@@ -437,6 +446,11 @@ def test_every_kind_says_what_it_means_and_what_is_amiss_what_to_do() -> None:
         assert not kind.means.endswith(".") and not kind.advice.endswith("."), name
 
 
+def doctor_kind(queue: Queue, kind: str, name: str) -> list[Diagnosis]:
+    """Return what the doctor finds of a kind in one queue of a root."""
+    return [one for one in doctor(queue.root.context, queues=[name]) if one.kind == kind]
+
+
 def test_the_commands_of_an_advice_name_the_folder_or_the_queue(tmp_path: Path) -> None:
     (folder := tmp_path / "my disk").mkdir()
     (found,) = (one for one in doctor(Root(folder).context) if one.kind == "no-root")
@@ -445,6 +459,14 @@ def test_the_commands_of_an_advice_name_the_folder_or_the_queue(tmp_path: Path) 
     no_folder(queue, pytest.MonkeyPatch())
     (found,) = (one for one in doctor(queue.root.context) if one.kind == "unusable-queue")
     assert "`dropq fsck q`" in found.advice
+    subscription = queue.root.create_topic("sales.eu").create_subscription("audit", client_id="hq")
+    no_folder(subscription, pytest.MonkeyPatch())
+    (found,) = doctor_kind(queue, "unusable-queue", subscription.name)
+    assert found.path == subscription.layout.home
+    assert "`dropq fsck sales.eu/audit.hq`" in found.advice
+    route_without_a_folder(other := queue.root.create_queue("other"), pytest.MonkeyPatch())
+    (found,) = doctor_kind(queue, "unusable-route", other.name)
+    assert f"remove '{other.layout.routing}/hi.in-use'" in found.advice
 
 
 def test_what_lies_on_another_file_system_is_tried_there_too(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -692,6 +693,29 @@ def test_a_subscription_that_is_not_there_cannot_be_removed(root: Root) -> None:
     assert [queue.name for queue in topic.subscriptions()] == ["a/s.c"]
 
 
+@pytest.mark.parametrize(("name", "client"), [("aduit", "hq"), ("audit", "qh"), ("audit.hq", "hq")])
+def test_a_mistyped_subscription_is_answered_with_the_nearest(name: str, client: str, root: Root) -> None:
+    topic = root.create_topic("sales")
+    topic.create_subscription("audit", client_id="hq")
+    with pytest.raises(NoSuchQueue, match=r"is it 'audit' of client 'hq'\?"):
+        topic.unsubscribe(name, client_id=client)
+
+
+def test_unsubscribing_from_what_is_no_topic_says_so(root: Root) -> None:
+    root.create_topic("sales")
+    root.create_queue("orders")
+    with pytest.raises(NoSuchQueue, match=r"no topic 'sale' in .*is it 'sales'\?"):
+        root.topic("sale").unsubscribe("audit", client_id="hq")
+    with pytest.raises(NoSuchQueue, match=r"'orders' is a queue, and no topic"):
+        root.topic("orders").unsubscribe("audit", client_id="hq")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", ".a", "a.", "a..b", "a.b/s.c"])
+def test_what_cannot_name_a_topic_is_refused_as_the_name_of_a_topic(name: str, root: Root) -> None:
+    with pytest.raises(InvalidName, match="cannot name a topic: give one or more parts"):
+        root.create_topic(name)
+
+
 def test_unsubscribing_removes_what_the_subscription_holds(root: Root) -> None:
     topic = root.create_topic("a")
     topic.create_subscription("s", client_id="c", no_local=True)
@@ -986,7 +1010,7 @@ def test_a_view_on_an_expression_gets_what_topics_publish_that_come_later(root: 
 
 def test_a_view_whose_topic_comes_later_gets_what_is_published_then(root: Root) -> None:
     view = root.create_queue("view", underlying_topic="later")
-    with pytest.raises(NoSuchQueue, match=r"queue view is a view, and sends to it go to a topic: no queue 'later'"):
+    with pytest.raises(NoSuchQueue, match=r"sends to it go to topic 'later', which is not there: .*topic create later"):
         view.send(b"1")
     root.create_topic("later").publish(b"2")
     assert bodies(view) == [b"2"]
@@ -1067,6 +1091,16 @@ def test_a_view_on_what_is_no_topic_is_refused(root: Root, options: dict[str, An
     with pytest.raises(ConfigError, match=re.escape(said)):
         root.create_queue("view", **options)
     assert not root.queue("view").exists()
+
+
+def test_a_view_on_an_expression_is_refused_where_nobody_can_evaluate_it(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    with pytest.raises(Unavailable, match=r"underlying_topic\) need the package google-re2"):
+        root.create_queue("view", underlying_topic="^sales[.]", default_publish_target="sales.eu")
+    assert not root.queue("view").exists()
+    assert root.create_topic("other").publish(b"1").distributed
 
 
 def test_a_view_on_itself_or_on_another_queue_is_no_view_on_a_topic(root: Root) -> None:

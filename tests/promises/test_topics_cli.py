@@ -257,6 +257,14 @@ def test_topic_ls_shows_a_subscription_that_is_being_filled(run: Run, sales: Top
     assert run("topic", "ls").out.splitlines()[1].split("\t")[5] == "recovering"
 
 
+def test_a_sweep_reports_what_it_fills_a_subscription_with(run: Run, sales: Topic) -> None:
+    sales.publish("archived")
+    audit = sales.create_subscription("audit", client_id="hq")
+    Path(audit.layout.recovering).write_text("epoch")
+    assert run("sweep") == (0, "recovered\t1\n", "swept=1\n")
+    assert [message.text for message in audit.browse()] == ["archived"]
+
+
 def test_topic_ls_of_what_is_not_there(run: Run, sales: Topic) -> None:
     assert run("topic", "ls", "nope").code == 66
 

@@ -253,6 +253,10 @@ WRONG: list[tuple[str, int, list[str]]] = [
     ("replay work --from yesterday", 2, ["'--from'", "'yesterday' is no point", "ISO 8601"]),
     ("replay work nosuch", 1, ["replayed=0 failed=1"]),
     ("fsck work --repair", 2, ["Repair work?", "--yes"]),
+    *[
+        (f"{command} --filter 'a ='", 2, ["bad filter, column 4"])
+        for command in ("requeue work", "move work q", "expire work", "purge work --state target", "replay work")
+    ],
 ]
 
 
