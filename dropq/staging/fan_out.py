@@ -273,9 +273,12 @@ class _Mover:
         return done
 
     def sync(self) -> None:
-        """Make the moves durable."""
+        """Make the moves durable, also those of another roll-forward, which may not have synced them yet."""
         if not self._context.storage.syncs_folders:
             return
+        for number, identity in enumerate([] if self._receivers is self._reached else self._listed()):
+            if number not in self._reached and identity is not None and (found := self._open(identity)) is not None:
+                self._reached[number] = found
         for receiver in self._reached.values():
             with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
                 receiver.sync(self._context.storage)
@@ -340,12 +343,17 @@ class _Mover:
         """Return who gets a part; None where that is not known, as the end of the roll-forward removes who they are."""
         if (receiver := self._receivers.get(number)) is not None:
             return receiver.identity
+        listed = self._listed()
+        return listed[number] if number < len(listed) else None
+
+    def _listed(self) -> list[Identity | None]:
+        """Return who gets the parts, by their numbers, as receivers.json says."""
         if self._identities is None:
             found: object = None
             with suppress(ValueError):  # damaged: it does not say who gets what
                 found = reading.parse_json(reading.read_small(f"{self._folder}/{RECEIVERS}", limit=-1) or b"[]")
             self._identities = [Identity.read(each) for each in found] if isinstance(found, list) else []
-        return self._identities[number] if number < len(self._identities) else None
+        return self._identities
 
 
 def is_being_removed(context: QueueContext, identity: Identity) -> bool:

@@ -25,6 +25,7 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 from dropq import Queue, Root, StorageError
 from dropq.api import Topic
 from dropq.lifecycle import claims
+from dropq.lifecycle.transitions import Transitions
 from dropq.queue.open_queue import open_queue
 from dropq.staging import fan_out
 from dropq.storage import liveness, system_calls
@@ -529,3 +530,31 @@ def test_a_receiver_that_this_user_may_not_open_holds_the_topic_and_misses_nothi
     assert published is False
     topic.queue.sweep()
     assert bodies(audit) == [b"for all"]
+
+
+def test_a_roll_forward_syncs_the_receivers_that_another_one_moved_copies_to(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(topic.queue.layout.config_file).write_text('durability = "full"\n')
+    published = Root(topic.root.path).topic(topic.name)
+    audit = published.create_subscription("audit", client_id="hq")
+
+    def nothing(*_: object) -> None:
+        """Stand in for what a process does not come to that dies after it has moved the last copy."""
+
+    with monkeypatch.context() as dying:
+        for stopped, verb in ((fan_out._Mover, "sync"), (Transitions, "end_whole"), (Storage, "remove_folder")):
+            dying.setattr(stopped, verb, nothing)
+        dying.setattr(Storage, "unlink", nothing)
+        published.publish(b"copied")
+    assert bodies(audit) == [b"copied"]
+    synced: list[int] = []
+    real = Storage.sync_in
+
+    def noted(self: Storage, folder: int, name: str) -> None:
+        synced.append(os.fstat(folder).st_ino)
+        real(self, folder, name)
+
+    monkeypatch.setattr(Storage, "sync_in", noted)
+    assert Root(topic.root.path).queue(topic.name).sweep().rolled_forward == 1
+    assert os.stat(audit.layout.base).st_ino in synced
