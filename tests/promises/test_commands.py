@@ -25,13 +25,16 @@ from dropq.worker.loop import Stop, stop_on_signals
 
 #: A worker in a process of its own: root, lease ("" for none), command. It tells what it hears, and what it did.
 WORKER = """
-import sys
+import os, sys
 import dropq
 from dropq.worker.command import Command
 from dropq.worker.loop import Stop, stop_on_signals, work
 
 root, lease, *argv = sys.argv[1:]
-with Command(argv) as command, stop_on_signals(Stop()) as stop, stop.waking(lambda: print("asked", flush=True)):
+def tell():
+    os.write(1, b"asked\\n")  # a signal handler may interrupt its own print, which refuses that
+
+with Command(argv) as command, stop_on_signals(Stop()) as stop, stop.waking(tell):
     print("ready", flush=True)
     print(work(dropq.Root(root).queue("q"), command, lease=lease or None, stop=stop), flush=True)
 """
