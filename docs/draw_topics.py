@@ -21,7 +21,7 @@ COLOURS = {
     "staged": ("#eceff1", "#607d8b"),
 }
 #: What the staged folder holds: a name, and where its text stands.
-STAGED = (("whole", 128), ("0~NAME", 178), ("1~NAME", 228))
+STAGED = (("whole", 128), ("KEY~NAME", 178), ("KEY~NAME", 228))
 
 #: Arrows: a path, a label, and where the label stands. The commit is the bold one.
 ARROWS = (

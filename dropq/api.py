@@ -896,7 +896,8 @@ class Topic:
             NoSuchQueue, StorageError, QueueFull, ValueError: as of `Queue.send`; nothing was published.
         """
         if timeout is None:
-            _ = self._publishing  # a queue that has the topic's name is refused
+            if self.queue._opened is None:
+                _ = self._publishing  # a queue that has the topic's name is refused
             return self.queue.send(body, **fields)
         with self._patient(timeout):
             return self.queue.send(body, **fields)

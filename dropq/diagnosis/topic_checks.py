@@ -114,7 +114,7 @@ def diagnose(root: RootContext) -> Iterator[Diagnosis]:
                     yield Diagnosis("far-receiver", home, f"topic {topic} lies on another file system")
     for link, folder in missing_links(root):
         yield Diagnosis("missing-view-link", link, f"{link} should lead to {folder}")
-    for name in view_names(root.layout):
+    for name in view_names(reading.names_in(root.layout.views)):
         yield from _view(root, name)
 
 

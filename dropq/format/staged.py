@@ -1,4 +1,4 @@
-"""The names of what is staged for one commit: a folder, `CLAIM.ATTEMPT,END~NAME`, and the parts in it, `K~NAME`.
+"""The names of what is staged for one commit: a folder, `CLAIM.ATTEMPT,END~NAME`, and the parts in it, `KEY~NAME`.
 
 `.dropq/staged/` has such a folder for each attempt of a holder to turn a claimed message into many files. Once the
 claim lies in it as `whole`, the attempt is committed.
@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 #: The message itself, from the commit on. A folder in its place drops the attempt.
 WHOLE = "whole"
-#: What says to which receivers the parts go.
-RECEIVERS = "receivers.json"
 #: What may become of the message itself, once all parts are moved.
 ENDS = ("processed",)
 
 _FOLDER = re.compile(
     rf"([0-9a-z]{{10}}-[0-9a-z]{{1,8}})\.([0-9a-f]{{6}}),({'|'.join(ENDS)})~(.+)", re.ASCII | re.DOTALL
 )
-_PART = re.compile(r"(0|[1-9][0-9]{0,8})~(.+)", re.ASCII | re.DOTALL)
+_PART = re.compile(r"([0-9]{1,20}-[0-9a-f]{16})~(.+)", re.ASCII | re.DOTALL)
 
 
 class StagedFolder(NamedTuple):
@@ -37,11 +35,6 @@ class StagedFolder(NamedTuple):
     end: str
     own_name: str
 
-    @property
-    def folder(self) -> str:
-        """The name of the folder."""
-        return f"{self.claim}.{self.attempt},{self.end}~{self.own_name}"
-
     @classmethod
     def of(cls, folder: str) -> StagedFolder | None:
         """Return what a folder's name says; None if it is that of no staged folder."""
@@ -49,17 +42,23 @@ class StagedFolder(NamedTuple):
         return None if found is None else cls(*found.groups())
 
 
+def folder_name(claim: str, attempt: str, end: str, own_name: str) -> str:
+    """Return the name of a staged folder; arguments as of `StagedFolder`."""
+    return f"{claim}.{attempt},{end}~{own_name}"
+
+
 def claim_of(owner: str) -> str:
     """Return the end of a claim's owner, which names the claim in staged folders."""
-    return "-".join(owner.rsplit("-", 2)[-2:])
+    rest, _, sequence = owner.rpartition("-")
+    return f"{rest.rpartition('-')[2]}-{sequence}"
 
 
-def part_name(number: int, own_name: str) -> str:
-    """Return the name of a part: the number of its receiver, and the file name that it gets there."""
-    return f"{number}~{own_name}"
+def part_name(key: str, own_name: str) -> str:
+    """Return the name of a part: the key of its receiver, and the file name that it gets there."""
+    return f"{key}~{own_name}"
 
 
-def part_of(file: str) -> tuple[int, str] | None:
-    """Return the number of a part's receiver, and its file name there; None for the name of no part."""
+def part_of(file: str) -> tuple[str, str] | None:
+    """Return the key of a part's receiver, and its file name there; None for the name of no part."""
     found = _PART.fullmatch(file)
-    return None if found is None else (int(found[1]), found[2])
+    return None if found is None else (found[1], found[2])

@@ -19,12 +19,11 @@ from typing import NamedTuple
 
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.claims import Claim
-from dropq.format.layout import INCOMING, SUBSCRIPTIONS, removed_subscriptions
-from dropq.format.staged import RECEIVERS, WHOLE, StagedFolder, claim_of, part_name, part_of
+from dropq.format.staged import WHOLE, StagedFolder, claim_of, folder_name, part_name, part_of
 from dropq.lifecycle.claims import claims_in, find_claim, is_committed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.staging.receivers import Identity, Receiver, take_each
+from dropq.staging.receivers import Receiver, find, is_being_removed, sync_possible, take_each
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
 
@@ -37,8 +36,8 @@ FENCE_AGE = 86_400_000
 #: What an error says of a message whose copies could not be staged.
 UNSTAGED = "the message waits as before, and no receiver has it"
 
-#: Writes the copies of a message: called with a folder and the names that the copies get there.
-Write = Callable[[str, Sequence[str]], None]
+#: Writes the copies of a message: called with a folder, its descriptor, and the names that the copies get there.
+Write = Callable[[str, int, Sequence[str]], None]
 
 
 class Staged(NamedTuple):
@@ -82,7 +81,7 @@ def fan_out(
         StorageError: the copies could not be staged; the message is still claimed, and no receiver has it.
     """
     folder, at = _new_folder(context, claim)
-    parts = [part_name(number, own_name) for number in range(len(receivers))]
+    parts = [part_name(receiver.key, own_name) for receiver in receivers]
     try:
         return _fan_out(context, claim, folder, Staged(at, parts, receivers, own_name), write)
     finally:
@@ -112,8 +111,7 @@ def _fan_out(context: QueueContext, claim: Claim, folder: str, staged: Staged, w
 def _new_folder(context: QueueContext, claim: Claim) -> tuple[str, int]:
     """Make a staged folder; return its path, and its descriptor."""
     attempt = f"{random.getrandbits(24):06x}"
-    name = StagedFolder(claim_of(claim.owner), attempt, "processed", claim.own_name).folder
-    folder = f"{context.layout.staged}/{name}"
+    folder = f"{context.layout.staged}/{folder_name(claim_of(claim.owner), attempt, 'processed', claim.own_name)}"
     try:
         context.storage.make_folder(folder, passing=True)
         return folder, reading.open_folder(folder)
@@ -122,9 +120,7 @@ def _new_folder(context: QueueContext, claim: Claim) -> tuple[str, int]:
 
 
 def _stage(context: QueueContext, folder: str, staged: Staged, write: Write) -> None:
-    write(folder, staged.parts)
-    content = ",\n".join([receiver.written for receiver in staged.receivers])
-    context.storage.write_new(f"{folder}/{RECEIVERS}", f"[{content}]\n".encode())
+    write(folder, staged.at, staged.parts)
     context.storage.sync(folder, context.layout.staged)
 
 
@@ -234,14 +230,15 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
                 if not mover.move(parts):
                     return False
         mover.sync()
-        storage.unlink(f"{folder}/{RECEIVERS}")  # no part needs it any more
     except FileNotFoundError:
         if reading.exists(folder):
             raise
         return reading.exists(layout.staged)  # RACE: another roll-forward removed it, or a delete took the topic away
     Transitions(context).end_whole(f"{folder}/{WHOLE}", name.own_name)
-    with suppress(OSError):  # a sweep removes it
+    try:
         storage.remove_folder(folder)
+    except OSError as error:
+        log.debug("%s stays until a sweep clears it: %s", folder, describe(error))
     return True
 
 
@@ -251,15 +248,17 @@ class _Mover:
     def __init__(self, context: QueueContext, folder: str) -> None:
         self._context = context
         self._folder = folder
-        self._receivers: dict[int, Receiver] = {}
-        self._identities: list[Identity | None] | None = None
-        self._reached: dict[int, Receiver] = {}
+        self._staged: Staged | None = None
+        self._receivers: dict[str, Receiver] = {}
 
     def move_staged(self, staged: Staged) -> bool:
         """Move the parts that this process has staged; return whether all of them have left the folder."""
-        self._receivers = self._reached = dict(enumerate(staged.receivers))
+        self._staged = staged
         left = take_each(staged.receivers, staged.at, staged.parts, staged.own_name, self._context.storage)
-        return not left or self.move(left)
+        if not left:
+            return True
+        self._receivers = {receiver.key: receiver for receiver in staged.receivers}
+        return self.move(left)
 
     def move(self, parts: Sequence[str]) -> bool:
         """Move parts; return whether all of them have left the folder."""
@@ -267,37 +266,33 @@ class _Mover:
         for part in parts:
             try:
                 done = self._move(part) and done
-            except (OSError, ValueError, DropqError) as error:
+            except (OSError, DropqError) as error:
                 done = False
                 log.warning("%s/%s stays there until a sweep can move it: %s", self._folder, part, describe(error))
         return done
 
     def sync(self) -> None:
         """Make the moves durable, also those of another roll-forward, which may not have synced them yet."""
-        if not self._context.storage.syncs_folders:
+        storage = self._context.storage
+        if not storage.syncs_folders:
             return
-        for number, identity in enumerate([] if self._receivers is self._reached else self._listed()):
-            if number not in self._reached and identity is not None and (found := self._open(identity)) is not None:
-                self._reached[number] = found
-        for receiver in self._reached.values():
-            with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
-                receiver.sync(self._context.storage)
-        self._context.storage.sync(self._folder)
+        if self._staged is None:
+            sync_possible(self._context.root.layout, self._context.name, storage)
+        else:
+            for receiver in self._staged.receivers:
+                with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
+                    receiver.sync(storage)
+        storage.sync(self._folder)
 
     def _move(self, part: str) -> bool:
         found = part_of(part)
         if found is None:
             return True
-        number, own_name = found
+        key, own_name = found
         source = f"{self._folder}/{part}"
-        identity = self._identity(number)
-        if identity is None:
-            if not reading.exists(source):
-                return True  # RACE: another roll-forward moved it, and ended
-            raise ValueError(f"{RECEIVERS} does not say who gets it: look at it, then move it by hand")
-        receiver = self._receivers.get(number) or self._open(identity)
+        receiver = self._receivers.get(key) or self._find(key)
         if receiver is None:
-            return self._set_aside(source, identity, own_name)
+            return self._set_aside(source, key, own_name)
         try:
             self._take(receiver, source, own_name)
         except OSError as error:
@@ -305,10 +300,9 @@ class _Mover:
                 raise
             if not reading.exists(source):
                 return True  # RACE: another roll-forward moved it
-            if self._open(identity) is not None:
+            if self._find(key) is not None:
                 raise  # the receiver stands: NFS says ESTALE of a folder for a moment, or its target/ is missing
-            return self._set_aside(source, identity, own_name)
-        self._receivers[number] = self._reached[number] = receiver
+            return self._set_aside(source, key, own_name)
         return True
 
     def _take(self, receiver: Receiver, source: str, own_name: str) -> None:
@@ -320,49 +314,18 @@ class _Mover:
         copy = Transitions(self._context).copy_name(self._context.sidecars.parse(own_name))
         receiver.take_as(source, copy, storage)
 
-    def _open(self, identity: Identity) -> Receiver | None:
-        """Open a receiver by what receivers.json says of it; return None if it is not there."""
-        try:
-            receiver = Receiver(self._context.root.layout.path, identity.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        same = receiver.identity.inode == identity.inode
-        words = {receiver.identity.word, identity.word} - {""}
-        return receiver if same and len(words) < 2 else None
+    def _find(self, key: str) -> Receiver | None:
+        return find(self._context.root.layout, self._context.name, key)
 
-    def _set_aside(self, source: str, identity: Identity, own_name: str) -> bool:
+    def _set_aside(self, source: str, key: str, own_name: str) -> bool:
         """Move the part of a receiver that is gone to error/; return False where it may come back."""
-        if is_being_removed(self._context, identity):
+        if is_being_removed(self._context.root.layout, self._context.name, key):
             return False
-        details = {"receiver": identity.path}
-        Transitions(self._context).set_part_aside(source, own_name, "receiver_gone", details)
-        log.warning("receiver %s is gone: its copy of %s is in error/", identity.path, own_name)
+        known = self._receivers.get(key)
+        receiver = f"the queue whose folder had the inode {key.partition('-')[0]}" if known is None else known.path
+        Transitions(self._context).set_part_aside(source, own_name, "receiver_gone", {"receiver": receiver})
+        log.warning("receiver %s is gone: its copy of %s is in error/", receiver, own_name)
         return True
-
-    def _identity(self, number: int) -> Identity | None:
-        """Return who gets a part; None where that is not known, as the end of the roll-forward removes who they are."""
-        if (receiver := self._receivers.get(number)) is not None:
-            return receiver.identity
-        listed = self._listed()
-        return listed[number] if number < len(listed) else None
-
-    def _listed(self) -> list[Identity | None]:
-        """Return who gets the parts, by their numbers, as receivers.json says."""
-        if self._identities is None:
-            found: object = None
-            with suppress(ValueError):  # damaged: it does not say who gets what
-                found = reading.parse_json(reading.read_small(f"{self._folder}/{RECEIVERS}", limit=-1) or b"[]")
-            self._identities = [Identity.read(each) for each in found] if isinstance(found, list) else []
-        return self._identities
-
-
-def is_being_removed(context: QueueContext, identity: Identity) -> bool:
-    """Return whether a receiver that is not in its place is being removed, and its folder is still there."""
-    above, name = os.path.split(identity.path.removesuffix(f"/{INCOMING}"))
-    folders = [f"{context.root.layout.path}/{above}"]
-    if os.path.basename(above) == SUBSCRIPTIONS:
-        folders.append(removed_subscriptions(f"{context.root.layout.path}/{os.path.dirname(above)}"))
-    return any(f"{name}.deleting-" in found for folder in folders for found in reading.names_in(folder))
 
 
 # -- sweeping ------------------------------------------------------------------------------------------------------

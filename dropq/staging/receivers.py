@@ -1,74 +1,56 @@
 """Receivers: the queues that get parts of a committed message, known by more than their paths.
 
-A receiver may be removed, and another queue made of its name, while a part is on its way. So a receiver is its folder's
-inode and the random word in its `.dropq/created`, and a part is renamed through a descriptor of that folder: what was
-removed takes the part along, and a new queue of its name never gets it.
+A receiver may be removed, and another queue made of its name, while a part is on its way. So a receiver's key is its
+folder's inode and a word of its own, and a part is renamed through a descriptor of that folder: what was removed takes
+the part along, and a new queue of its name never gets it.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
-from dropq.format.layout import PRIVATE
+from dropq.format import names
+from dropq.format.addresses import ancestors, topic_layout
+from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, RootLayout, removed_subscriptions
+from dropq.lifecycle.known_queues import subscription_folders
+from dropq.storage import reading
 from dropq.storage.files import Storage
-from dropq.storage.reading import read_in
 
 #: The file with a queue's word, below its folder.
 CREATED = f"{PRIVATE}/created"
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What tells a receiver from all others.
-
-    Attributes:
-        path: the folder that its target/ lies in, from the root.
-        inode: that folder's inode.
-        word: the content of its `.dropq/created`; "" where it has none: then the inode alone tells.
-    """
-
-    path: str
-    inode: int
-    word: str
-
-    @classmethod
-    def read(cls, value: object) -> Identity | None:
-        """Return what receivers.json says; None if it is damaged, or leads out of the root."""
-        if not isinstance(value, Mapping):
-            return None
-        path, inode, word = value.get("path"), value.get("inode"), value.get("word")
-        if not (isinstance(path, str) and isinstance(inode, int) and isinstance(word, str)):
-            return None
-        parts = path.split("/")
-        return None if "\0" in path or not all(parts) or ".." in parts or "." in parts else cls(path, inode, word)
-
-    def written(self) -> dict[str, Any]:
-        """Return the identity as receivers.json has it."""
-        return {"path": self.path, "inode": self.inode, "word": self.word}
+_WORD = re.compile(r"[0-9a-f]{16}")
 
 
 class Receiver:
     """A receiver whose folder is open.
+
+    Attributes:
+        path: the folder that its target/ lies in, from the root.
+        key: that folder's inode and the queue's word, `INODE-WORD`: no other queue ever has it. The word is what
+            `.dropq/created` says; where that says none, the first 16 hex digits of the path's SHA-256.
+        inode: the folder's inode.
+        device: the device that the folder is on.
 
     Args:
         root: the root's path.
         path: the folder that its target/ lies in, from the root.
 
     Raises:
-        OSError: the folder cannot be opened.
+        OSError: the folder cannot be opened, or its word cannot be read.
     """
 
     def __init__(self, root: str, path: str) -> None:
         self._folder = os.open(f"{root}/{path}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        word = (read_in(self._folder, CREATED) or b"").decode(errors="replace").strip()
+        said = (reading.read_in(self._folder, CREATED) or b"").decode(errors="replace").strip()
+        word = said if _WORD.fullmatch(said) else hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         found = os.fstat(self._folder)
-        self.identity = Identity(path, found.st_ino, word)
-        #: The identity as receivers.json has it.
-        self.written = json.dumps(self.identity.written())
+        self.path = path
+        self.key = f"{found.st_ino}-{word}"
+        self.inode = found.st_ino
         self.device = found.st_dev
 
     def __del__(self) -> None:
@@ -79,7 +61,7 @@ class Receiver:
     def is_in_place(self, root: str) -> bool:
         """Return whether its path still leads to its folder."""
         try:
-            return os.stat(f"{root}/{self.identity.path}").st_ino == self.identity.inode
+            return os.stat(f"{root}/{self.path}").st_ino == self.inode
         except OSError:
             return False
 
@@ -116,3 +98,81 @@ def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name
         storage: renames them.
     """
     return storage.place_each(at, parts, [receiver._folder for receiver in receivers], f"target/{name}")
+
+
+# -- looking for receivers -----------------------------------------------------------------------------------------
+
+
+def find(root: RootLayout, topic: str, key: str) -> Receiver | None:
+    """Open the receiver that has a key; return None if it is not there.
+
+    Args:
+        root: the root.
+        topic: the address of the topic that it got a part from.
+        key: its key.
+
+    Raises:
+        OSError: this user may not look.
+    """
+    inode = _inode_of(key)
+    for path in _possible(root, topic):
+        if _inode_at(f"{root.path}/{path}") == inode:
+            with suppress(FileNotFoundError, NotADirectoryError):  # RACE: it was removed just now
+                if (receiver := Receiver(root.path, path)).key == key:
+                    return receiver
+    return None
+
+
+def is_being_removed(root: RootLayout, topic: str, key: str) -> bool:
+    """Return whether a receiver that is not in its place is being removed, and its folder is still there."""
+    inode = _inode_of(key)
+    folders = [root.path, *(removed_subscriptions(topic_layout(root.path, each).home) for each in ancestors(topic))]
+    return any(
+        inode in (_inode_at(f"{folder}/{name}"), _inode_at(f"{folder}/{name}/{INCOMING}"))
+        for folder in folders
+        for name in reading.names_in(folder)
+        if ".deleting-" in name
+    )
+
+
+def sync_possible(root: RootLayout, topic: str, storage: Storage) -> None:
+    """Make durable what came to the target/ of any queue that may be a receiver, whoever moved it there.
+
+    Raises:
+        OSError: a subscription cannot be synced.
+    """
+    for path in _subscriptions(root, topic):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            storage.sync(f"{root.path}/{path}/target")
+    for path in _queues(root):
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # most are no receivers
+            storage.sync(f"{root.path}/{path}/target")
+
+
+def _possible(root: RootLayout, topic: str) -> Iterator[str]:
+    """Yield the folders, from the root, that may be receivers of a topic; some may be none, or not there."""
+    yield from _subscriptions(root, topic)
+    yield from _queues(root)
+
+
+def _subscriptions(root: RootLayout, topic: str) -> Iterator[str]:
+    for each in ancestors(topic):
+        folder = os.path.relpath(f"{topic_layout(root.path, each).home}/{SUBSCRIPTIONS}", root.path)
+        yield from (f"{folder}/{name}" for name in subscription_folders(root, each))
+
+
+def _queues(root: RootLayout) -> Iterator[str]:
+    for name in filter(names.can_name_queue, reading.names_in(root.path)):
+        yield name
+        yield f"{name}/{INCOMING}"
+
+
+def _inode_of(key: str) -> int:
+    return int(key.partition("-")[0])
+
+
+def _inode_at(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -177,6 +177,7 @@ class Storage:
         files: Sequence[str],
         bodies: Iterable[bytes | memoryview],
         *,
+        at: int | None = None,
         times: tuple[int, int] | None = None,
     ) -> None:
         """Write many new files into a folder; after a failure the caller removes the folder.
@@ -185,25 +186,38 @@ class Storage:
             folder: the folder.
             files: the names of the files.
             bodies: their contents.
+            at: the folder's descriptor, where it is open: it saves the walk along the path to each file.
             times: when they were read and written, in ns since 1970, where the file system can keep that; None for now.
         """
-        mode, owns = self._create_mode, self._owns
+        paths = files if at is not None else [f"{folder}/{name}" for name in files]
+        if len(files) < SYNCED_TOGETHER:
+            return self._write_each(paths, bodies, at, times, synced=self.syncs_files)
         with self.together(folder, len(files)) as each:
-            syncs = each and self.syncs_files
-            for name, data in zip(files, bodies, strict=True):
-                fd = os.open(f"{folder}/{name}", CREATE, mode)
-                try:
-                    if owns:
-                        self._own(fd, self._file_mode)
-                    if (written := os.write(fd, data)) < len(data):
-                        _write_rest(fd, data, written)
-                    if times is not None:
-                        with contextlib.suppress(OSError):
-                            os.utime(fd, ns=times)
-                    if syncs:
-                        os.fsync(fd)
-                finally:
-                    os.close(fd)
+            self._write_each(paths, bodies, at, times, synced=each and self.syncs_files)
+
+    def _write_each(
+        self,
+        paths: Sequence[str],
+        bodies: Iterable[bytes | memoryview],
+        at: int | None,
+        times: tuple[int, int] | None,
+        *,
+        synced: bool,
+    ) -> None:
+        mode, owns = self._create_mode, self._owns
+        for path, data in zip(paths, bodies, strict=True):
+            fd = os.open(path, CREATE, mode, dir_fd=at)
+            try:
+                if owns:
+                    self._own(fd, self._file_mode)
+                if (written := os.write(fd, data)) < len(data):
+                    _write_rest(fd, data, written)
+                if times is not None:
+                    _set_times(fd, times)
+                if synced:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def write_small(self, path: str, data: bytes, *, by: str | None = None) -> None:
         """Replace a small file of ours: a reader sees the old content or the new, also after a crash.
@@ -328,8 +342,7 @@ class Storage:
                         shutil.copyfileobj(reading, writing, READ_SIZE)
                         writing.flush()
                     found = os.fstat(reading.fileno())
-                    with contextlib.suppress(OSError):
-                        os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
+                    _set_times(fd, (found.st_atime_ns, found.st_mtime_ns))
                     if synced:
                         self.sync_file(fd)
             except BaseException:
@@ -656,8 +669,10 @@ class Storage:
         Raises:
             OSError: with ENOTEMPTY, the folder is not empty.
         """
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.rmdir(path)
+        except FileNotFoundError:
+            return
 
     def sync(self, *folders: str) -> None:
         """Make the entries of folders durable, in this order; does nothing below durability `full`."""
@@ -684,6 +699,14 @@ class Storage:
         except OSError as error:
             if not self._lenient or error.errno not in _NO_MODES:
                 raise
+
+
+def _set_times(fd: int, times: tuple[int, int]) -> None:
+    """Set when a file was read and written, in ns since 1970, where the file system can keep that."""
+    try:
+        os.utime(fd, ns=times)
+    except OSError:
+        return
 
 
 def _copied_by_kernel(source: int, destination: int) -> bool:

@@ -182,17 +182,21 @@ class Listing:
     Args:
         folder: the folder.
         clock: the file server's clock, which the folder's time is compared with.
+        shared: whether other hosts may change it, so that this host's cache of it may be old.
     """
 
-    def __init__(self, folder: str, clock: Clock) -> None:
+    def __init__(self, folder: str, clock: Clock, *, shared: bool = True) -> None:
         self._folder = folder
         self._clock = clock
+        self._shared = shared
         self._names = frozenset[str]()
         self._changed = 0
 
     def names(self) -> frozenset[str]:
         """Return the names."""
         try:
+            if not self._shared and os.stat(self._folder).st_mtime_ns == self._changed:
+                return self._names
             fd = _open_folder(self._folder)
         except FileNotFoundError:
             return frozenset()
@@ -345,10 +349,14 @@ def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
 
 
 def read_in(folder: int, name: str, limit: int = 4096) -> bytes | None:
-    """Read a small file of ours in an open folder; return None when there is no such file, or it may not be read."""
+    """Read a small file of ours in an open folder; return None when there is no such regular file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
         fd = os.open(name, READ, dir_fd=folder)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else None
@@ -387,6 +395,25 @@ def changed_ms(path: str) -> int:
 def written_ms(path: str) -> int:
     """Return when a file's content was last written: its mtime in milliseconds since 1970."""
     return os.lstat(path).st_mtime_ns // 1_000_000
+
+
+def read_with_times(path: str, limit: int) -> tuple[bytes, tuple[int, int]]:
+    """Read a file whole; return it, and what `times` says of it.
+
+    Raises:
+        OSError: with EFBIG, the file is longer than the limit, and was not read.
+    """
+    fd = open_file(path, READ)
+    try:
+        found = os.fstat(fd)
+        if found.st_size > limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        body = os.read(fd, found.st_size + 1)
+        while len(body) != found.st_size and (more := os.read(fd, READ_SIZE)):
+            body += more
+    finally:
+        os.close(fd)
+    return body, (found.st_atime_ns, found.st_mtime_ns)
 
 
 def times(path: str) -> tuple[int, int]:

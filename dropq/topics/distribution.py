@@ -29,7 +29,7 @@ from dropq.policies.routes import Routes
 from dropq.staging.fan_out import fan_out
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
-from dropq.storage.failures import describe, error_context
+from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import Watch
 from dropq.topics.feeds import Feed, Feeds
@@ -64,9 +64,10 @@ class Distributor:
     def __init__(self, context: QueueContext) -> None:
         self.context = context
         self._transitions = Transitions(context)
-        self._feeds = Feeds(context)
+        shared = reading.is_shared(context.layout.base)
+        self._feeds = Feeds(context, shared=shared)
         self._routes = Routes(context)
-        self._target = reading.Listing(context.layout.target, context.clock)
+        self._target = reading.Listing(context.layout.target, context.clock, shared=shared)
         random = "".join(secrets.choice(_ALPHABET) for _ in range(10))
         self._id = f"distributor-{random}"
         self._owners = claim_owners(self._id)
@@ -169,8 +170,11 @@ class Distributor:
 
     def _has_waiting(self) -> bool:
         """Return whether a message waits to be distributed."""
-        with error_context("whether a message waits is not known"):
-            return any(not self.context.sidecars.ignored(name) for name in self._target.names())
+        try:
+            found = self._target.names()
+        except OSError as error:
+            raise storage_error(error, "whether a message waits is not known") from error
+        return bool(found) and not all(map(self.context.sidecars.ignored, found))
 
     def _is_on_its_way(self, file: str) -> bool:
         """Return whether a message waits, is claimed, or is committed and not wholly rolled forward."""
@@ -267,8 +271,11 @@ class Distributor:
         Raises:
             Unavailable: it cannot be distributed now, and waits.
         """
-        asked = self._feeds.now()
-        chosen = self._chosen(asked, file, "target")
+        asked: list[Feed] = []
+        chosen: list[Feed] = []
+        if not self._feeds.take_all:
+            asked = self._feeds.now()
+            chosen = self._chosen(asked, file, "target")
         self._show()
         claim = self._transitions.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
         if claim is None:
@@ -310,7 +317,9 @@ class Distributor:
         own_name = self._copied_name(claim)
         while True:
             standing = self._feeds.now()
-            if standing is not asked:
+            if not asked:
+                chosen = self._chosen(standing, claimed, "processing")
+            elif standing is not asked:
                 known, still = set(map(id, asked)), set(map(id, standing))
                 new = [feed for feed in standing if id(feed) not in known]
                 chosen = [feed for feed in chosen if id(feed) in still] + self._chosen(new, claimed, "processing")
@@ -341,10 +350,12 @@ class Distributor:
             return True
         return False
 
-    def _chosen(self, feeds: Sequence[Feed], file: MessageFile, state: str) -> list[Feed]:
+    def _chosen(self, feeds: list[Feed], file: MessageFile, state: str) -> list[Feed]:
         """Return the feeds that get a message."""
+        if False not in [feed.takes_all for feed in feeds]:
+            return feeds
         client = ""
-        if feeds and names.may_be_marked(file.filename):
+        if names.may_be_marked(file.filename):
             client = self.context.sidecars.full(file.name).from_client
         wanting = [feed for feed in feeds if feed.takes_all or feed.wants(file, state, client)]
         return [feed for feed in wanting if feed.takes_all or feed.has_room()]
@@ -359,32 +370,37 @@ class Distributor:
 
     def _writer(
         self, claim: Claim, body: bytes | memoryview | None, feeds: Sequence[Feed]
-    ) -> Callable[[str, Sequence[str]], None]:
+    ) -> Callable[[str, int, Sequence[str]], None]:
         """Return what writes the copies into a staged folder."""
         context, storage = self.context, self.context.storage
-        small = body if body is not None else self._small_body(claim)
+        small, read_times = (body, None) if body is not None else self._small_body(claim)
+        if False in [feed.own_modes for feed in feeds]:
+            small = None
 
-        def write(folder: str, parts: Sequence[str]) -> None:
-            ends = time.monotonic() + LEASE
-            from_memory = small is not None and all(feed.own_modes for feed in feeds)
-            times = None if not from_memory or names.tells_time(claim.own_name) else reading.times(claim.path)
+        def write(folder: str, at: int, parts: Sequence[str]) -> None:
+            times = None
+            if small is not None and not names.tells_time(claim.own_name):
+                times = read_times or reading.times(claim.path)
             size = len(small) if small is not None else reading.regular_size(claim.path) or 0
-            step = max(min(AT_ONCE // (size or 1), COPIES_AT_ONCE), 1) if from_memory else 1
+            if small is not None and len(parts) <= COPIES_AT_ONCE and len(parts) * size <= AT_ONCE:
+                return storage.write_all(folder, parts, [small] * len(parts), at=at, times=times)
+            ends = time.monotonic() + LEASE
+            step = 1 if small is None else max(min(AT_ONCE // (size or 1), COPIES_AT_ONCE), 1)
             for begin in range(0, len(parts), step):
                 some = parts[begin : begin + step]
                 # RACE: a sweep takes a claim back whose lease is over, also from a process that lives and copies.
                 if ends - time.monotonic() < LEASE / 3 + (takes := len(some) * size / SLOWEST):
                     self._transitions.extend(claim, lease_end(context.clock, LEASE + takes))
                     ends = time.monotonic() + LEASE + takes
-                if from_memory and small is not None:
-                    storage.write_all(folder, some, [small] * len(some), times=times)
+                if small is not None:
+                    storage.write_all(folder, some, [small] * len(some), at=at, times=times)
                 else:
                     storage.copy(claim.path, f"{folder}/{some[0]}", like=feeds[begin].context.storage)
 
         return write
 
-    def _small_body(self, claim: Claim) -> bytes | None:
+    def _small_body(self, claim: Claim) -> tuple[bytes | None, tuple[int, int] | None]:
         try:
-            return reading.read_body(claim.path, IN_MEMORY)
+            return reading.read_with_times(claim.path, IN_MEMORY)
         except OSError:
-            return None  # too long, or gone: then the copy says so
+            return None, None  # too long, or gone: then the copy says so

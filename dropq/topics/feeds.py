@@ -113,25 +113,29 @@ class Feeds:
 
     Args:
         topic: the topic.
+        shared: whether other hosts may change its root.
     """
 
-    def __init__(self, topic: QueueContext) -> None:
+    def __init__(self, topic: QueueContext, *, shared: bool) -> None:
         self._topic = topic
         root = topic.root.layout.path
         self._device = reading.device(topic.layout.base)
-        self._shared = reading.is_shared(topic.layout.base)
         self._above = {
-            name: reading.Subfolders(
-                f"{topic_layout(root, name).home}/{SUBSCRIPTIONS}", topic.clock, shared=self._shared
-            )
+            name: reading.Subfolders(f"{topic_layout(root, name).home}/{SUBSCRIPTIONS}", topic.clock, shared=shared)
             for name in ancestors(topic.name)
         }
+        self._noted = reading.Listing(topic.root.layout.views, topic.clock, shared=shared)
         self._found: list[list[reading.Subfolder]] = []
         self._feeds: list[Feed] | None = None
         self._looks_at = 0.0
         self._known: dict[tuple[str, int], Feed] = {}
         self._views: dict[str, Feed] = {}
         self._broken: set[str] = set()
+
+    @property
+    def take_all(self) -> bool:
+        """Whether each feed took every message, and had room for any number, when they were listed."""
+        return self._feeds is not None and False not in [feed.takes_all for feed in self._feeds]
 
     def now(self) -> list[Feed]:
         """Return the feeds that stand at this moment, each queue once; the same list as before where they are the same.
@@ -143,7 +147,8 @@ class Feeds:
         now = time.monotonic()
         looks = now >= self._looks_at
         found = [each.now() for each in self._above.values()]
-        names = view_names(self._topic.root.layout, shared=self._shared)
+        noted = self._noted.names()
+        names = view_names(noted) if noted else []
         if self._feeds is not None and not looks and not names and found == self._found:
             return self._feeds
         self._feeds = None
@@ -170,7 +175,7 @@ class Feeds:
         views = list(self._views_now(names, looks=looks))
         if views or links:
             feeds = _each_once([*feeds, *views])
-            feeds = _each_once([*feeds, *self._linked(links, {feed.receiver.identity.inode for feed in feeds})])
+            feeds = _each_once([*feeds, *self._linked(links, {feed.receiver.inode for feed in feeds})])
         if looks:
             self._looks_at = now + CONFIG_AGE
         if lasting and not links:
@@ -265,7 +270,7 @@ def _each_once(feeds: list[Feed]) -> list[Feed]:
     """Leave out what is met twice, as a view that is also a link among the subscriptions."""
     seen: dict[int, Feed] = {}
     for feed in feeds:
-        seen.setdefault(feed.receiver.identity.inode, feed)
+        seen.setdefault(feed.receiver.inode, feed)
     return list(seen.values())
 
 

@@ -8,7 +8,7 @@ is opened. A file whose queue is gone, or is no view any more, is removed by a s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dropq.config.schema import underlies
 from dropq.errors import DropqError, NoSuchQueue
@@ -26,16 +26,9 @@ from dropq.storage.reading import exists, names_in, written_ms
 UNSEEN_AGE = 60_000
 
 
-def view_names(root: RootLayout, *, shared: bool = True) -> list[str]:
-    """Return the names of the queues that are known as views.
-
-    Args:
-        root: the root.
-        shared: whether other hosts may change it.
-    """
-    if not shared and not exists(root.views):
-        return []
-    return sorted(name for name in names_in(root.views) if names.can_name_queue(name))
+def view_names(noted: Iterable[str]) -> list[str]:
+    """Return which of the names in `.dropq/views/` are those of queues, in order."""
+    return sorted(filter(names.can_name_queue, noted))
 
 
 def note_view(root: RootLayout, name: str, storage: Storage) -> None:
@@ -81,7 +74,7 @@ def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
     """
     if not exists(f"{root.layout.path}/dropboxmq"):
         return
-    for name in view_names(root.layout):
+    for name in view_names(names_in(root.layout.views)):
         try:
             view = open_queue(root, name)
         except DropqError:
@@ -108,7 +101,7 @@ def tidy_views(root: RootContext) -> None:
     RACE: a view is known before it appears: so one that is not there is forgotten after a minute.
     """
     storage = Storage()
-    for name in view_names(root.layout):
+    for name in view_names(names_in(root.layout.views)):
         expression = _expression(root, name)
         old = root.clock.now_ms() - written_ms(f"{root.layout.views}/{name}") > UNSEEN_AGE
         if expression is None and old:
