@@ -3,7 +3,7 @@
 In each round both run one after the other, and what counts are the ratios within a round. The raw loop works in folders
 of the same names. For a message it writes the file in working/, writes a copy for each subscription in that one's
 working/ and renames it to target/, and renames the file itself to processed/. Where the durability is `full` it syncs
-each file, and each folder that a file came to, as dropq does. What a script published lies in target/: the raw loop
+each file, and after each rename both folders, as dropq does. What a script published lies in target/: the raw loop
 lists that, reads each file, and goes on as before.
 """
 
@@ -112,6 +112,7 @@ class Raw:
             self._write(f"{base}/working/{file}", body)
             os.rename(f"{base}/working/{file}", f"{base}/target/{file}")
             self._sync(f"{base}/target")
+            self._sync(f"{base}/working")
 
     def _archive(self, state: str, file: str) -> None:
         os.rename(f"{self._incoming}/{state}/{file}", f"{self._incoming}/processed/{file}")
