@@ -41,15 +41,23 @@ Write = Callable[[str, int, Sequence[str]], None]
 
 
 class Staged(NamedTuple):
-    """What this process has staged: the open folder, the parts in it, who gets each, and the name that it gets there.
+    """What this process has staged in a folder, which is open: its path is long to walk along for each part.
 
-    The folder is open because no staged folder is ever renamed, and its path is long to walk along for each part.
+    Attributes:
+        at: the folder's descriptor.
+        parts: the names of the parts.
+        receivers: who gets each.
+        copied_name: the file name that each gets there.
+        own_name: the message's file name.
+        came_from: the folder that the message was claimed from.
     """
 
     at: int
     parts: Sequence[str]
     receivers: Sequence[Receiver]
+    copied_name: str
     own_name: str
+    came_from: str
 
 
 @dataclass
@@ -62,7 +70,7 @@ class Rolled:
 
 
 def fan_out(
-    context: QueueContext, claim: Claim, receivers: Sequence[Receiver], write: Write, own_name: str
+    context: QueueContext, claim: Claim, receivers: Sequence[Receiver], write: Write, copied_name: str, came_from: str
 ) -> bool | None:
     """Turn a claimed message into a copy for each receiver; return whether each has it, or else they will get it.
 
@@ -74,16 +82,18 @@ def fan_out(
         claim: the claim.
         receivers: who gets a copy; at least one.
         write: writes the copies.
-        own_name: the file name that the copies get.
+        copied_name: the file name that the copies get.
+        came_from: the folder that the message was claimed from.
 
     Raises:
         LeaseLost: the claim is gone; nothing was committed.
         StorageError: the copies could not be staged; the message is still claimed, and no receiver has it.
     """
     folder, at = _new_folder(context, claim)
-    parts = [part_name(receiver.key, own_name) for receiver in receivers]
+    parts = [part_name(receiver.key, copied_name) for receiver in receivers]
+    staged = Staged(at, parts, receivers, copied_name, claim.own_name, came_from)
     try:
-        return _fan_out(context, claim, folder, Staged(at, parts, receivers, own_name), write)
+        return _fan_out(context, claim, folder, staged, write)
     finally:
         os.close(at)
 
@@ -213,19 +223,21 @@ def roll_forward(context: QueueContext, folder: str, *, staged: Staged | None = 
 
 
 def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> bool:
-    storage, layout = context.storage, context.layout
-    name = staged or StagedFolder.of(os.path.basename(folder))
-    if name is None:
+    storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
+    committed = staged or StagedFolder.of(os.path.basename(folder))
+    if committed is None:
         return False
+    came_from = (layout.target, layout.working) if staged is None else (staged.came_from,)
+    mover = _Mover(context, folder)
     try:
-        storage.sync(folder, layout.processing, layout.working)  # the commit is durable before the first move
-        mover = _Mover(context, folder)
-        if staged is not None:
-            if not mover.move_staged(staged):
+        storage.sync(folder, layout.processing, *came_from)  # the commit is durable before the first move
+        if isinstance(committed, Staged):
+            if not mover.move_staged(committed):
                 return False
         else:
-            # RACE: whoever listed the folder before the last part was moved would archive the message too early: so the
-            # listing that ends the loop is made after the moves.
+            _unlink_old_names(context, whole, committed)
+            # RACE: a listing from before the last part was moved would archive the message too early: so the listing
+            # that ends the loop is made after the moves.
             while parts := sorted(file for file in reading.names_in(folder) if part_of(file)):
                 if not mover.move(parts):
                     return False
@@ -234,12 +246,33 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
         if reading.exists(folder):
             raise
         return reading.exists(layout.staged)  # RACE: another roll-forward removed it, or a delete took the topic away
-    Transitions(context).end_whole(f"{folder}/{WHOLE}", name.own_name)
+    if staged is None:
+        _unlink_if_archived(context, whole)
+    Transitions(context).end_whole(whole, committed.own_name)
     try:
         storage.remove_folder(folder)
     except OSError as error:
         log.debug("%s stays until a sweep clears it: %s", folder, describe(error))
     return True
+
+
+def _unlink_old_names(context: QueueContext, whole: str, committed: StagedFolder) -> None:
+    """Unlink the names that a committed message had before, which on btrfs a power cut may bring back."""
+    if not reading.has_another_name(whole):
+        return
+    names = [claim.path for claim in claims_in(context) if claim_of(claim.owner) == committed.claim]
+    for name in (*names, f"{context.layout.target}/{committed.own_name}"):
+        with suppress(FileNotFoundError):
+            if reading.inode(name) == reading.inode(whole):
+                context.storage.unlink(name)
+
+
+def _unlink_if_archived(context: QueueContext, whole: str) -> None:
+    """Unlink the name `whole` of a message that is archived already, which on btrfs a power cut may bring back."""
+    if reading.has_another_name(whole):
+        inode = reading.inode(whole)
+        if any(entry.inode() == inode for entry in reading.entries(context.layout.processed)):
+            context.storage.unlink(whole)
 
 
 class _Mover:
@@ -254,7 +287,7 @@ class _Mover:
     def move_staged(self, staged: Staged) -> bool:
         """Move the parts that this process has staged; return whether all of them have left the folder."""
         self._staged = staged
-        left = take_each(staged.receivers, staged.at, staged.parts, staged.own_name, self._context.storage)
+        left = take_each(staged.receivers, staged.at, staged.parts, staged.copied_name, self._context.storage)
         if not left:
             return True
         self._receivers = {receiver.key: receiver for receiver in staged.receivers}
@@ -293,6 +326,9 @@ class _Mover:
         receiver = self._receivers.get(key) or self._find(key)
         if receiver is None:
             return self._set_aside(source, key, own_name)
+        if reading.has_another_name(source) and receiver.holds(self._context.root.layout, reading.inode(source)):
+            self._context.storage.unlink(source)  # it was moved, and on btrfs a power cut brought its old name back
+            return True
         try:
             self._take(receiver, source, own_name)
         except OSError as error:

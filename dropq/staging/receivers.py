@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from dropq.format import names
 from dropq.format.addresses import ancestors, topic_layout
-from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, RootLayout, removed_subscriptions
+from dropq.format.layout import FOLDERS, INCOMING, PRIVATE, SUBSCRIPTIONS, RootLayout, removed_subscriptions
 from dropq.lifecycle.known_queues import subscription_folders
 from dropq.storage import reading
 from dropq.storage.files import Storage
@@ -64,6 +64,11 @@ class Receiver:
             return os.stat(f"{root}/{self.path}").st_ino == self.inode
         except OSError:
             return False
+
+    def holds(self, root: RootLayout, inode: int) -> bool:
+        """Return whether a file with an inode is in one of its state folders."""
+        base = f"{root.path}/{self.path}"
+        return any(entry.inode() == inode for state in FOLDERS for entry in reading.entries(f"{base}/{state}"))
 
     def take(self, source: str, name: str, storage: Storage) -> bool:
         """Rename a part into target/; return False where the file system has no rename that replaces nothing.

@@ -145,7 +145,7 @@ class Distributor:
             held = False
             try:
                 if mine is not None:
-                    return self._held_to(mine, body, [], [])
+                    return self._held_to(mine, self.context.layout.working, body, [], [])
                 self.run()  # what waits before it goes first
                 held = bool(self.held_by)
             except Unavailable as error:
@@ -281,16 +281,21 @@ class Distributor:
         if claim is None:
             return None
         try:
-            return self._held_to(claim, None, asked, chosen)
+            return self._held_to(claim, self.context.layout.target, None, asked, chosen)
         except LeaseLost:
             return None  # RACE: a sweep took this process for dead: somebody else distributes it
 
     def _held_to(
-        self, claim: Claim, body: bytes | memoryview | None, asked: Sequence[Feed], chosen: Sequence[Feed]
+        self,
+        claim: Claim,
+        came_from: str,
+        body: bytes | memoryview | None,
+        asked: Sequence[Feed],
+        chosen: Sequence[Feed],
     ) -> bool:
         """Distribute a claimed message, as `_share_out` does; give it back where that fails."""
         try:
-            return self._share_out(claim, body, asked, chosen)
+            return self._share_out(claim, came_from, body, asked, chosen)
         except LeaseLost:
             raise
         except BaseException:
@@ -305,7 +310,12 @@ class Distributor:
                 self._presence = Presence(self.context.layout.consumers, self._id, self.context.storage)
 
     def _share_out(
-        self, claim: Claim, body: bytes | memoryview | None, asked: Sequence[Feed], chosen: Sequence[Feed]
+        self,
+        claim: Claim,
+        came_from: str,
+        body: bytes | memoryview | None,
+        asked: Sequence[Feed],
+        chosen: Sequence[Feed],
     ) -> bool:
         """Distribute a claimed message; `asked` are the feeds that were looked at before, and `chosen` get it."""
         claimed = MessageFile(claim.filename, claim.arrival, typed_replies=self.context.sidecars.typed_replies)
@@ -330,7 +340,7 @@ class Distributor:
                 for feed in chosen:
                     feed.context.sidecars.make_known()
             receivers = [feed.receiver for feed in chosen]
-            done = fan_out(self.context, claim, receivers, self._writer(claim, body, chosen), own_name)
+            done = fan_out(self.context, claim, receivers, self._writer(claim, body, chosen), own_name, came_from)
             if done is not None:
                 return done
             asked = standing

@@ -244,6 +244,16 @@ def sweep(
 
 def _bring_back(context: QueueContext, report: SweepReport, *, idle: bool, first_lock: int | None) -> float | None:
     """Bring back what may be handed out; return in how many seconds the next delay or lease ends."""
+    _sweep_staged(context, report)
+    returned = report.dead + report.lapsed
+    dues = [*_return_claims(context, report, idle=idle, first_lock=first_lock), *_deliver_delayed(context, report)]
+    if report.dead + report.lapsed > returned:
+        _sweep_staged(context, report)  # what the dead had staged for these claims
+    return max(min(dues) - context.clock.now_ms(), 0) / 1000 if dues else None
+
+
+def _sweep_staged(context: QueueContext, report: SweepReport) -> None:
+    """Bring in order what the distributors of a topic had staged."""
     if context.layout.topic:
         from dropq.staging import fan_out
 
@@ -251,8 +261,6 @@ def _bring_back(context: QueueContext, report: SweepReport, *, idle: bool, first
             rolled = fan_out.sweep(context)
             report.rolled_forward += rolled.forward
             report.refused += rolled.refused
-    dues = [*_return_claims(context, report, idle=idle, first_lock=first_lock), *_deliver_delayed(context, report)]
-    return max(min(dues) - context.clock.now_ms(), 0) / 1000 if dues else None
 
 
 def _recover(context: QueueContext) -> int:

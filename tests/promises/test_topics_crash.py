@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 from children import unprivileged
-from helpers import FRESH, Clock, timed
+from helpers import FRESH, Clock, timed, where
 from torture.table import Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
 
@@ -557,3 +557,72 @@ def test_a_roll_forward_syncs_the_receivers_that_another_one_moved_copies_to(
     monkeypatch.setattr(Storage, "sync", noted)
     assert Root(topic.root.path).queue(topic.name).sweep().rolled_forward == 1
     assert audit.layout.target in synced
+
+
+@pytest.mark.parametrize("old", ["of a copy", "of the claim", "in target", "of an archived message"])
+def test_a_name_that_a_power_cut_brings_back_is_unlinked(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, old: str
+) -> None:
+    """On btrfs a file that was renamed may have both names after a power cut."""
+    audit = topic.create_subscription("audit", client_id="hq")
+    script(topic, b"1")
+    with monkeypatch.context() as dying:
+        dying.setattr(fan_out, "roll_forward", lambda *_, **__: False)
+        distribution.Distributor(topic.queue.context).run()
+    layout = topic.queue.layout
+    (folder,) = Path(layout.staged).iterdir()
+    (part,) = (path for path in folder.iterdir() if "-" in path.name)
+    deadline = topic.root.context.clock.now_ms() + 60_000
+    claim = f"distributor-{folder.name.partition('.')[0]},{deadline},1~1.csv"
+    if old == "of a copy":
+        os.link(part, f"{audit.layout.target}/1.csv")
+    elif old == "of the claim":
+        os.link(folder / "whole", f"{layout.processing}/{claim}")
+    elif old == "in target":
+        os.link(folder / "whole", f"{layout.target}/1.csv")
+    else:
+        os.link(folder / "whole", f"{layout.processed}/1.csv")
+    Root(topic.root.path).queue(topic.name).sweep()
+    assert where(topic.queue) == {"processed": [b"1"]}
+    assert where(audit) == {"target": [b"1"]}
+    assert os.listdir(layout.staged) == []
+
+
+def test_another_file_of_the_name_that_a_message_had_in_target_is_another_message(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    script(topic, b"1")
+    with monkeypatch.context() as dying:
+        dying.setattr(fan_out, "roll_forward", lambda *_, **__: False)
+        distribution.Distributor(topic.queue.context).run()
+    (folder,) = Path(topic.queue.layout.staged).iterdir()
+    os.link(folder / "whole", tmp_path / "backup")  # it has another name, which is none of ours
+    script(topic, b"1")
+    Root(topic.root.path).queue(topic.name).sweep()
+    distribution.Distributor(topic.queue.context).run()
+    assert bodies(audit) == [b"1", b"1"]
+
+
+def test_what_was_staged_for_the_claim_of_a_dead_distributor_goes_with_the_same_sweep(topic: Topic) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    child = os.fork()
+    if child == 0:
+        with mock.patch.object(fan_out, "_commit", side_effect=lambda *_: os._exit(0)):
+            topic.publish(b"1")
+    os.waitpid(child, 0)
+    assert os.listdir(topic.queue.layout.staged) != []
+    topic.queue.sweep()
+    assert [names for _, _, names in os.walk(topic.queue.layout.staged) if names] == [], "a fence is a folder"
+    distribution.Distributor(topic.queue.context).run()
+    assert bodies(audit) == [b"1"]
+
+
+def test_the_archive_of_a_topic_keeps_who_published(topic: Topic) -> None:
+    topic.create_subscription("audit", client_id="hq")
+    other = Root(topic.root.path).topic(topic.name, client_id="mine")
+    other.publish(b"own")
+    topic.publish(b"of another")
+    late = topic.create_subscription("late", client_id="mine", no_local=True, recovery_point="epoch")
+    late.sweep()
+    assert bodies(late) == [b"of another"]

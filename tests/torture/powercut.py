@@ -22,6 +22,7 @@ from dropq import Message, Queue, Root
 from dropq.queue.message import ack_all
 from dropq.staging.jobs import Job
 from dropq.storage import files as storage_files
+from torture import topic_powercut
 from torture.account import Found, Place, body, judge, look, name_of
 from torture.account import told as in_short
 from torture.guest import never_write_back, say
@@ -40,6 +41,8 @@ CUTS = {
 }
 #: Other file systems than ext4, each with the options by which it commits nothing by itself.
 OTHERS = {"xfs": "noatime", "btrfs": "noatime,commit=3600"}
+#: How many cuts come while a guest publishes to a topic, on each file system.
+TOPIC_CUTS = 8
 #: How many lines the guest says before its power is cut, at the most; and before it makes the last calls.
 LINES, CALLS = 1200, 60
 #: How many messages wait where they are only settled, in each queue.
@@ -67,6 +70,8 @@ def run(options: Options) -> Iterator[Row]:
         yield _row(options, durability, kinds if options.long else kinds[-1:], rng)
     for system in OTHERS if options.long else ():
         yield _row(options, "full", CUTS["full"][:-5], rng, system=system)
+    for system, mount in ({"ext4": SELDOM} | OTHERS).items() if options.long else [("ext4", SELDOM)]:
+        yield topic_powercut.row(options, system, mount, TOPIC_CUTS if options.long else 1, rng)
 
 
 def _row(options: Options, durability: str, kinds: Sequence[str], rng: random.Random, *, system: str = "ext4") -> Row:
