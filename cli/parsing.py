@@ -70,6 +70,13 @@ class Group(Readable, TyperGroup):
     """A group of commands."""
 
 
+def group(name: str, help: str) -> typer.Typer:
+    """Return a group that has no commands yet."""
+    return typer.Typer(
+        name=name, cls=Group, help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    )
+
+
 def _inherited(ctx: Any) -> Iterator[Any]:
     """Yield the `--root` of a command, which it has from the list of all commands."""
     if ctx.parent is None:

@@ -65,6 +65,17 @@ class _Bulk:
         """Return how many messages were named, else how many the state has."""
         return self.queue.counts()[self.state] if self.ids is None else len(self.ids)
 
+    def run_on_those(self, verb: str, act: Callable[..., Iterator[Outcome]], total: int, goal: str = "") -> int:
+        """Ask about the messages that were named or match the filter, else about all, and run; return the exit code.
+
+        Args:
+            verb, act: as for `run`.
+            total: how many messages were named, else how many the state has.
+            goal: how the question ends, if a goal belongs to it.
+        """
+        question = f"{verb.capitalize()} {_those(total, self.filter)} in {self.state}/ of {self.queue.name}{goal}?"
+        return self.run(verb, act, total if self.filter is None else None, question=question)
+
     def run(
         self,
         verb: str,
@@ -78,7 +89,7 @@ class _Bulk:
 
         Args:
             verb: a key of `_DONE`.
-            act: acts on the context of the queue, by `ids` and `dry_run`.
+            act: acts on the context of the queue, by `ids`, `filter` and `dry_run`.
             total: how many messages are expected; None when they were not counted.
             question: what to ask.
             always_asks: ask about messages that were named, too.
@@ -90,7 +101,7 @@ class _Bulk:
             compile_filter(self.filter)
         if not self.dry_run and (self.ids is None or always_asks):
             self.shell.confirm(question, yes=self.yes)
-        outcomes = act(self.queue.context, ids=self.ids, dry_run=self.dry_run)
+        outcomes = act(self.queue.context, ids=self.ids, filter=self.filter, dry_run=self.dry_run)
         return self.shell.report(outcomes, _in_sum(verb, dry_run=self.dry_run), total, state=self.state)
 
 
@@ -133,12 +144,8 @@ def requeue(
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     task = _Bulk(shell, shell.queue(name), state, wanted, filter, dry_run, yes)
     goal = shell.queue(to).context if to is not None else None
-    act = partial(bulk.requeue, state=state, filter=filter, to=goal, keep_expiration=keep_expiration)
-    total = task.total()
-    expected = total if filter is None else None
-    return task.run(
-        "requeue", act, expected, question=f"Requeue {_those(total, filter)} in {state}/ of {task.queue.name}?"
-    )
+    act = partial(bulk.requeue, state=state, to=goal, keep_expiration=keep_expiration)
+    return task.run_on_those("requeue", act, task.total())
 
 
 def _point(text: str) -> str:
@@ -187,7 +194,7 @@ def replay(
     point = start or task.queue.config.recovery_point
     question = f"Replay the messages in processed/ of {task.queue.name}, from {point} on, to {goal.name}?"
     total = len(wanted) if wanted is not None else None
-    return task.run("replay", partial(replayed, start=start, filter=filter, to=goal.context), total, question=question)
+    return task.run("replay", partial(replayed, start=start, to=goal.context), total, question=question)
 
 
 def move(
@@ -212,10 +219,8 @@ def move(
     goal = shell.queue(to)
     if task.queue.name == goal.name:
         raise UsageError(f"the messages are in {goal.name} already: name another queue to move them to")
-    total = task.total()
-    question = f"Move {_those(total, filter)} in {state}/ of {task.queue.name} to {goal.name}?"
-    act = partial(bulk.move, to=goal.context, state=state, filter=filter)
-    return task.run("move", act, total if filter is None else None, question=question)
+    act = partial(bulk.move, to=goal.context, state=state)
+    return task.run_on_those("move", act, task.total(), f" to {goal.name}")
 
 
 def expire(
@@ -243,9 +248,7 @@ def expire(
     queue, states = shell.queue(name), bulk.EXPIRED if state is None else (state,)
     task = _Bulk(shell, queue, "/, ".join(states), wanted, filter, dry_run, yes)
     total = sum(queue.counts()[state] for state in states) if wanted is None else len(wanted)
-    question = f"Expire {_those(total, filter)} in {task.state}/ of {queue.name}?"
-    act = partial(bulk.expire, state=state, filter=filter)
-    return task.run("expire", act, total if filter is None else None, question=question)
+    return task.run_on_those("expire", partial(bulk.expire, state=state), total)
 
 
 def purge(
@@ -272,7 +275,7 @@ def purge(
     total = task.total()
     which = _those(total, filter) if older_than is None else f"what is old enough of {_many(total)}"
     question = f"Remove {which} from {state}/ of {task.queue.name} for good?"
-    act = partial(bulk.purge, state=state, filter=filter, older_than=older_than)
+    act = partial(bulk.purge, state=state, older_than=older_than)
     expected = total if filter is None and older_than is None else None
     return task.run("remove", act, expected, question=question, always_asks=True)
 

@@ -23,8 +23,8 @@ from dropq.lifecycle.known_queues import topics
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Settings, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
-from .parsing import Command, Group
-from .shell import GlobalOptions, Shell, UsageError, report_open
+from .parsing import Command, group
+from .shell import GlobalOptions, Shell, UsageError, in_states, report_open
 
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
@@ -173,7 +173,7 @@ def delete(
         refuse_subscriptions(shell.root.context, queue.context)
     counts, routed = queue.counts(), queue.routed()
     held = {**counts, **{f"routing/{name}": count for name, count in routed.items()}}
-    listed = ", ".join(f"{count} in {state}" for state, count in held.items() if count) or "no messages"
+    listed = in_states(held)
     if dry_run:
         refused = not force and (any(counts[state] for state in TO_WORK_ON) or bool(routed))
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
@@ -187,14 +187,7 @@ def delete(
     return OK
 
 
-config = typer.Typer(
-    name="config",
-    cls=Group,
-    help="Show the configuration, and check it.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+config = group("config", "Show the configuration, and check it.")
 
 
 @config.command("show", cls=Command)

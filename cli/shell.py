@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from errno import EBADF
@@ -290,6 +290,11 @@ def report_open(found: Iterable[Diagnosis | Finding], code: int = OK) -> int:
     elif code == OK:
         output.note("nothing wants attention")
     return code or (NEGATIVE if count else OK)
+
+
+def in_states(counts: Mapping[str, int]) -> str:
+    """Write how many messages are in which state."""
+    return ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
 
 
 def how_many(count: int, total: int | None, done: str) -> str:

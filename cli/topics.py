@@ -19,9 +19,9 @@ from dropq.storage.reading import exists
 from . import messages, output
 from .options import DryRun, Json, Quiet, Settings, TopicName, Yes, duration
 from .output import OK, TRY_LATER, Record, unescape
-from .parsing import Command, Group
+from .parsing import Command, group
 from .setup import options_of
-from .shell import Shell
+from .shell import Shell, in_states
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -36,14 +36,7 @@ SubscriptionArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The name of the subscription.", show_default=False)
 ]
 
-topic = typer.Typer(
-    name="topic",
-    cls=Group,
-    help="Publish to topics, and make their subscriptions.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+topic = group("topic", "Publish to topics, and make their subscriptions.")
 
 
 @topic.command("create", cls=Command)
@@ -193,21 +186,18 @@ def unsubscribe(
 
 def _confirm(shell: Shell, gone: Iterable[Queue], *, yes: bool) -> list[str]:
     """Ask before subscriptions are removed that have messages; return each, with what it has."""
-    counted = [(queue.name, sum(queue.counts().values()), _listed(queue)) for queue in gone]
-    lines = [f"{name} ({listed})" for name, _, listed in counted]
-    if any(count for _, count, _ in counted):
+    counted = [(queue.name, queue.counts()) for queue in gone]
+    lines = [f"{name} ({in_states(counts)})" for name, counts in counted]
+    if any(any(counts.values()) for _, counts in counted):
         shell.confirm(f"Remove subscription {' and '.join(lines)}?", yes=yes)
     return lines
 
 
 def _report_removal(shell: Shell, gone: Iterable[Queue]) -> None:
     for queue in gone:
-        shell.line({"queue": queue.name, **queue.counts()}, ("queue",))
-        output.note(f"would be removed: {_listed(queue)}")
-
-
-def _listed(queue: Queue) -> str:
-    return ", ".join(f"{count} in {state}" for state, count in queue.counts().items() if count) or "no messages"
+        counts = queue.counts()
+        shell.line({"queue": queue.name, **counts}, ("queue",))
+        output.note(f"would be removed: {in_states(counts)}")
 
 
 @contextmanager

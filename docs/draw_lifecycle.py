@@ -5,7 +5,6 @@ from __future__ import annotations
 from html import escape
 
 WIDTH, HEIGHT = 900, 430
-BOX = (140, 46)
 
 #: Where each folder stands: the middle of its box, and what kind it is.
 FOLDERS = {
@@ -26,7 +25,7 @@ COLOURS = {
     "bad": ("#ffebee", "#b71c1c"),
 }
 
-#: Arrows: a path, a label, where the label stands, and whether it is the happy path.
+#: Arrows: a path, a label, where the label stands, and whether it is bold, as the happy path is.
 ARROWS = (
     ("M160,130 L236,130", "send", (199, 122), True),
     ("M380,118 L486,118", "claim", (433, 110), True),
@@ -48,22 +47,21 @@ ARROWS = (
 )
 
 
-def box(name: str, x: int, y: int, kind: str) -> str:
+def box(name: str, x: int, y: int, kind: str, *, width: int = 140, height: int = 46, font: int = 15) -> str:
     """Return the box of a folder."""
-    width, height = BOX
     fill, line = COLOURS[kind]
     return (
         f'<rect x="{x - width // 2}" y="{y - height // 2}" width="{width}" height="{height}" rx="8" '
         f'fill="{fill}" stroke="{line}" stroke-width="1.5"/>'
-        f'<text x="{x}" y="{y + 5}" text-anchor="middle" font-family="monospace" font-size="15" '
-        f'fill="{line}">{escape(name)}/</text>'
+        f'<text x="{x}" y="{y + 5}" text-anchor="middle" font-family="monospace" font-size="{font}" '
+        f'fill="{line}">{escape(name)}</text>'
     )
 
 
-def arrow(path: str, label: str, place: tuple[int, int], happy: bool) -> str:
+def arrow(path: str, label: str, place: tuple[int, int], bold: bool) -> str:
     """Return an arrow and what it is called."""
-    colour, width = ("#212121", 2.5) if happy else ("#78909c", 1.4)
-    weight, head = ("bold", "big") if happy else ("normal", "tip")
+    colour, width = ("#212121", 2.5) if bold else ("#78909c", 1.4)
+    weight, head = ("bold", "big") if bold else ("normal", "tip")
     return (
         f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}" marker-end="url(#{head})"/>'
         f'<text x="{place[0]}" y="{place[1]}" text-anchor="middle" font-family="sans-serif" font-size="12" '
@@ -71,18 +69,23 @@ def arrow(path: str, label: str, place: tuple[int, int], happy: bool) -> str:
     )
 
 
-def main() -> None:
-    """Print the picture."""
+def show(height: int, *parts: str) -> None:
+    """Print boxes and arrows as a picture."""
     marker = (
         '<marker id="{0}" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="{2}" markerHeight="{2}" '
         'orient="auto-start-reverse"><path d="M0,0 L10,5 L0,10 z" fill="{1}"/></marker>'
     )
-    print(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">')
+    print(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">')
     print(f"<defs>{marker.format('tip', '#78909c', 9)}{marker.format('big', '#212121', 6)}</defs>")
-    print(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
-    print("\n".join(arrow(*each) for each in ARROWS))
-    print("\n".join(box(name, *where) for name, where in FOLDERS.items()))
+    print(f'<rect width="{WIDTH}" height="{height}" fill="white"/>')
+    print("\n".join(parts))
     print("</svg>")
+
+
+def main() -> None:
+    """Print the picture."""
+    boxes = (box(f"{name}/", *where) for name, where in FOLDERS.items())
+    show(HEIGHT, *(arrow(*each) for each in ARROWS), *boxes)
 
 
 if __name__ == "__main__":

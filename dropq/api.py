@@ -339,7 +339,7 @@ class Queue(Sender):
     def _note_view(self, context: QueueContext) -> None:
         from dropq.topics.views import note_view
 
-        with suppress(OSError):  # this user may not: whoever may, makes it known
+        with suppress(OSError):  # this user may not write there: the next user who may, and opens the view, does it
             note_view(self.root.layout, self.name, context.storage)
 
     def _limits_of_sends(self) -> SendLimits:
@@ -935,16 +935,16 @@ class Topic:
     ) -> Subscription:
         """Begin to receive what is published from now on; make the subscription, unless it is there.
 
-        A durable subscription is a folder, and goes on getting messages when nobody receives; whoever gives its name
-        and client id again shares it. One with another filter, with or without local messages, or of another topic, is
-        removed first with what it holds, as JMS has it. A subscription that is not durable is for this call alone, and
-        goes when it is closed.
+        A durable subscription is a folder, and goes on getting messages while no consumer receives. A later call with
+        its name and client id shares it. If that call has another filter, another `no_local` or another topic, it first
+        removes the subscription and its messages, as JMS has it. A subscription that is not durable is for this call
+        alone, and goes when it is closed.
 
         Args:
             name: the subscription's name.
             client_id: whose it is; None takes the topic object's. A durable one needs a client id.
             filter: only messages that match it come into the subscription.
-            durable: keep the subscription when nobody receives.
+            durable: keep the subscription, and fill it, while no consumer receives.
             no_local: leave out what is published under the same client id.
             recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `creation`, an id
                 or an ISO 8601 time; None begins now.

@@ -27,7 +27,7 @@ class Holder:
     """Marks a queue as ephemeral, and holds it from construction until `end`, or until this process dies.
 
     Make it while the queue still has its hidden name. The lock is the open file's, and goes with it when the queue is
-    renamed into place: so whoever sees the queue sees its holder alive.
+    renamed into place: so a process that sees the queue sees its holder alive.
 
     Args:
         layout: where the queue is now.

@@ -1,9 +1,10 @@
 """Many files, one commit: a claimed message is staged as copies for receivers, committed by one rename, rolled forward.
 
-A holder stages the copies in a new folder of `.dropq/staged/`, and commits by renaming its claim to `whole` in it: who
-lost the claim cannot. From then on anybody may move each copy to its receiver. `whole` is archived last, once a listing
-showed no copy. A folder that nobody will commit is dropped by a fence, a folder of the name `whole`: whichever of the
-two renames or makes it first decides. No staged folder is ever renamed, or removed with anything in it.
+A holder stages the copies in a new folder of `.dropq/staged/`, and commits by renaming its claim to `whole` in it: a
+holder that lost the claim cannot. From then on any process may move each copy to its receiver. `whole` is archived
+last, once a listing showed no copy. A sweep drops a folder that its holder will not commit: it makes a fence there, a
+folder of the name `whole`. If a commit and a fence meet, the first to have the name wins. No staged
+folder is ever renamed, or removed with anything in it.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def _withdraw(context: QueueContext, folder: str) -> None:
     """Remove what was staged and will not be committed; only its holder may, while it has the claim.
 
     RACE: a signal handler may raise between the commit and its return, and an error of a rename that was done may leave
-    that unknown. What was committed is left to whoever rolls it forward.
+    that unknown. What was committed stays, and a sweep rolls it forward.
     """
     try:
         if is_committed(folder):
@@ -236,8 +237,8 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
                 return False
         else:
             _unlink_old_names(context, whole, committed)
-            # RACE: a listing from before the last part was moved would archive the message too early: so the listing
-            # that ends the loop is made after the moves.
+            # RACE: a process that does not list the folder again after the last move could archive the message too
+            # early. So the listing that ends the loop is made after the moves.
             while parts := sorted(file for file in reading.names_in(folder) if part_of(file)):
                 if not mover.move(parts):
                     return False

@@ -54,7 +54,7 @@ class Receiver:
         self.device = found.st_dev
 
     def __del__(self) -> None:
-        # Whoever uses the descriptor refers to the receiver, so that no other folder gets its number meanwhile.
+        # Code that uses the descriptor refers to the receiver meanwhile, so that no other folder gets its number.
         if (folder := getattr(self, "_folder", None)) is not None:
             os.close(folder)
 
@@ -141,7 +141,7 @@ def is_being_removed(root: RootLayout, topic: str, key: str) -> bool:
 
 
 def sync_possible(root: RootLayout, topic: str, storage: Storage) -> None:
-    """Make durable what came to the target/ of any queue that may be a receiver, whoever moved it there.
+    """Make durable what came to the target/ of any queue that may be a receiver: any program may have moved it there.
 
     Raises:
         OSError: a subscription cannot be synced.

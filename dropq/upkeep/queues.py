@@ -84,8 +84,8 @@ def create_temporary(asked: QueueContext) -> tuple[str, Holder]:
     """Make a queue for the answer to a request; return its name, and what holds it from before it has the name.
 
     Args:
-        asked: the queue that is asked. Whoever may answer there may answer here: the new queue has its modes and its
-            layout, is not durable and keeps no history.
+        asked: the queue that is asked. The new queue has its modes and its layout, so that the consumers of the
+            asked queue may answer. It is not durable, and keeps no history.
     """
     root, config = asked.root, asked.config
     options: dict[str, Any] = {"durability": "none", "history": False}
