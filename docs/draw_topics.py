@@ -17,7 +17,7 @@ FOLDERS = (
     ("big.hq/target/", 780, 245, 190, "wait"),
 )
 #: What the staged folder holds: a name, and where its text stands.
-STAGED = (("whole", 128), ("KEY~NAME", 178), ("KEY~NAME", 228))
+STAGED = (("whole", 128), ("TOKEN~NAME", 178), ("TOKEN~NAME", 228))
 
 #: Arrows: a path, a label, and where the label stands. The commit is the bold one.
 ARROWS = (

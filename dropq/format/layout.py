@@ -114,6 +114,8 @@ class QueueLayout:
         self.new = f"{private}/new"
         self.recovering = f"{private}/recovering"
         self.reasons = f"{private}/reasons"
+        #: What a topic knows of its receivers.
+        self.receivers = f"{private}/receivers"
         self.set_aside = f"{private}/set-aside"
         self.staged = f"{private}/staged"
         self.streams = f"{private}/streams"
@@ -166,7 +168,7 @@ class QueueLayout:
     @property
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are never links."""
-        own = (self.new, self.deleting) if self.is_topic else ()  # a queue's `deleting` is a file
+        own = (self.new, self.deleting, self.receivers) if self.is_topic else ()  # a queue's `deleting` is a file
         return (*self._first_private_folders, self.staged, self.set_aside, *own)
 
     @property

@@ -1,4 +1,4 @@
-"""The names of what is staged for one commit: a folder, `CLAIM.ATTEMPT,END~NAME`, and the parts in it, `KEY~NAME`.
+"""The names of what is staged for one commit: a folder, `CLAIM.ATTEMPT,END~NAME`, and the parts in it, `TOKEN~NAME`.
 
 `.dropq/staged/` has such a folder for each attempt of a holder to turn a claimed message into many files. Once the
 claim lies in it as `whole`, the attempt is committed.
@@ -17,7 +17,7 @@ ENDS = ("processed",)
 _FOLDER = re.compile(
     rf"([0-9a-z]{{10}}-[0-9a-z]{{1,8}})\.([0-9a-f]{{6}}),({'|'.join(ENDS)})~(.+)", re.ASCII | re.DOTALL
 )
-_PART = re.compile(r"([0-9]{1,20}-[0-9a-f]{16})~(.+)", re.ASCII | re.DOTALL)
+_PART = re.compile(r"([0-9a-f]{16})~(.+)", re.ASCII | re.DOTALL)
 
 
 class StagedFolder(NamedTuple):
@@ -53,12 +53,12 @@ def claim_of(owner: str) -> str:
     return f"{rest.rpartition('-')[2]}-{sequence}"
 
 
-def part_name(key: str, own_name: str) -> str:
-    """Return the name of a part: the key of its receiver, and the file name that it gets there."""
-    return f"{key}~{own_name}"
+def part_name(token: str, own_name: str) -> str:
+    """Return the name of a part: the token of its receiver, and the file name that it gets there."""
+    return f"{token}~{own_name}"
 
 
 def part_of(file: str) -> tuple[str, str] | None:
-    """Return the key of a part's receiver, and its file name there; None for the name of no part."""
+    """Return the token of a part's receiver, and its file name there; None for the name of no part."""
     found = _PART.fullmatch(file)
     return None if found is None else (found[1], found[2])

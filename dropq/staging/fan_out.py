@@ -13,18 +13,19 @@ import errno
 import logging
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.claims import Claim
+from dropq.format.layout import FOLDERS
 from dropq.format.staged import WHOLE, StagedFolder, claim_of, folder_name, part_name, part_of
 from dropq.lifecycle.claims import claims_in, find_claim, is_committed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.staging.receivers import Receiver, find, is_being_removed, sync_possible, take_each
+from dropq.staging.receivers import Receiver, identity_of, is_being_removed, known, open_receiver, take_each
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
 
@@ -91,7 +92,7 @@ def fan_out(
         StorageError: the copies could not be staged; the message is still claimed, and no receiver has it.
     """
     folder, at = _new_folder(context, claim)
-    parts = [part_name(receiver.key, copied_name) for receiver in receivers]
+    parts = [part_name(receiver.token, copied_name) for receiver in receivers]
     staged = Staged(at, parts, receivers, copied_name, claim.own_name, came_from)
     try:
         return _fan_out(context, claim, folder, staged, write)
@@ -239,8 +240,8 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
             _unlink_old_names(context, whole, committed)
             # RACE: a process that does not list the folder again after the last move could archive the message too
             # early. So the listing that ends the loop is made after the moves.
-            while parts := sorted(file for file in reading.names_in(folder) if part_of(file)):
-                if not mover.move(parts):
+            while files := sorted(reading.names_in(folder) - {WHOLE}):
+                if not mover.move(files):
                     return False
         mover.sync()
     except FileNotFoundError:
@@ -291,18 +292,18 @@ class _Mover:
         left = take_each(staged.receivers, staged.at, staged.parts, staged.copied_name, self._context.storage)
         if not left:
             return True
-        self._receivers = {receiver.key: receiver for receiver in staged.receivers}
+        self._receivers = {receiver.token: receiver for receiver in staged.receivers}
         return self.move(left)
 
-    def move(self, parts: Sequence[str]) -> bool:
-        """Move parts; return whether all of them have left the folder."""
+    def move(self, files: Sequence[str]) -> bool:
+        """Move what is in the folder beside the message; return whether all of it has left."""
         done = True
-        for part in parts:
+        for file in files:
             try:
-                done = self._move(part) and done
-            except (OSError, DropqError) as error:
+                done = self._move(file) and done
+            except (OSError, ValueError, DropqError) as error:
                 done = False
-                log.warning("%s/%s stays there until a sweep can move it: %s", self._folder, part, describe(error))
+                log.warning("%s/%s stays there until a sweep can move it: %s", self._folder, file, describe(error))
         return done
 
     def sync(self) -> None:
@@ -310,25 +311,33 @@ class _Mover:
         storage = self._context.storage
         if not storage.syncs_folders:
             return
-        if self._staged is None:
-            sync_possible(self._context.root.layout, self._context.name, storage)
-        else:
-            for receiver in self._staged.receivers:
-                with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
-                    receiver.sync(storage)
+        receivers = self._known() if self._staged is None else self._staged.receivers
+        for receiver in receivers:
+            try:
+                receiver.sync(storage)
+            except FileNotFoundError:
+                continue  # RACE: it was removed, and took the part along
+            except PermissionError:
+                storage.sync_whole(self._folder)
         storage.sync(self._folder)
 
-    def _move(self, part: str) -> bool:
-        found = part_of(part)
+    def _known(self) -> Iterator[Receiver]:
+        """Yield all that parts of this message may have been moved to."""
+        for token in known(self._context.layout):
+            if (receiver := self._find(token)) is not None:
+                yield receiver
+
+    def _move(self, file: str) -> bool:
+        source = f"{self._folder}/{file}"
+        found = part_of(file)
         if found is None:
-            return True
-        key, own_name = found
-        source = f"{self._folder}/{part}"
-        receiver = self._receivers.get(key) or self._find(key)
+            raise ValueError("it is no copy for a receiver: look at it, then move it by hand")
+        token, own_name = found
+        receiver = self._receivers.get(token) or self._find(token)
         if receiver is None:
-            return self._set_aside(source, key, own_name)
-        if reading.has_another_name(source) and receiver.holds(self._context.root.layout, reading.inode(source)):
-            self._context.storage.unlink(source)  # it was moved, and on btrfs a power cut brought its old name back
+            return self._set_aside(source, token, own_name)
+        if reading.has_another_name(source) and self._has_arrived(source, receiver):
+            self._context.storage.unlink(source)  # on btrfs a power cut brought its old name back
             return True
         try:
             self._take(receiver, source, own_name)
@@ -337,10 +346,13 @@ class _Mover:
                 raise
             if not reading.exists(source):
                 return True  # RACE: another roll-forward moved it
-            if self._find(key) is not None:
+            if open_receiver(self._root, receiver.identity) is not None:
                 raise  # the receiver stands: NFS says ESTALE of a folder for a moment, or its target/ is missing
-            return self._set_aside(source, key, own_name)
+            return self._set_aside(source, token, own_name)
         return True
+
+    def _has_arrived(self, source: str, receiver: Receiver) -> bool:
+        return receiver.holds(self._root, reading.inode(source), FOLDERS)
 
     def _take(self, receiver: Receiver, source: str, own_name: str) -> None:
         """Rename a part into a receiver's target/; a name that is taken there belongs to another message."""
@@ -351,18 +363,32 @@ class _Mover:
         copy = Transitions(self._context).copy_name(self._context.sidecars.parse(own_name))
         receiver.take_as(source, copy, storage)
 
-    def _find(self, key: str) -> Receiver | None:
-        return find(self._context.root.layout, self._context.name, key)
+    def _find(self, token: str) -> Receiver | None:
+        """Open the receiver of a token; return None if it is gone."""
+        identity = identity_of(self._context.layout, token)
+        return None if identity is None else open_receiver(self._root, identity)
 
-    def _set_aside(self, source: str, key: str, own_name: str) -> bool:
-        """Move the part of a receiver that is gone to error/; return False where it may come back."""
-        if is_being_removed(self._context.root.layout, self._context.name, key):
+    def _set_aside(self, source: str, token: str, own_name: str) -> bool:
+        """Move the part of a receiver that is gone to error/; return False where it may come back.
+
+        RACE: a delete may hide a view, and bring it back at once: so the view is looked for once more.
+        """
+        known_here = self._receivers.get(token)
+        identity = identity_of(self._context.layout, token) if known_here is None else known_here.identity
+        if identity is not None and (
+            is_being_removed(self._root, identity) or open_receiver(self._root, identity) is not None
+        ):
             return False
-        known = self._receivers.get(key)
-        receiver = f"the queue whose folder had the inode {key.partition('-')[0]}" if known is None else known.path
+        if not reading.exists(source):
+            return True  # RACE: another roll-forward moved it
+        receiver = token if identity is None else identity.path
         Transitions(self._context).set_part_aside(source, own_name, "receiver_gone", {"receiver": receiver})
         log.warning("receiver %s is gone: its copy of %s is in error/", receiver, own_name)
         return True
+
+    @property
+    def _root(self) -> str:
+        return self._context.root.layout.path
 
 
 # -- sweeping ------------------------------------------------------------------------------------------------------

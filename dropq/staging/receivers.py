@@ -1,74 +1,103 @@
 """Receivers: the queues that get parts of a committed message, known by more than their paths.
 
-A receiver may be removed, and another queue made of its name, while a part is on its way. So a receiver's key is its
-folder's inode and a word of its own, and a part is renamed through a descriptor of that folder: what was removed takes
-the part along, and a new queue of its name never gets it.
+A receiver may be removed, and another queue made of its name, while a part is on its way. So a receiver is its folder's
+inode and the random word in its `.dropq/created`, and a part is renamed through a descriptor of that folder: what was
+removed takes the part along, and a new queue of its name never gets it.
+
+The name of a part begins with the token of its receiver. `.dropq/receivers/TOKEN` of the topic says which queue that
+is, for a program that did not stage the part. It is written when a publisher first meets the receiver, and never
+changed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from dropq.format import names
-from dropq.format.addresses import ancestors, topic_layout
-from dropq.format.layout import FOLDERS, INCOMING, PRIVATE, SUBSCRIPTIONS, RootLayout, removed_subscriptions
-from dropq.lifecycle.known_queues import subscription_folders
+from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, removed_subscriptions
+from dropq.format.staged import part_of
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
 #: The file with a queue's word, below its folder.
 CREATED = f"{PRIVATE}/created"
-_WORD = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells a receiver from all others.
+
+    Attributes:
+        path: the folder that its target/ lies in, from the root.
+        inode: that folder's inode.
+        word: the content of its `.dropq/created`; "" where it has none, or this user may not read it: then path and
+            inode alone tell.
+    """
+
+    path: str
+    inode: int
+    word: str
+
+    @classmethod
+    def read(cls, value: object) -> Identity | None:
+        """Return what a receiver's file says; None if it is damaged, or leads out of the root."""
+        if not isinstance(value, Mapping):
+            return None
+        path, inode, word = value.get("path"), value.get("inode"), value.get("word")
+        if not (isinstance(path, str) and isinstance(inode, int) and isinstance(word, str)):
+            return None
+        parts = path.split("/")
+        return None if "\0" in path or not all(parts) or ".." in parts or "." in parts else cls(path, inode, word)
+
+    def written(self) -> dict[str, Any]:
+        """Return the identity as the receiver's file has it."""
+        return {"path": self.path, "inode": self.inode, "word": self.word}
+
+    @property
+    def token(self) -> str:
+        """What the names of its parts begin with: 16 hex digits, a digest of the rest."""
+        return hashlib.sha256(json.dumps(self.written()).encode()).hexdigest()[:16]
 
 
 class Receiver:
     """A receiver whose folder is open.
-
-    Attributes:
-        path: the folder that its target/ lies in, from the root.
-        key: that folder's inode and the queue's word, `INODE-WORD`: no other queue ever has it. The word is what
-            `.dropq/created` says; where that says none, the first 16 hex digits of the path's SHA-256.
-        inode: the folder's inode.
-        device: the device that the folder is on.
 
     Args:
         root: the root's path.
         path: the folder that its target/ lies in, from the root.
 
     Raises:
-        OSError: the folder cannot be opened, or its word cannot be read.
+        OSError: the folder cannot be opened.
     """
 
     def __init__(self, root: str, path: str) -> None:
         self._folder = os.open(f"{root}/{path}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        said = (reading.read_in(self._folder, CREATED) or b"").decode(errors="replace").strip()
-        word = said if _WORD.fullmatch(said) else hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        word = (reading.read_in(self._folder, CREATED) or b"").decode(errors="replace").strip()
         found = os.fstat(self._folder)
-        self.path = path
-        self.key = f"{found.st_ino}-{word}"
-        self.inode = found.st_ino
+        self.identity = Identity(path, found.st_ino, word)
+        self.token = self.identity.token
         self.device = found.st_dev
 
     def __del__(self) -> None:
-        # Code that uses the descriptor refers to the receiver meanwhile, so that no other folder gets its number.
+        # What uses the descriptor refers to the receiver, so that no other folder gets its number meanwhile.
         if (folder := getattr(self, "_folder", None)) is not None:
             os.close(folder)
 
     def is_in_place(self, root: str) -> bool:
         """Return whether its path still leads to its folder."""
         try:
-            return os.stat(f"{root}/{self.path}").st_ino == self.inode
+            return os.stat(f"{root}/{self.identity.path}").st_ino == self.identity.inode
         except OSError:
             return False
 
-    def holds(self, root: RootLayout, inode: int) -> bool:
-        """Return whether a file with an inode is in one of its state folders."""
-        base = f"{root.path}/{self.path}"
-        return any(entry.inode() == inode for state in FOLDERS for entry in reading.entries(f"{base}/{state}"))
+    def holds(self, root: str, inode: int, folders: Sequence[str]) -> bool:
+        """Return whether a file with an inode lies in one of its folders."""
+        base = f"{root}/{self.identity.path}"
+        return any(entry.inode() == inode for folder in folders for entry in reading.entries(f"{base}/{folder}"))
 
     def take(self, source: str, name: str, storage: Storage) -> bool:
         """Rename a part into target/; return False where the file system has no rename that replaces nothing.
@@ -105,79 +134,84 @@ def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name
     return storage.place_each(at, parts, [receiver._folder for receiver in receivers], f"target/{name}")
 
 
-# -- looking for receivers -----------------------------------------------------------------------------------------
+# -- which receiver a token is ---------------------------------------------------------------------------------------
 
 
-def find(root: RootLayout, topic: str, key: str) -> Receiver | None:
-    """Open the receiver that has a key; return None if it is not there.
+def make_known(layout: QueueLayout, receiver: Receiver, storage: Storage) -> None:
+    """Write the file of a receiver, unless it is there: before the first part for it is staged."""
+    path = f"{layout.receivers}/{receiver.token}"
+    if not reading.exists(path):
+        storage.make_folder(layout.receivers)
+        storage.write_small(path, json.dumps(receiver.identity.written()).encode())
 
-    Args:
-        root: the root.
-        topic: the address of the topic that it got a part from.
-        key: its key.
+
+def is_known(layout: QueueLayout, receiver: Receiver) -> bool:
+    """Return whether the file of a receiver is there."""
+    return reading.exists(f"{layout.receivers}/{receiver.token}")
+
+
+def known(layout: QueueLayout) -> Iterator[str]:
+    """Yield the tokens of all receivers that have a file."""
+    return (name for name in reading.names_in(layout.receivers) if not name.startswith("."))
+
+
+def identity_of(layout: QueueLayout, token: str) -> Identity | None:
+    """Return which receiver a token is; None if it has no file any more: then it is gone.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = f"{layout.receivers}/{token}"
+    reading.ask_server(layout.receivers)
+    said = reading.read_small(path)
+    if said is None:
+        return None
+    try:
+        identity = Identity.read(reading.parse_json(said))
+    except ValueError:
+        identity = None
+    if identity is None:
+        raise ValueError(f"{path} is damaged, and does not say who gets it: look at the copy, then move it by hand")
+    return identity
+
+
+def open_receiver(root: str, identity: Identity) -> Receiver | None:
+    """Open a receiver by its identity; return None if it is not there.
 
     Raises:
         OSError: this user may not look.
     """
-    inode = _inode_of(key)
-    for path in _possible(root, topic):
-        if _inode_at(f"{root.path}/{path}") == inode:
-            with suppress(FileNotFoundError, NotADirectoryError):  # RACE: it was removed just now
-                if (receiver := Receiver(root.path, path)).key == key:
-                    return receiver
-    return None
-
-
-def is_being_removed(root: RootLayout, topic: str, key: str) -> bool:
-    """Return whether a receiver that is not in its place is being removed, and its folder is still there."""
-    inode = _inode_of(key)
-    folders = [root.path, *(removed_subscriptions(topic_layout(root.path, each).home) for each in ancestors(topic))]
-    return any(
-        inode in (_inode_at(f"{folder}/{name}"), _inode_at(f"{folder}/{name}/{INCOMING}"))
-        for folder in folders
-        for name in reading.names_in(folder)
-        if ".deleting-" in name
-    )
-
-
-def sync_possible(root: RootLayout, topic: str, storage: Storage) -> None:
-    """Make durable what came to the target/ of any queue that may be a receiver: any program may have moved it there.
-
-    Raises:
-        OSError: a subscription cannot be synced.
-    """
-    for path in _subscriptions(root, topic):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            storage.sync(f"{root.path}/{path}/target")
-    for path in _queues(root):
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # most are no receivers
-            storage.sync(f"{root.path}/{path}/target")
-
-
-def _possible(root: RootLayout, topic: str) -> Iterator[str]:
-    """Yield the folders, from the root, that may be receivers of a topic; some may be none, or not there."""
-    yield from _subscriptions(root, topic)
-    yield from _queues(root)
-
-
-def _subscriptions(root: RootLayout, topic: str) -> Iterator[str]:
-    for each in ancestors(topic):
-        folder = os.path.relpath(f"{topic_layout(root.path, each).home}/{SUBSCRIPTIONS}", root.path)
-        yield from (f"{folder}/{name}" for name in subscription_folders(root, each))
-
-
-def _queues(root: RootLayout) -> Iterator[str]:
-    for name in filter(names.can_name_queue, reading.names_in(root.path)):
-        yield name
-        yield f"{name}/{INCOMING}"
-
-
-def _inode_of(key: str) -> int:
-    return int(key.partition("-")[0])
-
-
-def _inode_at(path: str) -> int | None:
     try:
-        return os.stat(path).st_ino
+        receiver = Receiver(root, identity.path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    same = receiver.identity.inode == identity.inode
+    words = {receiver.identity.word, identity.word} - {""}
+    return receiver if same and len(words) < 2 else None
+
+
+def is_being_removed(root: str, identity: Identity) -> bool:
+    """Return whether a receiver that is not in its place is being removed, and its folder is still there."""
+    above, name = os.path.split(identity.path.removesuffix(f"/{INCOMING}"))
+    folders = [f"{root}/{above}"]
+    if os.path.basename(above) == SUBSCRIPTIONS:
+        folders.append(removed_subscriptions(f"{root}/{os.path.dirname(above)}"))
+    return any(f"{name}.deleting-" in found for folder in folders for found in reading.names_in(folder))
+
+
+def is_needed(root: str, layout: QueueLayout, token: str) -> bool:
+    """Return whether the file of a receiver says what somebody may still ask: the receiver is there, or a part is.
+
+    RACE: a publisher that found the receiver before it was removed may stage a part all the same. If that publisher
+    dies, and the file is gone, the part goes where that of a receiver goes which is gone.
+    """
+    try:
+        identity = identity_of(layout, token)
+    except ValueError:
+        return True
+    if identity is None:
+        return False
+    if open_receiver(root, identity) is not None or is_being_removed(root, identity):
+        return True
+    files = (file for folder in reading.entries(layout.staged) for file in reading.names_in(folder.path))
+    return any(found[0] == token for found in map(part_of, files) if found is not None)

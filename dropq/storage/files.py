@@ -685,6 +685,16 @@ class Storage:
             finally:
                 os.close(fd)
 
+    def sync_whole(self, folder: str) -> None:
+        """Make durable what anybody did on the file system of a folder; it waits for the writes of all processes."""
+        if not system_calls.can_sync_whole(folder):
+            return os.sync()
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            system_calls.sync_whole(fd, folder)
+        finally:
+            os.close(fd)
+
     def sync_file(self, fd: int) -> None:
         """Make a file's content durable; does nothing at durability `none`."""
         if self.syncs_files:

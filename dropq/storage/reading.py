@@ -138,7 +138,7 @@ class Subfolders:
         self._clock = clock
         self._shared = shared
         self._found: list[Subfolder] = []
-        self._changed = (0, 0)
+        self._changed: tuple[int, int] | None = None
 
     def now(self) -> list[Subfolder]:
         """Return what lies in the folder now; the same list as before where nothing was made, renamed or removed."""
@@ -148,12 +148,12 @@ class Subfolders:
             status = os.stat(self.folder)
         except FileNotFoundError:
             return []
-        changed = status.st_ino, status.st_ctime_ns
+        changed = _version(status)
         if changed != self._changed:
             now = self._clock.now_ms() * 1_000_000  # before the listing: what comes after the listing is younger
             self._found = subfolders(self.folder, shared=False)
             # When a folder changed just now, its next change may have the same time.
-            self._changed = changed if now - changed[1] > SETTLED_NS else (0, 0)
+            self._changed = changed if now - changed[1] > SETTLED_NS else None
         return self._found
 
 
@@ -190,27 +190,32 @@ class Listing:
         self._clock = clock
         self._shared = shared
         self._names = frozenset[str]()
-        self._changed = 0
+        self._changed: tuple[int, int] | None = None
 
     def names(self) -> frozenset[str]:
         """Return the names."""
         try:
-            if not self._shared and os.stat(self._folder).st_mtime_ns == self._changed:
+            if not self._shared and _version(os.stat(self._folder)) == self._changed:
                 return self._names
             fd = _open_folder(self._folder)
         except FileNotFoundError:
             return frozenset()
         try:
-            changed = os.fstat(fd).st_mtime_ns
+            changed = _version(os.fstat(fd))
             if changed != self._changed:
                 _forget_listing(fd)
                 now = self._clock.now_ms() * 1_000_000  # before the listing: what comes after the listing is younger
                 self._names = frozenset(os.listdir(fd))
                 # When a folder changed just now, its next change may have the same time.
-                self._changed = changed if now - changed > SETTLED_NS else 0
+                self._changed = changed if now - changed[1] > SETTLED_NS else None
         finally:
             os.close(fd)
         return self._names
+
+
+def _version(status: os.stat_result) -> tuple[int, int]:
+    """Return what changes when a folder is another one, or something in it is made, renamed or removed."""
+    return status.st_ino, status.st_ctime_ns
 
 
 def files_in(folder: str) -> Iterator[list[str]]:
@@ -349,14 +354,10 @@ def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
 
 
 def read_in(folder: int, name: str, limit: int = 4096) -> bytes | None:
-    """Read a small file of ours in an open folder; return None when there is no such regular file.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read a small file of ours in an open folder; return None when there is no such file, or it may not be read."""
     try:
         fd = os.open(name, READ, dir_fd=folder)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return None
     try:
         return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else None

@@ -200,7 +200,7 @@ class Distributor:
         """
         if self._is_paused():
             return 0
-        count = 0
+        count, again = 0, False
         self.held_by = ""
         with self.context.error_context("what waits is distributed later"):
             view = view_of(self.context, depth=self.context.timing.view_depth)
@@ -214,7 +214,8 @@ class Distributor:
                 try:
                     if self._expired(file):
                         continue
-                    count += self._distribute(file) is not None
+                    count += self._distribute(file, again=again) is not None
+                    again = True
                 except Unavailable as error:
                     if not reading.exists(f"{self.context.layout.target}/{file.filename}"):
                         continue  # RACE: another distributor claimed it, and its body could not be read here any more
@@ -260,22 +261,20 @@ class Distributor:
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
-    def _distribute(self, file: MessageFile) -> bool | None:
+    def _distribute(self, file: MessageFile, *, again: bool) -> bool | None:
         """Claim a message that waits, and distribute it; return whether all feeds have it, None if it was claimed.
 
         Filters and room are looked at before the claim, so that what cannot be distributed now is not touched.
 
         Args:
             file: the message, as it lies in target/.
+            again: whether another message was distributed just before it.
 
         Raises:
             Unavailable: it cannot be distributed now, and waits.
         """
-        asked: list[Feed] = []
-        chosen: list[Feed] = []
-        if not self._feeds.take_all:
-            asked = self._feeds.now()
-            chosen = self._chosen(asked, file, "target")
+        asked = self._feeds.latest() if again else self._feeds.now()
+        chosen = self._chosen(asked, file, "target")
         self._show()
         claim = self._transitions.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
         if claim is None:

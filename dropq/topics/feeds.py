@@ -20,7 +20,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.policies.send_limits import Tally
 from dropq.policies.wanted import deciding
 from dropq.queue.open_queue import find_layout, open_queue
-from dropq.staging.receivers import Receiver
+from dropq.staging.receivers import Receiver, is_known, make_known
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.views import view_names
@@ -47,6 +47,7 @@ class Feed:
     def __init__(
         self, topic: QueueContext, address: str, receiver: Receiver, context: QueueContext, version: Version
     ) -> None:
+        self._topic = topic
         self.address = address
         self.receiver = receiver
         self.context = context
@@ -70,8 +71,8 @@ class Feed:
 
     @property
     def is_current(self) -> bool:
-        """Whether its configuration is that of its file."""
-        return _version_of(self.context.layout) == self._version
+        """Whether its configuration is that of its file, and the topic knows the receiver."""
+        return _version_of(self.context.layout) == self._version and is_known(self._topic.layout, self.receiver)
 
     def wants(self, file: MessageFile, state: str, client: str) -> bool:
         """Return whether it gets a message.
@@ -132,10 +133,10 @@ class Feeds:
         self._views: dict[str, Feed] = {}
         self._broken: set[str] = set()
 
-    @property
-    def take_all(self) -> bool:
-        """Whether each feed took every message, and had room for any number, when they were listed."""
-        return self._feeds is not None and False not in [feed.takes_all for feed in self._feeds]
+    def latest(self) -> list[Feed]:
+        """Return the feeds that stood a moment ago if each takes every message, which spares a look; else as `now`."""
+        latest = self._feeds
+        return self.now() if latest is None or False in [feed.takes_all for feed in latest] else latest
 
     def now(self) -> list[Feed]:
         """Return the feeds that stand at this moment, each queue once; the same list as before where they are the same.
@@ -175,7 +176,7 @@ class Feeds:
         views = list(self._views_now(names, looks=looks))
         if views or links:
             feeds = _each_once([*feeds, *views])
-            feeds = _each_once([*feeds, *self._linked(links, {feed.receiver.inode for feed in feeds})])
+            feeds = _each_once([*feeds, *self._linked(links, {feed.receiver.identity.inode for feed in feeds})])
         if looks:
             self._looks_at = now + CONFIG_AGE
         if lasting and not links:
@@ -244,6 +245,7 @@ class Feeds:
                 raise Unavailable(f"{address} is on another file system than topic {topic.name}: no rename leads there")
             if not os.access(context.layout.target, os.W_OK | os.X_OK):
                 raise Unavailable(f"this user may not send to {address}: somebody else distributes what is published")
+            make_known(topic.layout, receiver, topic.storage)
             return Feed(topic, address, receiver, context, version)
         except Unavailable:
             raise
@@ -270,7 +272,7 @@ def _each_once(feeds: list[Feed]) -> list[Feed]:
     """Leave out what is met twice, as a view that is also a link among the subscriptions."""
     seen: dict[int, Feed] = {}
     for feed in feeds:
-        seen.setdefault(feed.receiver.inode, feed)
+        seen.setdefault(feed.receiver.identity.inode, feed)
     return list(seen.values())
 
 

@@ -63,7 +63,8 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
         store.sync(layout.home)
     with suppress(OSError, DropqError):  # the next sweep of the root notes it; `dropq doctor` names missing links
         make_known(root.layout, layout.private, store)
-        store.make_folder_like(root.layout.views, root.layout.private)
+        if not reading.exists(root.layout.views):
+            store.make_folder_like(root.layout.views, root.layout.private)
         link_views(root)
 
 

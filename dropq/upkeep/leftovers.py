@@ -1,9 +1,10 @@
 """What crashes leave in a queue's private folder, and when any sweep removes it.
 
-    .gone-*      a file whose removal was cut short: after a day
+    .gone-*      what was not wholly removed: after a day
     acks/        an early ack whose time is over: at once
     consumers/   a sign of life that never appeared, or that nobody here can verify and that holds nothing: after a day
     held/        what a dead consumer had of a message: at once, the only copy after a day; an empty folder: in an hour
+    receivers/   what a topic knows of a receiver that is gone: after a day
     reasons/     a reason of a file that is gone: after a day
     streams/     the journal of a stream that nobody continues: after 30 days
     turns/       the turn of a subscription that has ended: at once
@@ -25,6 +26,7 @@ from dropq.lifecycle import early_acks
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.policies import barrier, fair_share
+from dropq.staging import receivers
 from dropq.storage import liveness, reading
 
 #: Milliseconds that leftovers are kept which somebody may need yet.
@@ -47,6 +49,8 @@ def leftovers(context: QueueContext) -> Iterator[Leftover]:
         layout.streams: _remove_stream,
         layout.acks: _remove_ack,
     }
+    if layout.is_topic:
+        removals[layout.receivers] = _remove_receiver
     for folder, remove in removals.items():
         for entry in reading.entries(folder):
             yield entry.path, partial(remove, context, entry)
@@ -58,8 +62,19 @@ def leftovers(context: QueueContext) -> Iterator[Leftover]:
 
 
 def _remove_given_up_name(context: QueueContext, entry: os.DirEntry[str]) -> bool:
-    old = entry.name.startswith(GONE_PREFIX) and context.age_ms(entry.path) > LEFTOVERS_AGE
-    return old and context.storage.unlink(entry.path)
+    if not entry.name.startswith(GONE_PREFIX) or context.age_ms(entry.path) <= LEFTOVERS_AGE:
+        return False
+    context.storage.remove_tree(entry.path)
+    return True
+
+
+def _remove_receiver(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    """Remove the file of a receiver that is gone, or a draft of such a file."""
+    if context.age_ms(entry.path) <= LEFTOVERS_AGE:
+        return False
+    root = context.root.layout.path
+    needed = not entry.name.startswith(".") and receivers.is_needed(root, context.layout, entry.name)
+    return not needed and context.storage.unlink(entry.path)
 
 
 def _remove_sign_of_life(context: QueueContext, entry: os.DirEntry[str]) -> bool:

@@ -417,16 +417,17 @@ def test_what_comes_again_is_not_taken_for_what_was_acknowledged_before(make: Ma
 def test_acks_are_listed_anew_only_when_there_are_others(
     make: Make, id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "acks"
-    listing = reading.Listing(str(folder), Clock())
+    folder, clock = tmp_path / "acks", Clock()
+    listing = reading.Listing(str(folder), clock)
     assert listing.names() == frozenset()
     folder.mkdir()
     (folder / "a").touch()
-    os.utime(folder, (1, 1))
+    clock.advance(60)
     assert listing.names() == {"a"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.listdir", lambda path: pytest.fail("it has not changed"))
         assert listing.names() == {"a"}
+    clock.advance(-60)
     (folder / "b").touch()
     assert listing.names() == {"a", "b"}
     (folder / "c").touch()  # within the same tick of the clock, maybe

@@ -65,14 +65,16 @@ def test_a_folder_among_the_consumers_does_not_end_a_sweep(make: Make, clock: Cl
 
 def test_a_leftover_that_cannot_be_removed_does_not_end_a_sweep(make: Make, clock: Clock) -> None:
     queue = make()
-    for folder in (f"{queue.layout.private}/.gone-1", f"{queue.layout.reasons}/error/no-reason"):
-        os.mkdir(folder)
+    os.mkdir(f"{queue.layout.reasons}/error/no-reason")
+    os.mkdir(f"{queue.layout.private}/.gone-1")
+    Path(queue.layout.private, ".gone-1", "left").touch()
     Path(queue.layout.held, "a-0123456789-1").write_bytes(b"")
     os.mkdir(f"{queue.layout.held}/a-0123456789-2")
     clock.advance(2 * 86_400)
     report = queue.sweep()
-    assert (report.leftovers, report.refused) == (2, 2)
+    assert (report.leftovers, report.refused) == (3, 1)
     assert os.listdir(queue.layout.held) == []
+    assert not os.path.exists(f"{queue.layout.private}/.gone-1")
 
 
 @pytest.mark.parametrize("folder", ["processing", "delayed", "target"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -1348,67 +1349,148 @@ def test_what_is_committed_arrives_with_the_next_sweep_or_consumer(root: Root, m
     assert staged(topic) == []
 
 
-def test_a_copy_stays_where_it_is_while_its_receiver_cannot_be_looked_for(
-    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic, copies, folder = committed(root, monkeypatch)
-    subscriptions = Path(topic.queue.layout.topic, ".subscriptions")
-    away = subscriptions.rename(subscriptions.with_name("away"))
-    subscriptions.symlink_to(subscriptions)  # it can be neither listed nor called missing
-    sweep_of(topic)
-    assert "stays there until a sweep can move it: Too many levels of symbolic links" in caplog.text
-    assert (folder / "whole").read_bytes() == b"1", "nothing is archived before its copies have gone"
-    subscriptions.unlink()
-    away.rename(subscriptions)
-    assert sweep_of(topic) == 1
-    assert bodies(copies) == [b"1"]
-
-
 def sweep_of(topic: Topic) -> int:
     """Sweep a topic as another process would; return how many messages it rolled forward."""
     return fan_out.sweep(opened(topic.root).queue(topic.name).context).forward
 
 
-@pytest.mark.parametrize("how", ["inode", "word", "another queue", "none"])
-def test_a_queue_whose_folder_or_word_is_another_one_gets_nothing(
-    root: Root, monkeypatch: pytest.MonkeyPatch, how: str
+def known(topic: Topic) -> Path:
+    """The file that says which queue the one receiver of a topic is."""
+    (path,) = Path(topic.queue.layout.receivers).iterdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"path": 5}', '{"path": "../outside", "inode": 1, "word": ""}',
+     '{"path": "/tmp", "inode": 1, "word": ""}', '{"path": "topic-root/../../x", "inode": 1, "word": ""}'],
+)  # fmt: skip
+def test_a_receiver_that_cannot_be_read_or_leads_out_of_the_root_keeps_the_copy_where_it_is(
+    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, text: str
 ) -> None:
     topic, copies, folder = committed(root, monkeypatch)
+    (tmp_path / "outside" / "target").mkdir(parents=True)
+    said = known(topic).read_text()
+    known(topic).write_text(text)
+    assert sweep_of(topic) == 0
+    assert "stays there until a sweep can move it" in caplog.text
+    assert f"{known(topic)} is damaged" in caplog.text
+    assert where(copies) == {}
+    assert (folder / "whole").read_bytes() == b"1", "nothing is archived before its copies have gone"
+    assert os.listdir(tmp_path / "outside" / "target") == []
+    known(topic).write_text(said)
+    assert sweep_of(topic) == 1
+    assert bodies(copies) == [b"1"]
+
+
+@pytest.mark.parametrize("how", ["inode", "word", "another queue", "link", "missing", "file", "unknown"])
+def test_a_receiver_that_is_not_the_one_that_is_named_gets_nothing(
+    root: Root, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    topic, copies, _ = committed(root, monkeypatch)
     other = root.create_queue("other")
-    (part,) = (name for name in os.listdir(folder) if name != "whole")
-    key, _, own_name = part.partition("~")
-    inode, _, word = key.partition("-")
-    changed = {
-        "inode": f"{int(inode) + 1}-{word}",
-        "word": f"{inode}-{'0' * 16}",
-        "another queue": f"{os.stat(other.layout.base).st_ino}-{word}",
-        "none": f"99999999999999999999-{word}",
+    outside = tmp_path / "outside"
+    (outside / "target").mkdir(parents=True)
+    (root.path / "link").symlink_to(outside)
+    (root.path / "file").touch()
+    said = json.loads(known(topic).read_text())
+    change = {
+        "inode": {"inode": said["inode"] + 1},
+        "word": {"word": "0" * 16},
+        "another queue": {"path": "other"},
+        "link": {"path": "link"},
+        "missing": {"path": "nowhere"},
+        "file": {"path": "file"},
+        "unknown": {},
     }[how]
-    (folder / part).rename(folder / f"{changed}~{own_name}")
+    known(topic).write_text(json.dumps(said | change))
+    if how == "unknown":
+        known(topic).unlink()
     assert sweep_of(topic) == 1
     assert where(copies) == where(other) == {}
+    assert os.listdir(outside / "target") == []
     assert where(topic.queue) == {"processed": [b"1"], "error": [b"1"]}
     (gone,) = topic.queue.browse("error")
     assert gone.reason is not None
     assert gone.reason["reason"] == "receiver_gone"
-    assert changed.partition("-")[0] in str(gone.reason["receiver"])
 
 
-def test_a_copy_of_a_subscriptions_folder_is_not_the_subscription(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic, copies, _ = committed(root, monkeypatch)
-    shutil.copytree(copies.layout.base, f"{copies.layout.base}opied")
-    shutil.rmtree(copies.layout.base)
+def test_a_copy_that_another_program_committed_reaches_a_view_of_each_layout_and_the_topics_above(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = root.create_topic("a.b")
+    above = root.create_topic("a").create_subscription("s", client_id="c")
+    views = [root.create_queue(f"view{n}", underlying_topic="a.b", dropboxmq=n == 1) for n in range(2)]
+    with monkeypatch.context() as stalled:
+        stalled.setattr(fan_out, "roll_forward", lambda *args, **kwargs: False)
+        topic.publish(b"1")
     assert sweep_of(topic) == 1
-    assert where(topic.subscriptions()[0]) == {}
-    assert where(topic.queue) == {"processed": [b"1"], "error": [b"1"]}
+    assert [bodies(queue) for queue in (above, *views)] == [[b"1"]] * 3
 
 
-def test_a_copy_finds_its_receiver_under_another_name(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_keeps_a_program_from_other_queues_keeps_no_copy_from_its_receiver(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic, copies, _ = committed(root, monkeypatch)
-    os.rename(copies.layout.base, f"{copies.layout.base}alled-otherwise")
+    (root.path / "loop").symlink_to(root.path / "loop")
     assert sweep_of(topic) == 1
-    (renamed,) = topic.subscriptions()
-    assert bodies(renamed) == [b"1"]
+    assert bodies(copies) == [b"1"]
+
+
+def test_a_copy_waits_while_its_receiver_is_being_removed(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = root.create_topic("a")
+    view = root.create_queue("view", underlying_topic="a")
+    with monkeypatch.context() as stalled:
+        stalled.setattr(fan_out, "roll_forward", lambda *args, **kwargs: False)
+        topic.publish(b"1")
+    hidden = os.path.join(root.path, ".view.deleting-1795408273487-abcdef")
+    os.rename(view.layout.home, hidden)
+    assert sweep_of(topic) == 0, "a delete that finds messages brings the queue back"
+    os.rename(hidden, view.layout.home)
+    assert sweep_of(topic) == 1
+    assert bodies(view) == [b"1"]
+
+
+def test_what_lies_beside_a_committed_message_and_is_no_copy_keeps_it_there(
+    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, copies, folder = committed(root, monkeypatch)
+    (folder / "0~odd").write_bytes(b"?")
+    assert sweep_of(topic) == 0
+    assert "0~odd stays there until a sweep can move it: it is no copy for a receiver" in caplog.text
+    assert bodies(copies) == [b"1"]
+    (folder / "0~odd").unlink()
+    assert sweep_of(topic) == 1
+
+
+def test_what_a_topic_knows_of_a_receiver_goes_a_day_after_the_receiver_unless_a_copy_is_left(
+    root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, copies, _ = committed(root, monkeypatch)
+    here = known(topic)
+    clock.advance(2 * 86_400)
+    topic.queue.sweep()
+    assert here.exists(), "the receiver is there"
+    with monkeypatch.context() as stalled:
+        stalled.setattr(fan_out, "roll_forward", lambda *args, **kwargs: False)
+        assert topic.publish(b"2").distributed is False
+        shutil.rmtree(copies.layout.home)
+        topic.queue.sweep()
+        assert here.exists(), "a copy is on its way"
+    topic.queue.sweep()
+    assert not here.exists()
+    assert sorted(bodies(topic.queue, "error")) == [b"2"]
+
+
+def test_a_publisher_makes_a_receiver_known_again_whose_file_went(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dropq.topics.feeds.CONFIG_AGE", 0.0)
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"1")
+    known(topic).unlink()
+    topic.publish(b"2")
+    assert known(topic).exists()
+    assert bodies(copies) == [b"1", b"2"]
 
 
 def test_a_change_of_a_topics_file_counts_for_the_subscriptions_of_a_publisher_that_goes_on(

@@ -547,16 +547,16 @@ def test_a_roll_forward_syncs_the_receivers_that_another_one_moved_copies_to(
             dying.setattr(stopped, verb, nothing)
         published.publish(b"copied")
     assert bodies(audit) == [b"copied"]
-    synced: list[str] = []
-    real = Storage.sync
+    synced: list[int] = []
+    real = Storage.sync_in
 
-    def noted(self: Storage, *folders: str) -> None:
-        synced.extend(folders)
-        real(self, *folders)
+    def noted(self: Storage, folder: int, name: str) -> None:
+        synced.append(os.fstat(folder).st_ino)
+        real(self, folder, name)
 
-    monkeypatch.setattr(Storage, "sync", noted)
+    monkeypatch.setattr(Storage, "sync_in", noted)
     assert Root(topic.root.path).queue(topic.name).sweep().rolled_forward == 1
-    assert audit.layout.target in synced
+    assert os.stat(audit.layout.base).st_ino in synced
 
 
 @pytest.mark.parametrize("old", ["of a copy", "of the claim", "in target", "of an archived message"])
@@ -571,7 +571,7 @@ def test_a_name_that_a_power_cut_brings_back_is_unlinked(
         distribution.Distributor(topic.queue.context).run()
     layout = topic.queue.layout
     (folder,) = Path(layout.staged).iterdir()
-    (part,) = (path for path in folder.iterdir() if "-" in path.name)
+    (part,) = (path for path in folder.iterdir() if path.name != "whole")
     deadline = topic.root.context.clock.now_ms() + 60_000
     claim = f"distributor-{folder.name.partition('.')[0]},{deadline},1~1.csv"
     if old == "of a copy":

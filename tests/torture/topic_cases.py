@@ -394,7 +394,8 @@ class TopicCases:
             what = self.perform(case, partial(_always, failing), failing.told)
             assert what is not None
             self.row.faults += 1
-            self.judge(case, f"{where} at call {failing.at} of {len(said.calls)}, {name}", what)
+            where = f"{where} at call {failing.at} of {len(said.calls)}, {name}"
+            self.judge(case, where, what, read_only=failing.lasts and failing.error == errno.EROFS)
 
     def meet(self, case: Case, other: str, choose: Callable[[list[int]], list[int]] = list) -> None:
         """Let another program work between every two calls, or some."""
@@ -463,7 +464,9 @@ class TopicCases:
 
     # -- judging -------------------------------------------------------------------------------------------------
 
-    def judge(self, case: Case, where: str, said: Said | None = None, *, late: str = "") -> None:
+    def judge(
+        self, case: Case, where: str, said: Said | None = None, *, late: str = "", read_only: bool = False
+    ) -> None:
         """Let others go on, then see that each subscription got each message exactly once, and what is left over."""
         self.row.cases += 1
         self._received.clear()
@@ -475,7 +478,8 @@ class TopicCases:
             except (DropqError, OSError) as error:
                 self.row.wrong.append(f"{where}: {error!r}")
                 return
-        wrong = [*self._told_wrongly(case, said), *self._account(case, late), *self._left_over(case, said)]
+        died = read_only or said is None or bool(said.raised)
+        wrong = [*self._told_wrongly(case, said), *self._account(case, late), *self._left_over(case, died)]
         self.row.wrong += [f"{where}: {line}" for line in wrong]
 
     def _go_on(self, case: Case) -> None:
@@ -561,9 +565,8 @@ class TopicCases:
                 lying[address, name] += 1
         return lying
 
-    def _left_over(self, case: Case, said: Said | None) -> Iterator[str]:
-        """Yield what is still there after days that nobody needs."""
-        died = said is None or bool(said.raised)
+    def _left_over(self, case: Case, died: bool) -> Iterator[str]:
+        """Yield what is still there after days that nobody needs; who `died` could not remove a draft."""
         for folder, folders, names in os.walk(self._folder / "root"):
             last = os.path.basename(folder)
             below = os.path.relpath(folder, self._folder / "root")
