@@ -50,6 +50,7 @@ NEW = f"new, {URGENT}"
 TIMING = replace(FRESH, lock_patience=0.01)
 
 ALL, SOME, TOP, MADE, MOVED = "a.b/all.x", "a.b/some.x", "a/top.x", "a.b/made.y", "a/all.x"
+VIEW = "view"
 #: How long a distributor's claim lasts, and a bit.
 LAPSE = 61
 
@@ -63,6 +64,8 @@ class Setting:
     #: Whether there is a rename that replaces nothing; and whether one to the name of a folder leads into the folder.
     noreplace: bool = True
     into_folders: bool = False
+    #: Whether a view on the topic gets what is published, too.
+    view: bool = False
 
     @property
     def history(self) -> bool:
@@ -71,7 +74,7 @@ class Setting:
 
 SETTINGS = (
     Setting("plain"),
-    Setting("no history, modes", {"history": False, "file_mode": "0640"}),
+    Setting("no history, modes, a view", {"history": False, "file_mode": "0640"}, view=True),
     Setting("no rename that replaces nothing", noreplace=False),
     Setting("no rename replaces, one to a folder leads into it", noreplace=False, into_folders=True),
 )
@@ -486,7 +489,7 @@ class TopicCases:
         case.again(self._root())
         self._root().sweep()
         for queue in self._root().queues():
-            if "/" in queue.name:
+            if "/" in queue.name or queue.name == VIEW:
                 with suppress(NoSuchQueue):  # of a holder that died: a sweep removed it meanwhile
                     self._drain(queue)
         for _ in range(2):
@@ -511,14 +514,15 @@ class TopicCases:
             published = {name for address, name in self._received if name in case.publishes}
         if case.whole and published and published != set(case.publishes):
             yield f"a part is published: {sorted(published)}"
-        for address, before in case.gets.items():
+        gets = {**case.gets, VIEW: case.gets[TOP]} if self._setting.view else case.gets
+        for address, before in gets.items():
             for name in (*before, *published):
                 yield from self._judge_one(case, address, name, lying[address, name], late)
-        expected = {(address, name) for address, names in case.gets.items() for name in (*names, *published)}
+        expected = {(address, name) for address, names in gets.items() for name in (*names, *published)}
         for (address, name), count in lying.items():
-            if address not in case.gets and not address.endswith((".incoming", "error")):
+            if address not in gets and not address.endswith((".incoming", "error")):
                 yield f"{name!r} lies in {address}, which is to be gone"
-            elif address in case.gets and (address, name) not in expected:
+            elif address in gets and (address, name) not in expected:
                 yield f"{name!r} lies in {address} {count} times"
         yield from self._judge_topic(case, lying, published)
 
@@ -559,7 +563,7 @@ class TopicCases:
             for place in places:
                 topic, _, below = place.queue.removeprefix("topic-root/").replace("/.", "\0.", 1).partition("\0")
                 subscription = below.removeprefix(".subscriptions/")
-                address = f"{topic.replace('/', '.')}/{subscription}"
+                address = f"{topic.replace('/', '.')}/{subscription}" if below else topic
                 if subscription == ".incoming" and place.state == "error":
                     address = "error"
                 lying[address, name] += 1
@@ -642,6 +646,8 @@ def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
         topic.create_subscription("some", client_id="x", filter=FILTER),
         root.topic("a").create_subscription("top", client_id="x"),
     ]
+    if setting.view:
+        everybody.append(root.create_queue(VIEW, underlying_topic="a.b", **options))
     for name in OLD:
         topic.publish(body(name), priority=8 if URGENT in name else 4)
     for queue in everybody:
