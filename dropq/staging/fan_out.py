@@ -13,21 +13,24 @@ import errno
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dropq.errors import DropqError, LeaseLost
+from dropq.format import names
 from dropq.format.claims import Claim
-from dropq.format.layout import FOLDERS
+from dropq.format.layout import STATES, QueueLayout
 from dropq.format.staged import WHOLE, StagedFolder, claim_of, folder_name, part_name, part_of
 from dropq.lifecycle.claims import claims_in, find_claim, is_committed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.staging.receivers import Receiver, identity_of, is_being_removed, known, open_receiver, take_each
+from dropq.staging.receivers import Receiver, identity_of, is_being_removed, open_receiver, take_each, tokens
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
+from dropq.storage.files import SYNCED_TOGETHER
+from dropq.storage.mounts import was_brought_back
 
 log = logging.getLogger("dropq")
 
@@ -133,6 +136,8 @@ def _new_folder(context: QueueContext, claim: Claim) -> tuple[str, int]:
 
 def _stage(context: QueueContext, folder: str, staged: Staged, write: Write) -> None:
     write(folder, staged.at, staged.parts)
+    if staged.came_from == context.layout.target:  # after the commit, no name of it may come back there
+        context.storage.sync(context.layout.processing, context.layout.target)
     context.storage.sync(folder, context.layout.staged)
 
 
@@ -229,15 +234,14 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
     committed = staged or StagedFolder.of(os.path.basename(folder))
     if committed is None:
         return False
-    came_from = (layout.target, layout.working) if staged is None else (staged.came_from,)
     mover = _Mover(context, folder)
     try:
-        storage.sync(folder, layout.processing, *came_from)  # the commit is durable before the first move
+        storage.sync(folder, layout.processing, layout.working)  # the commit is durable before the first move
         if isinstance(committed, Staged):
             if not mover.move_staged(committed):
                 return False
         else:
-            _unlink_old_names(context, whole, committed)
+            _unlink_old_claim(context, whole, committed.claim)
             # RACE: a process that does not list the folder again after the last move could archive the message too
             # early. So the listing that ends the loop is made after the moves.
             while files := sorted(reading.names_in(folder) - {WHOLE}):
@@ -249,7 +253,7 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
             raise
         return reading.exists(layout.staged)  # RACE: another roll-forward removed it, or a delete took the topic away
     if staged is None:
-        _unlink_if_archived(context, whole)
+        _unlink_if_archived(context, whole, committed.own_name)
     Transitions(context).end_whole(whole, committed.own_name)
     try:
         storage.remove_folder(folder)
@@ -258,23 +262,29 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
     return True
 
 
-def _unlink_old_names(context: QueueContext, whole: str, committed: StagedFolder) -> None:
-    """Unlink the names that a committed message had before, which on btrfs a power cut may bring back."""
-    if not reading.has_another_name(whole):
-        return
-    names = [claim.path for claim in claims_in(context) if claim_of(claim.owner) == committed.claim]
-    for name in (*names, f"{context.layout.target}/{committed.own_name}"):
-        with suppress(FileNotFoundError):
-            if reading.inode(name) == reading.inode(whole):
-                context.storage.unlink(name)
+def _unlink_old_claim(context: QueueContext, whole: str, claim: str) -> None:
+    """Unlink the claim of a message that is committed, which on btrfs a power cut may bring back.
 
-
-def _unlink_if_archived(context: QueueContext, whole: str) -> None:
-    """Unlink the name `whole` of a message that is archived already, which on btrfs a power cut may bring back."""
+    RACE: none: the name of a claim is never used again.
+    """
     if reading.has_another_name(whole):
-        inode = reading.inode(whole)
-        if any(entry.inode() == inode for entry in reading.entries(context.layout.processed)):
+        for found in claims_in(context):
+            if claim_of(found.owner) == claim and reading.inode(found.path) == reading.inode(whole):
+                context.storage.unlink(found.path)
+                context.storage.sync(context.layout.processing)
+
+
+def _unlink_if_archived(context: QueueContext, whole: str, own_name: str) -> None:
+    """Unlink the name `whole` of a message that is archived already, which on btrfs a power cut may bring back."""
+    with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+        if was_brought_back(whole) and _lies_in([context.layout.processed], whole, context, own_name):
             context.storage.unlink(whole)
+
+
+def _lies_in(folders: Iterable[str], path: str, context: QueueContext, own_name: str) -> bool:
+    """Return whether a file has another name in one of some folders, which is that of the same message."""
+    inode, bears = reading.inode(path), names.bears(context.sidecars.parse(own_name).id)
+    return any(entry.inode() == inode and bears(entry.name) for folder in folders for entry in reading.entries(folder))
 
 
 class _Mover:
@@ -311,21 +321,27 @@ class _Mover:
         storage = self._context.storage
         if not storage.syncs_folders:
             return
-        receivers = self._known() if self._staged is None else self._staged.receivers
-        for receiver in receivers:
-            try:
-                receiver.sync(storage)
-            except FileNotFoundError:
-                continue  # RACE: it was removed, and took the part along
-            except PermissionError:
-                storage.sync_whole(self._folder)
+        if self._staged is None:
+            self._sync_known()
+        else:
+            for receiver in self._staged.receivers:
+                with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
+                    receiver.sync(storage)
         storage.sync(self._folder)
 
-    def _known(self) -> Iterator[Receiver]:
-        """Yield all that parts of this message may have been moved to."""
-        for token in known(self._context.layout):
-            if (receiver := self._find(token)) is not None:
-                yield receiver
+    def _sync_known(self) -> None:
+        """Sync all that parts of this message may have been moved to."""
+        found = tokens(self._context.layout)
+        try:
+            for token in found if len(found) < SYNCED_TOGETHER else ():
+                if (receiver := self._find(token)) is not None:
+                    receiver.sync(self._context.storage)
+        except (OSError, ValueError) as error:  # one of them cannot be opened, and may be none of this message's
+            log.debug("%s: all of its file system is synced, as %s", self._folder, describe(error))
+        else:
+            if len(found) < SYNCED_TOGETHER:
+                return
+        self._context.storage.sync_whole(self._folder)
 
     def _move(self, file: str) -> bool:
         source = f"{self._folder}/{file}"
@@ -336,8 +352,8 @@ class _Mover:
         receiver = self._receivers.get(token) or self._find(token)
         if receiver is None:
             return self._set_aside(source, token, own_name)
-        if reading.has_another_name(source) and self._has_arrived(source, receiver):
-            self._context.storage.unlink(source)  # on btrfs a power cut brought its old name back
+        if was_brought_back(source) and self._has_arrived(source, receiver, own_name):
+            self._context.storage.unlink(source)
             return True
         try:
             self._take(receiver, source, own_name)
@@ -351,8 +367,10 @@ class _Mover:
             return self._set_aside(source, token, own_name)
         return True
 
-    def _has_arrived(self, source: str, receiver: Receiver) -> bool:
-        return receiver.holds(self._root, reading.inode(source), FOLDERS)
+    def _has_arrived(self, source: str, receiver: Receiver, own_name: str) -> bool:
+        """Return whether a part lies in its receiver, too; what its receiver only holds privately is not found."""
+        folders = QueueLayout.flat(f"{self._root}/{receiver.identity.path}").folders
+        return _lies_in([folders[state] for state in STATES], source, self._context, own_name)
 
     def _take(self, receiver: Receiver, source: str, own_name: str) -> None:
         """Rename a part into a receiver's target/; a name that is taken there belongs to another message."""

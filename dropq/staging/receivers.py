@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from dropq.storage.files import Storage
 
 #: The file with a queue's word, below its folder.
 CREATED = f"{PRIVATE}/created"
+_TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,6 @@ class Receiver:
         except OSError:
             return False
 
-    def holds(self, root: str, inode: int, folders: Sequence[str]) -> bool:
-        """Return whether a file with an inode lies in one of its folders."""
-        base = f"{root}/{self.identity.path}"
-        return any(entry.inode() == inode for folder in folders for entry in reading.entries(f"{base}/{folder}"))
-
     def take(self, source: str, name: str, storage: Storage) -> bool:
         """Rename a part into target/; return False where the file system has no rename that replaces nothing.
 
@@ -139,10 +136,12 @@ def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name
 
 def make_known(layout: QueueLayout, receiver: Receiver, storage: Storage) -> None:
     """Write the file of a receiver, unless it is there: before the first part for it is staged."""
-    path = f"{layout.receivers}/{receiver.token}"
-    if not reading.exists(path):
-        storage.make_folder(layout.receivers)
-        storage.write_small(path, json.dumps(receiver.identity.written()).encode())
+    path, content = f"{layout.receivers}/{receiver.token}", json.dumps(receiver.identity.written()).encode()
+    if reading.read_small(path) == content:
+        storage.sync(layout.receivers)  # another publisher may have written it just now
+    else:
+        storage.make_folder_like(layout.receivers, layout.private)
+        storage.write_small(path, content)
 
 
 def is_known(layout: QueueLayout, receiver: Receiver) -> bool:
@@ -150,9 +149,9 @@ def is_known(layout: QueueLayout, receiver: Receiver) -> bool:
     return reading.exists(f"{layout.receivers}/{receiver.token}")
 
 
-def known(layout: QueueLayout) -> Iterator[str]:
-    """Yield the tokens of all receivers that have a file."""
-    return (name for name in reading.names_in(layout.receivers) if not name.startswith("."))
+def tokens(layout: QueueLayout) -> list[str]:
+    """Return the tokens of all receivers that have a file."""
+    return list(filter(_TOKEN.fullmatch, reading.names_in(layout.receivers)))
 
 
 def identity_of(layout: QueueLayout, token: str) -> Identity | None:
@@ -192,11 +191,20 @@ def open_receiver(root: str, identity: Identity) -> Receiver | None:
 
 def is_being_removed(root: str, identity: Identity) -> bool:
     """Return whether a receiver that is not in its place is being removed, and its folder is still there."""
-    above, name = os.path.split(identity.path.removesuffix(f"/{INCOMING}"))
+    above = os.path.dirname(identity.path.removesuffix(f"/{INCOMING}"))
     folders = [f"{root}/{above}"]
     if os.path.basename(above) == SUBSCRIPTIONS:
         folders.append(removed_subscriptions(f"{root}/{os.path.dirname(above)}"))
-    return any(f"{name}.deleting-" in found for folder in folders for found in reading.names_in(folder))
+    below = identity.path.endswith(f"/{INCOMING}") * f"/{INCOMING}"
+    found = [f"{folder}/{name}{below}" for folder in folders for name in reading.names_in(folder)]
+    return any(".deleting-" in path and _inode_at(path) == identity.inode for path in found)
+
+
+def _inode_at(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def is_needed(root: str, layout: QueueLayout, token: str) -> bool:

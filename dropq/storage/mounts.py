@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
 from functools import cache
 
@@ -100,3 +101,25 @@ def mount_at(folder: str, device: int) -> Mount | None:
 
 def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def was_brought_back(path: str) -> bool:
+    """Return whether a power cut may have brought back this name of a file, which was renamed before.
+
+    On btrfs a renamed file may have both names then, until both folders are synced. A link that somebody made since
+    this machine was started changed the file's ctime.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    if found.st_nlink < 2 or found.st_ctime > started_at():
+        return False
+    mount = mount_of(path)
+    return mount is not None and mount.kind == "btrfs"
+
+
+def started_at() -> float:
+    """Return when this machine was started, in seconds since 1970; 0 where the system does not tell."""
+    boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return 0.0 if boot_clock is None else time.time() - time.clock_gettime(boot_clock)

@@ -52,6 +52,8 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
         if options:
             store.write_small(layout.config_file, toml_text(options).encode())
         _build(QueueLayout(hidden, hidden), store, {})
+        for folder in (layout.staged, layout.receivers):
+            store.make_folder(folder.replace(layout.base, hidden, 1), passing=True)
         store.move_folder(hidden, layout.base)
     except OSError as error:
         with suppress(OSError):  # fsck finds what cannot be removed now

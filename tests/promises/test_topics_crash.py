@@ -28,7 +28,7 @@ from dropq.lifecycle import claims
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.open_queue import open_queue
 from dropq.staging import fan_out
-from dropq.storage import liveness, system_calls
+from dropq.storage import liveness, mounts, system_calls
 from dropq.storage.files import Storage
 from dropq.topics import distribution, feeds, subscriptions
 from dropq.upkeep import archived, queues, recovery
@@ -559,49 +559,99 @@ def test_a_roll_forward_syncs_the_receivers_that_another_one_moved_copies_to(
     assert os.stat(audit.layout.base).st_ino in synced
 
 
-@pytest.mark.parametrize("old", ["of a copy", "of the claim", "in target", "of an archived message"])
+def committed(topic: Topic, monkeypatch: pytest.MonkeyPatch, body: bytes) -> Path:
+    """Let a distributor die right after the commit of what a script published; return the staged folder."""
+    script(topic, body)
+    before = set(os.listdir(topic.queue.layout.staged))
+    with monkeypatch.context() as dying:
+        dying.setattr(fan_out, "roll_forward", lambda *_, **__: False)
+        distribution.Distributor(topic.queue.context).run()
+    (folder,) = set(os.listdir(topic.queue.layout.staged)) - before
+    return Path(topic.queue.layout.staged, folder)
+
+
+def part_in(folder: Path) -> Path:
+    (part,) = (path for path in folder.iterdir() if path.name != "whole")
+    return part
+
+
+def after_a_power_cut_on_btrfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what was linked until now be older than the machine's start."""
+    monkeypatch.setattr(mounts, "started_at", lambda: time.time() + 1)
+    monkeypatch.setattr(mounts, "mount_of", lambda path: mounts.Mount("btrfs"))
+
+
+@pytest.mark.parametrize("old", ["of a copy", "of the claim", "of an archived message"])
 def test_a_name_that_a_power_cut_brings_back_is_unlinked(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, old: str
 ) -> None:
     """On btrfs a file that was renamed may have both names after a power cut."""
     audit = topic.create_subscription("audit", client_id="hq")
-    script(topic, b"1")
-    with monkeypatch.context() as dying:
-        dying.setattr(fan_out, "roll_forward", lambda *_, **__: False)
-        distribution.Distributor(topic.queue.context).run()
-    layout = topic.queue.layout
-    (folder,) = Path(layout.staged).iterdir()
-    (part,) = (path for path in folder.iterdir() if path.name != "whole")
-    deadline = topic.root.context.clock.now_ms() + 60_000
-    claim = f"distributor-{folder.name.partition('.')[0]},{deadline},1~1.csv"
-    if old == "of a copy":
-        os.link(part, f"{audit.layout.target}/1.csv")
-    elif old == "of the claim":
-        os.link(folder / "whole", f"{layout.processing}/{claim}")
-    elif old == "in target":
-        os.link(folder / "whole", f"{layout.target}/1.csv")
-    else:
-        os.link(folder / "whole", f"{layout.processed}/1.csv")
+    layout, folder = topic.queue.layout, committed(topic, monkeypatch, b"1")
+    claim = f"distributor-{folder.name.partition('.')[0]},{topic.root.context.clock.now_ms() + 60_000},1~1.csv"
+    file, name = {
+        "of a copy": (part_in(folder), f"{audit.layout.target}/1.csv"),
+        "of the claim": (folder / "whole", f"{layout.processing}/{claim}"),
+        "of an archived message": (folder / "whole", f"{layout.processed}/1.csv"),
+    }[old]
+    os.link(file, name)
+    after_a_power_cut_on_btrfs(monkeypatch)
     Root(topic.root.path).queue(topic.name).sweep()
     assert where(topic.queue) == {"processed": [b"1"]}
     assert where(audit) == {"target": [b"1"]}
     assert os.listdir(layout.staged) == []
 
 
-def test_another_file_of_the_name_that_a_message_had_in_target_is_another_message(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("link", ["of a copy", "of the message, in target", "of the message, in processed"])
+@pytest.mark.parametrize("why", ["made since the start", "of another message", "not on btrfs"])
+def test_a_link_that_somebody_made_is_a_message(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, link: str, why: str
 ) -> None:
     audit = topic.create_subscription("audit", client_id="hq")
-    script(topic, b"1")
-    with monkeypatch.context() as dying:
-        dying.setattr(fan_out, "roll_forward", lambda *_, **__: False)
-        distribution.Distributor(topic.queue.context).run()
-    (folder,) = Path(topic.queue.layout.staged).iterdir()
-    os.link(folder / "whole", tmp_path / "backup")  # it has another name, which is none of ours
-    script(topic, b"1")
+    folder, layout = committed(topic, monkeypatch, b"1"), topic.queue.layout
+    name = "2.csv" if why == "of another message" else "1.csv"
+    file, to = {
+        "of a copy": (part_in(folder), audit.layout.target),
+        "of the message, in target": (folder / "whole", layout.target),
+        "of the message, in processed": (folder / "whole", layout.processed),
+    }[link]
+    os.link(file, f"{to}/{name}")
+    after_a_power_cut_on_btrfs(monkeypatch)
+    if why == "made since the start":
+        monkeypatch.setattr(mounts, "started_at", lambda: 0.0)
+    if why == "not on btrfs":
+        monkeypatch.setattr(mounts, "mount_of", lambda path: mounts.Mount("ext4"))
     Root(topic.root.path).queue(topic.name).sweep()
     distribution.Distributor(topic.queue.context).run()
-    assert bodies(audit) == [b"1", b"1"]
+    assert len(bodies(audit)) == (1 if link == "of the message, in processed" else 2)
+    assert len(os.listdir(layout.processed)) == (1 if link == "of a copy" else 2)
+
+
+@pytest.mark.parametrize("what", ["a note", "a damaged file", "one that may not be opened"])
+def test_a_message_is_archived_whatever_else_lies_among_the_receivers(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    Path(topic.queue.layout.config_file).write_text('durability = "full"\n')
+    published = Root(topic.root.path).topic(topic.name)
+    audit = published.create_subscription("audit", client_id="hq")
+    committed(published, monkeypatch, b"1")
+    folder = Path(topic.queue.layout.receivers)
+    (topic.root.path / "loop").symlink_to(topic.root.path / "loop")
+    text = '{"path": "loop", "inode": 5, "word": ""}' if what == "one that may not be opened" else "?"
+    (folder / ("notes.txt" if what == "a note" else "0" * 16)).write_text(text)
+    published.queue.sweep()
+    assert where(published.queue) == {"processed": [b"1"]}
+    assert bodies(audit) == [b"1"]
+
+
+def test_a_publisher_writes_the_damaged_file_of_a_receiver_again(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = topic.create_subscription("audit", client_id="hq")
+    topic.publish(b"1")
+    (known,) = Path(topic.queue.layout.receivers).iterdir()
+    known.write_bytes(b"")
+    committed(Root(topic.root.path).topic(topic.name), monkeypatch, b"2")
+    Root(topic.root.path).queue(topic.name).sweep()
+    assert bodies(audit) == [b"1", b"2"]
 
 
 def test_what_was_staged_for_the_claim_of_a_dead_distributor_goes_with_the_same_sweep(topic: Topic) -> None:
