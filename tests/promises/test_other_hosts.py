@@ -86,7 +86,8 @@ class Client:
         """Let this host do what is done in the block, within one that another host does."""
         return self.elsewhere(is_here=True)
 
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        assert dir_fd is None, "what it knows is known by paths"
         if flags & os.O_CREAT:
             made = os.open(path, flags, mode)
             self._knows(path)
