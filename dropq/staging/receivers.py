@@ -5,8 +5,8 @@ inode and the random word in its `.dropq/created`, and a part is renamed through
 removed takes the part along, and a new queue of its name never gets it.
 
 The name of a part begins with the token of its receiver. `.dropq/receivers/TOKEN` of the topic says which queue that
-is, for a program that did not stage the part. It is written when a publisher first meets the receiver, and never
-changed.
+is, for a program that did not stage the part. A publisher writes it when it first meets the receiver, and writes a
+damaged one again.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def make_known(layout: QueueLayout, receiver: Receiver, storage: Storage) -> Non
     if reading.read_small(path) == content:
         storage.sync(layout.receivers)  # another publisher may have written it just now
     else:
-        storage.make_folder_like(layout.receivers, layout.private)
+        if not reading.exists(layout.receivers):  # its modes may have been set since
+            storage.make_folder_like(layout.receivers, layout.private)
         storage.write_small(path, content)
 
 

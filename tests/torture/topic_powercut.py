@@ -57,7 +57,7 @@ def cut_once(folder: Path, system: str, mount: str, rng: random.Random, row: Row
 
 
 def work(disk: Path, seed: int) -> None:
-    """Publish for ever, as a program or as a script; tell of each message before it, and when it is distributed."""
+    """Publish for ever, as a program or as a script; say each name before, and after it is distributed."""
     never_write_back()
     topic = Root.create(disk / "root").create_topic("t", durability="full")
     for name in SUBSCRIPTIONS:
