@@ -51,10 +51,12 @@ _OURS = {
     "JMS_dropq_origin": ("origin", "S"),
     "JMS_dropq_returnTo": ("return_to", "S"),
     "JMS_dropq_from": ("from_client", "S"),
+    "JMS_dropq_reason": ("reason", "S"),
+    "JMS_dropq_copied": ("copied", "B"),
 }
 _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
-_MARKS = frozenset(("copy", "lapsed", "meta", "via"))
+_MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
 _DISPENSABLE = ("via", "hops", "lapsed", "cancels", "since")
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
@@ -85,6 +87,8 @@ class Name:
     origin: str = ""
     return_to: str = ""
     from_client: str = ""
+    reason: str = ""
+    copied: bool = False
     foreign: bool = False
 
     @property
@@ -272,7 +276,7 @@ def write(name: Name, *, typed_replies: bool = False) -> str:
     if not attributes.keys() <= _FROM_SENDER:
         for key, (attribute, letter) in _OURS.items():
             if attribute != "delivery_count" and (value := attributes.get(attribute)):
-                written.append(f"{key}{letter}={encode(str(value))}")
+                written.append(f"{key}{letter}={encode(Typed(letter, value).text)}")
     return f"{head}.{expiration}.{correlation}.{reply}.{kind}.{'&'.join(written)}".rstrip(".")
 
 
