@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dropq.api import Queue, Root, Topic
+    from dropq.config.selectors import Selector
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.fsck_kinds import Finding
@@ -66,6 +67,7 @@ __all__ = [
     "Reject",
     "Retry",
     "Root",
+    "Selector",
     "Sent",
     "StateStats",
     "Stop",
@@ -97,6 +99,7 @@ _HOMES = {
     "Reject": "worker.loop",
     "Retry": "worker.loop",
     "Root": "api",
+    "Selector": "config.selectors",
     "Sent": "queue.sender",
     "StateStats": "queue.browsing",
     "Stop": "worker.loop",

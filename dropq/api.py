@@ -40,6 +40,7 @@ from dropq.storage.files import Storage
 
 # Imported here: what sends and counts. Each other verb imports what it needs, so that a shell's `send` starts quickly.
 if TYPE_CHECKING:
+    from dropq.config.selectors import Selector
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.fsck_kinds import Finding
@@ -582,10 +583,10 @@ class Queue(Sender):
     # -- routing -----------------------------------------------------------------------------------------------
 
     def route(self) -> dict[str, int]:
-        """Move each waiting message that a route takes into that route's folder; return how many went to which route.
+        """Do what routes and selectors say with each waiting message, once; return how many each of them took.
 
-        What no route takes stays in target/. Consumers route what they take, so this is for a queue without consumers.
-        In a topic, it distributes what waits.
+        What none of them takes stays in target/. Consumers do this, too, so it is for a queue without consumers. In a
+        topic, it distributes what waits.
 
         Raises:
             StorageError: target/ cannot be listed; or a message was moved, but not synced.
@@ -594,6 +595,61 @@ class Queue(Sender):
         from dropq.upkeep.sweep import QuickSweep
 
         return route(self.context, sweep=QuickSweep(self.context))
+
+    def add_selector(
+        self,
+        name: str,
+        *,
+        to: str | None = None,
+        op: str = "move",
+        filter: str | None = None,
+        credit: int | None = None,
+        role: str = "normal",
+    ) -> Selector:
+        """Add a selector, which takes waiting messages from the next pass of a router on; return it.
+
+        Args:
+            name: its name: letters, digits, - and _.
+            to: the address that it sends to; None for a bounce, which goes to each message's return address.
+            op: move, copy or bounce.
+            filter: which messages it takes; None for all.
+            credit: how many messages that it moved may be unsettled at a time; None is 1. Only a move has credits.
+            role: normal; default, which takes what no other takes; or overflow, which takes what a full queue would
+                refuse.
+
+        Raises:
+            InvalidName: no selector can have the name.
+            ConfigError: an option cannot be used, or messages would go round; the error names each.
+            NoSuchQueue: there is no queue of the address.
+            QueueExists: the queue has a selector of this name, or another of its role.
+        """
+        from dropq.routing import registry
+
+        options = {"to": to, "op": op, "filter": filter, "credit": credit, "role": role}
+        return registry.add(self.context, name, {key: value for key, value in options.items() if value is not None})
+
+    def selectors(self) -> list[Selector]:
+        """Return the selectors of the queue, in the order of their names; a file that cannot be used is left out."""
+        from dropq.policies import selectors
+
+        with self.context.error_context("nothing was changed"):
+            return selectors.read(self.context)[0]
+
+    def remove_selector(self, name: str) -> bool:
+        """Remove a selector; return what it moved, and nobody settled, to this queue.
+
+        A consumer that holds such a message loses its claim. A file that is removed by hand returns nothing.
+
+        Returns:
+            Whether all is back; False where something is under way still, which any router or sweep brings back.
+
+        Raises:
+            NoSuchQueue: the queue has no such selector.
+            Unavailable: another process keeps the policy lock; nothing was changed.
+        """
+        from dropq.routing import registry
+
+        return registry.remove(self.context, name)
 
     # -- keeping it in order -----------------------------------------------------------------------------------
 

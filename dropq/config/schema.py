@@ -278,6 +278,7 @@ class QueueConfig:
     recovery_point: str = _key(Kind(recovery_point, POINTS), "epoch")
     max_unprocessed: int | None = _key(_LIMIT)
     overflow: Literal["reject", "discard", "block"] = "reject"
+    unroutable_after: float = _key(_PERIOD, 60.0)
     history: bool = _key(_values("true or false", lambda value: isinstance(value, bool)), True)
     max_history: int | None = _key(_COUNT)
     history_age: float | None = _key(_PERIOD)

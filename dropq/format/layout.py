@@ -97,6 +97,7 @@ class QueueLayout:
         self.processed = f"{base}/processed"
         self.routing = f"{base}/routing"
         self.routes_file = f"{base}/{ROUTES_FILE}"
+        self.selectors = f"{base}/selectors"
         self.config_file = f"{home}/queue.toml" if topic == home else f"{base}/queue.toml"
         self.read_lock = f"{base}/read-lock"
         self.write_lock = f"{base}/write-lock.properties"
@@ -104,6 +105,8 @@ class QueueLayout:
         self.acks = f"{private}/acks"
         self.barriers = f"{private}/barriers"
         self.consumers = f"{private}/consumers"
+        #: The spent credits of its selectors.
+        self.credits = f"{private}/credits"
         self.created = f"{private}/created"
         self.deleting = f"{private}/deleting"
         self.ephemeral = f"{private}/ephemeral"
@@ -169,7 +172,7 @@ class QueueLayout:
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are never links."""
         own = (self.new, self.deleting, self.receivers) if self.is_topic else ()  # a queue's `deleting` is a file
-        return (*self._first_private_folders, self.staged, self.set_aside, *own)
+        return (*self._first_private_folders, self.credits, self.staged, self.set_aside, *own)
 
     @property
     def _first_private_folders(self) -> tuple[str, ...]:
@@ -208,6 +211,8 @@ class RootLayout:
         self.meta = f"{self.private}/meta"
         #: Notes about the queues that the root knows, so that a queue that is away is missed.
         self.queues = f"{self.private}/queues"
+        #: Which selector has which token.
+        self.tokens = f"{self.private}/tokens"
         #: A file for each queue that is a view on topics.
         self.views = f"{self.private}/views"
 

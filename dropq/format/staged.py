@@ -12,7 +12,7 @@ from typing import NamedTuple
 #: The message itself, from the commit on. A folder in its place drops the attempt.
 WHOLE = "whole"
 #: What may become of the message itself, once all parts are moved.
-ENDS = ("processed",)
+ENDS = ("processed", "target")
 
 _FOLDER = re.compile(
     rf"([0-9a-z]{{10}}-[0-9a-z]{{1,8}})\.([0-9a-f]{{6}}),({'|'.join(ENDS)})~(.+)", re.ASCII | re.DOTALL

@@ -39,8 +39,8 @@ def committed_files(context: QueueContext) -> Iterator[MessageFile]:
 
     Each counts as a message in processing/, where it came from.
     """
-    if not context.layout.topic:
-        return  # nothing else turns messages into many
+    if not context.layout.topic and not reading.exists(context.layout.staged):
+        return  # it has no receivers, and no selector that copies
     for entry in reading.entries(context.layout.staged):
         staged = StagedFolder.of(entry.name)
         if staged is not None and is_committed(entry.path):

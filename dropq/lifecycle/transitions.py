@@ -18,8 +18,10 @@ from typing import TypeVar, TypeVarTuple
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
 from dropq.format import names
 from dropq.format.claims import Claim, Location
+from dropq.format.credits import Via, may_have_via
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
+from dropq.lifecycle import credits
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
@@ -201,12 +203,14 @@ class Transitions:
         if not self._config.history:
             self._move_out(claim, self._storage.discard, self._make_folder(self._layout.private))
             location = Location("removed", "")
+            self._free(claim.own_name)
             if synced:
                 self.archived(location)
             return location
         layout, file = self._layout, claim.own_name
         others = None
-        if claim.number != 1 or names.may_be_marked(file):
+        marked = names.may_be_marked(file)
+        if claim.number != 1 or marked:
             others = self._kept_names(self._counted(claim))
             file = next(others)
         while True:
@@ -219,6 +223,8 @@ class Transitions:
             except OSError as error:
                 self._find_renewed(claim, error)
         location = Location("processed", file)
+        if marked:
+            self._free(claim.own_name)
         if synced and self._storage.syncs_folders:
             self.archived(location)
         return location
@@ -233,13 +239,19 @@ class Transitions:
         folders = (self._layout.processed,) if self._config.history else ()
         self._sync_settled(*folders, self._layout.processing, location=location, fate=fate)
 
-    def end_whole(self, path: str, own_name: str) -> None:
-        """Archive a message whose parts have all been moved, as `archive` does; do nothing if it is gone.
+    def end_whole(self, path: str, own_name: str, end: str = "processed") -> None:
+        """Archive a message whose parts have all been moved, or return it to target/; do nothing if it is gone.
 
         Args:
             path: where it lies, as `whole` of its staged folder.
-            own_name: its file name.
+            own_name: its file name; in target/, a unique one.
+            end: processed, where it goes as by `archive`, or target.
         """
+        if end == "target":
+            with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+                self._storage.place(path, f"{self._layout.target}/{own_name}")
+            return
+        self._free(own_name)  # before the last trace is gone: nobody would free them after a crash but a look
         if not self._config.history:
             with suppress(FileNotFoundError):  # RACE: another roll-forward was first
                 self._storage.discard(path, self._make_folder(self._layout.private))
@@ -271,6 +283,7 @@ class Transitions:
         folder = self._make_folder(f"{self._layout.held}/{claim.owner}")
         path = f"{folder}/{claim.own_name}"
         self._move_out(claim, self._storage.rename, path)
+        self._free(claim.own_name)
         return path
 
     def drop_private(self, path: str) -> None:
@@ -331,6 +344,7 @@ class Transitions:
         name = self._counted(claim, cancel=cancel)
         fields = {"owner": claim.owner, "delivery": claim.number, **(details or {})}
         location = Location(state, self._move_out(claim, self._move_with_reason, state, name, reason, fields))
+        self._free(claim.own_name)
         self._sync_settled(self._layout.folder(state), self._layout.processing, location=location)
         return location
 
@@ -346,6 +360,7 @@ class Transitions:
             return False  # RACE: a consumer claimed it, and delivers it although its time is over
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
+        self._free(file.own_name)
         self._sync_settled(self._layout.expired, folder)
         return True
 
@@ -370,6 +385,7 @@ class Transitions:
             StorageError: it stays in processing/; or, if the error has a `location`, it was moved and not synced.
         """
         location = Location(ROUTED, self._move_out(claim, self._move_to_route, folder, claim.own_name))
+        self._free(claim.own_name)
         self._sync_settled(folder, self._layout.processing, location=location, fate=UNSYNCED_ROUTE)
         return location
 
@@ -391,6 +407,7 @@ class Transitions:
             return None
         except OSError as error:
             raise storage_error(error, "the message stays in target/") from error
+        self._free(file.own_name)
         self._sync_settled(folder, self._layout.target, location=location, fate=UNSYNCED_ROUTE)
         return location
 
@@ -399,6 +416,8 @@ class Transitions:
 
         No name is reserved first: behind a link, the empty file would be a message of another queue.
         """
+        if may_have_via(file) or "_copiedB=" in file:
+            file = self._sidecars.fit(replace(self._sidecars.parse(file), via="", copied=False))
         try:
             if self._storage.place_in_kernel(source, f"{folder}/{file}"):
                 return file
@@ -426,13 +445,67 @@ class Transitions:
         name = self._restarted(file, to)
         if keep_expiration:
             name = replace(name, expiration=file.name.expiration)
-        return self._move_to_queue(source, filename, to, name)
+        if source == self._layout.processing and to.layout.home == self._layout.home:
+            return self._move_to_queue(source, filename, to, replace(name, via=file.name.via))
+        return self._leave(source, filename, to, name)
 
     def carry(self, source: str, filename: str, to: QueueContext) -> str | None:
         """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
         file = self._sidecars.file(filename)
-        name = replace(file.name, delivery_count=file.delivery_count, not_before=0, lapsed="")
-        return self._move_to_queue(source, filename, to, name)
+        name = replace(file.name, delivery_count=file.delivery_count, not_before=0, lapsed="", via="", copied=False)
+        return self._leave(source, filename, to, name)
+
+    def move_on(self, file: MessageFile, to: QueueContext, via: Via) -> str | None:
+        """Move a waiting message into another queue's target/, under a credit that was spent on it.
+
+        Counters and the queue's clock start again there; the hop counts. The credits under which it came stay.
+
+        Args:
+            file: the message.
+            to: the queue.
+            via: the credit.
+
+        Returns:
+            Its name in the other target/; None if another process took it first.
+        """
+        name = replace(file.name.unmarked, delivery_count=0, cancels=0, not_before=0, via=str(via), copied=False)
+        name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
+        return self._move_to_queue(self._layout.target, file.filename, to, name)
+
+    def return_to(self, folder: str, filename: str, to: QueueContext, via: str) -> str | None:
+        """Return a message to the queue that a selector had moved it from; whoever holds it loses the claim.
+
+        Args:
+            folder: the folder that it is in.
+            filename: its name there.
+            to: the queue.
+            via: the credit under which it had come there; "" if it had come under none.
+
+        Returns:
+            Its name in target/; None if it is gone.
+        """
+        name = self._sidecars.file(filename, folder).name.unmarked
+        name = replace(name, delivery_count=0, cancels=0, not_before=0, via=via, hops=max(name.hops - 1, 0))
+        return self._move_to_queue(folder, filename, to, replace(name, since=to.clock.now_ms()))
+
+    def bounce(self, file: MessageFile, to: QueueContext) -> str | None:
+        """Move a waiting message to its return address, which is kept as `return_to`; result as of `move_on`."""
+        name = self._sidecars.whole(file.name.unmarked)
+        name = replace(name, delivery_count=0, cancels=0, not_before=0, via="", copied=False, hops=name.hops + 1)
+        name = replace(name, reply_to=None, return_to=name.reply_to or "", since=to.clock.now_ms())
+        return self._leave(self._layout.target, file.filename, to, name)
+
+    def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        """Move a file to a queue under a name without credits, and free those under which it had come."""
+        moved = self._move_to_queue(source, filename, to, name)
+        if moved is not None:
+            self._free(filename)
+        return moved
+
+    def _free(self, file: str) -> None:
+        """Free the credits under which a message had come that has been settled."""
+        if may_have_via(file):
+            credits.free(self.context, file)
 
     def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
         if to.layout.home != self._layout.home:
@@ -474,7 +547,8 @@ class Transitions:
             to: the subscription that the copy is for.
         """
         name = replace(self._sidecars.parse(filename), delivery_count=0, cancels=0, not_before=0, via="", hops=0)
-        return self._copy_to(filename, to, replace(name, lapsed="", from_client="", since=to.clock.now_ms()))
+        name = replace(name, lapsed="", from_client="", copied=False, since=to.clock.now_ms())
+        return self._copy_to(filename, to, name)
 
     def _copy_to(self, filename: str, to: QueueContext, name: Name) -> str | None:
         if to.sidecars.folder != self._sidecars.folder:
@@ -498,7 +572,7 @@ class Transitions:
             with to.error_context("the message stays where it was"):
                 to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an early ack was for the delivery before
         name = replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, expiration=0, lapsed="")
-        return replace(name, since=to.clock.now_ms())
+        return replace(name, since=to.clock.now_ms(), copied=False)
 
     def remove(self, state: str, file: str) -> bool:
         """Remove a message for good, with its reason; return False if it is gone."""
@@ -511,6 +585,7 @@ class Transitions:
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
         self._reasons.drop(state, file, inode)
+        self._free(file)
         self._sync_settled(self._layout.folder(state))
         return True
 

@@ -78,6 +78,11 @@ class SendLimits:
         count = count if self._limit is None else self._limit.admit(count, whole=whole)
         return count if self._then is None or not count else self._then.admit(count, whole=whole)
 
+    def has_room(self) -> bool:
+        """Admit one message if the queue has room for it now, and return whether it has; this never waits."""
+        own = self._write_lock.has_room() and (self._limit is None or self._limit.has_room())
+        return own and (self._then is None or self._then.has_room())
+
 
 class Tally:
     """How many messages some folders contain: the last count, plus what this process has sent since.
@@ -187,6 +192,10 @@ class Limit:
             )
         return self._wait(count, whole)
 
+    def has_room(self) -> bool:
+        """Admit one message if there is room, and return whether there is."""
+        return self._enter(1, False) == 1
+
     def _enter(self, count: int, whole: bool) -> int:
         with self._context.error_context("the message was not sent"):
             return self._tally.enter(count, whole=whole)
@@ -250,6 +259,12 @@ class WriteLock:
             wait = wait or _Wait(self._context.layout.processing, why, timing)
             wait.pause(min(left, timing.max_age))
         return count
+
+    def has_room(self) -> bool:
+        """Admit one message if senders need not wait, and return whether."""
+        terms = self._now()
+        with self._context.error_context("the message was not sent"):
+            return terms is None or terms.tally.enter(1) == 1
 
     def _now(self) -> _Terms | None:
         """Return what the file says; None if there is no file. It is read again when it is older than `MAX_AGE`."""

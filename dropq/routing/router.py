@@ -1,9 +1,10 @@
-"""A router serves the routes of a queue that nobody consumes; what no route takes stays in target/.
+"""A router serves the routes and the selectors of a queue; what none of them takes stays in target/.
 
 In a topic it distributes what is published, which asks the topic's routes first.
 
-It claims nothing: each message goes from target/ to its route by one rename, so a crash leaves it in one or the other,
-and no delivery is counted. Where a consumer reaches for the same message, the rename decides.
+To move a message it claims nothing: each goes from target/ to its route, or to another queue, by one rename, so a crash
+leaves it in one or the other, and no delivery is counted. Where a consumer reaches for the same message, the rename
+decides.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from dropq.lifecycle.context import QueueContext
 from dropq.queue.offers import UNTOUCHED, Offers
 from dropq.queue.subscription import SweepOnTheWay, subscription_id
 from dropq.queue.waiting import Waiting
+from dropq.routing.looks import Looks
+from dropq.routing.mover import Mover
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
@@ -29,12 +32,14 @@ from dropq.topics.distribution import Distributor
 
 log = logging.getLogger("dropq")
 
+#: Seconds after which a router looks at all that waits, although no selector has a credit left: one may be unroutable.
+LOOK_AT_ALL = 1.0
 #: Seconds that the router's claim on a message lasts whose ack came before it, and that it archives.
 LEASE = 60.0
 
 
 class Router:
-    """Moves the waiting messages of a queue into the folders of its routes.
+    """Moves the waiting messages of a queue into the folders of its routes, and where its selectors say.
 
     Args:
         context: the queue.
@@ -58,15 +63,25 @@ class Router:
         layout = context.layout
         with context.error_context(UNTOUCHED):
             changing = [folder for folder in (layout.base, layout.routing) if reading.is_folder(folder)]
-        self._waiting = Waiting(layout.target, *changing, timing=context.timing)
+        self._changing = [layout.target, *changing]
+        self._watched = list(self._changing)
+        self._waiting = Waiting(*self._watched, timing=context.timing)
+        self._mover = Mover(context)
+        self._looks = Looks(context)
+        self._looks_at_all = 0.0
         self._looks_at = 0.0
         self._paused = False
         self.moved: Counter[str] = Counter()
         self.distributed = 0
         self._distributor = Distributor(context) if context.layout.is_topic else None
 
+    @property
+    def selected(self) -> Counter[str]:
+        """How many messages each selector moved, copied or bounced until now."""
+        return self._mover.moved
+
     def one_pass(self, stopped: Callable[[], bool] = bool) -> None:
-        """Make one pass over the queue: sweep, if that is due, then move each waiting message that a route takes.
+        """Make one pass over the queue: sweep, if that is due, then do what routes and selectors say with each message.
 
         Args:
             stopped: whether to end the pass after the message at hand.
@@ -84,6 +99,14 @@ class Router:
         self._looks_at = 0.0
         if not self._may_move():
             return
+        selectors = self._mover.selectors
+        if selectors.in_use and not selectors.may_take:
+            self._looks.run()
+            if self._may_rest():
+                return
+        self._look_at_each(stopped)
+
+    def _look_at_each(self, stopped: Callable[[], bool]) -> None:
         offers, listings = self._offers, self._offers.listings
         offers.refresh()
         while not stopped() and self._may_move():
@@ -92,7 +115,18 @@ class Router:
                     break
             elif (name := offers.route_waiting(file)) is not None:
                 self.moved[name] += 1
+            else:
+                self._mover.take(file)
+                if self._mover.held_by and not self._mover.selectors.may_take and self._may_rest():
+                    break
         offers.raise_refused()
+
+    def _may_rest(self) -> bool:
+        """Return whether the messages behind the first need not be looked at now, as no selector has a credit left."""
+        if time.monotonic() < self._looks_at_all:
+            return True
+        self._looks_at_all = time.monotonic() + LOOK_AT_ALL
+        return False
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Make a pass each time that there may be something to move, until it is stopped.
@@ -108,18 +142,23 @@ class Router:
             self.one_pass(stopped)
 
         while not stopped():
-            news = self._waiting.news
+            waiting = self._waiting
+            news = waiting.news
             look()
-            self._waiting.wait(news, math.inf, look=look, next_look=self._next_look, given_up=stopped)
+            if (watched := [*self._changing, *self._mover.watched]) != self._watched:
+                self._watched, self._waiting = watched, Waiting(*watched, timing=self._context.timing)
+                continue  # RACE: what changed before the new watch began is seen by another pass
+            waiting.wait(news, math.inf, look=look, next_look=self._next_look, given_up=stopped)
 
     def _may_move(self) -> bool:
-        """Return whether a route is in use, and the queue is not paused; look again only after `Timing.max_age`."""
+        """Return whether a route or a selector is in use, and the queue is not paused; look only after `max_age`."""
         if time.monotonic() >= self._looks_at:
             with self._context.error_context(UNTOUCHED):
                 self._offers.routes.look()
+                self._mover.look()
                 self._paused = self._context.paused
             self._looks_at = time.monotonic() + self._context.timing.max_age
-        return bool(self._offers.routes.in_use) and not self._paused
+        return bool(self._offers.routes.in_use or self._mover.selectors.in_use) and not self._paused
 
     def wake(self) -> None:
         """Let `run` see whether it is stopped; any thread and any signal handler may call this."""
@@ -137,7 +176,7 @@ class Router:
 
 
 def route(context: QueueContext, *, sweep: SweepOnTheWay) -> dict[str, int]:
-    """Move each waiting message that a route takes to that route, by one pass; return how many went to which.
+    """Do what routes and selectors say with each waiting message, by one pass; return how many each of them took.
 
     Args:
         context: the queue.
@@ -148,4 +187,4 @@ def route(context: QueueContext, *, sweep: SweepOnTheWay) -> dict[str, int]:
     """
     router = Router(context, sweep=sweep)
     router.one_pass()
-    return dict(router.moved)
+    return dict(router.moved + router.selected)

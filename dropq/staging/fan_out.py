@@ -53,7 +53,8 @@ class Staged(NamedTuple):
         parts: the names of the parts.
         receivers: who gets each.
         copied_name: the file name that each gets there.
-        own_name: the message's file name.
+        own_name: the file name that the message itself gets at the end.
+        end: the state that it ends in: processed, or target.
         came_from: the folder that the message was claimed from.
     """
 
@@ -62,6 +63,7 @@ class Staged(NamedTuple):
     receivers: Sequence[Receiver]
     copied_name: str
     own_name: str
+    end: str
     came_from: str
 
 
@@ -75,7 +77,14 @@ class Rolled:
 
 
 def fan_out(
-    context: QueueContext, claim: Claim, receivers: Sequence[Receiver], write: Write, copied_name: str, came_from: str
+    context: QueueContext,
+    claim: Claim,
+    receivers: Sequence[Receiver],
+    write: Write,
+    copied_name: str,
+    came_from: str,
+    *,
+    back_as: str | None = None,
 ) -> bool | None:
     """Turn a claimed message into a copy for each receiver; return whether each has it, or else they will get it.
 
@@ -89,14 +98,16 @@ def fan_out(
         write: writes the copies.
         copied_name: the file name that the copies get.
         came_from: the folder that the message was claimed from.
+        back_as: the unique file name under which the message itself returns to target/; None archives it.
 
     Raises:
         LeaseLost: the claim is gone; nothing was committed.
         StorageError: the copies could not be staged; the message is still claimed, and no receiver has it.
     """
-    folder, at = _new_folder(context, claim)
+    end, own_name = ("processed", claim.own_name) if back_as is None else ("target", back_as)
+    folder, at = _new_folder(context, claim, end, own_name)
     parts = [part_name(receiver.token, copied_name) for receiver in receivers]
-    staged = Staged(at, parts, receivers, copied_name, claim.own_name, came_from)
+    staged = Staged(at, parts, receivers, copied_name, own_name, end, came_from)
     try:
         return _fan_out(context, claim, folder, staged, write)
     finally:
@@ -123,10 +134,10 @@ def _fan_out(context: QueueContext, claim: Claim, folder: str, staged: Staged, w
     return roll_forward(context, folder, staged=staged)
 
 
-def _new_folder(context: QueueContext, claim: Claim) -> tuple[str, int]:
+def _new_folder(context: QueueContext, claim: Claim, end: str, own_name: str) -> tuple[str, int]:
     """Make a staged folder; return its path, and its descriptor."""
     attempt = f"{random.getrandbits(24):06x}"
-    folder = f"{context.layout.staged}/{folder_name(claim_of(claim.owner), attempt, 'processed', claim.own_name)}"
+    folder = f"{context.layout.staged}/{folder_name(claim_of(claim.owner), attempt, end, own_name)}"
     try:
         context.storage.make_folder(folder, passing=True)
         return folder, reading.open_folder(folder)
@@ -253,8 +264,10 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
             raise
         return reading.exists(layout.staged)  # RACE: another roll-forward removed it, or a delete took the topic away
     if staged is None:
-        _unlink_if_archived(context, whole, committed.own_name)
-    Transitions(context).end_whole(whole, committed.own_name)
+        _unlink_if_ended(context, whole, committed.own_name, committed.end)
+    Transitions(context).end_whole(whole, committed.own_name, committed.end)
+    if committed.end == "target":
+        storage.sync(layout.target)
     try:
         storage.remove_folder(folder)
     except OSError as error:
@@ -274,10 +287,11 @@ def _unlink_old_claim(context: QueueContext, whole: str, claim: str) -> None:
                 context.storage.sync(context.layout.processing)
 
 
-def _unlink_if_archived(context: QueueContext, whole: str, own_name: str) -> None:
-    """Unlink the name `whole` of a message that is archived already, which on btrfs a power cut may bring back."""
+def _unlink_if_ended(context: QueueContext, whole: str, own_name: str, end: str) -> None:
+    """Unlink the name `whole` of a message that is where it ends already, which on btrfs a power cut may bring back."""
+    folders = [context.layout.folder(state) for state in (STATES if end == "target" else (end,))]
     with suppress(FileNotFoundError):  # RACE: another roll-forward was first
-        if was_brought_back(whole) and _lies_in([context.layout.processed], whole, context, own_name):
+        if was_brought_back(whole) and _lies_in(folders, whole, context, own_name):
             context.storage.unlink(whole)
 
 

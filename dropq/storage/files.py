@@ -523,6 +523,14 @@ class Storage:
             return False
         return True
 
+    def unlink_in(self, folder: int, name: str) -> bool:
+        """Remove a file of ours from an open folder; return False when it was gone."""
+        try:
+            os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            return False
+        return True
+
     # -- folders -----------------------------------------------------------------------------------------
 
     def make_folder(self, path: str, *, parents: bool = True, passing: bool = False) -> None:

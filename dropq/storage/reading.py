@@ -353,6 +353,32 @@ def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
         return None
 
 
+def open_below(folder: str, *names: str) -> int | None:
+    """Open a folder by one name after the other, none of them a link; return its descriptor, None if it is not there.
+
+    Args:
+        folder: a folder, whose own path may have links.
+        names: the names below it.
+
+    Raises:
+        OSError: this user may not open it; or with ELOOP or ENOTDIR, one of the names is a link, or no folder.
+    """
+    fd = None
+    try:
+        fd = os.open(folder, _FOLDER)
+        for name in names:
+            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = below
+    except OSError as error:
+        if fd is not None:
+            os.close(fd)
+        if isinstance(error, FileNotFoundError):
+            return None
+        raise
+    return fd
+
+
 def read_in(folder: int, name: str, limit: int = 4096) -> bytes | None:
     """Read a small file of ours in an open folder; return None when there is no such file, or it may not be read."""
     try:

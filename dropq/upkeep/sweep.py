@@ -83,6 +83,8 @@ class SweepReport:
     unwanted: int = 0
     #: Temporary queues, and subscriptions, whose holders died.
     ephemeral: int = 0
+    #: Credits that belonged to no message, and selectors whose removal was finished.
+    credits: int = 0
     sidecars: int = 0
     leftovers: int = 0
     #: What could not be brought in order, each with a warning in the log; the next sweep tries again.
@@ -233,6 +235,7 @@ def sweep(
     report.next_due = _bring_back(context, report, idle=True, first_lock=None)
     if context.layout.is_topic:
         _sweep_topic(context, report, ephemeral_older_than)
+    _sweep_credits(context, report)
     if unleased_older_than is not None:
         _return_unleased(context, report, unleased_older_than)
     if foreign_older_than is not None:
@@ -253,8 +256,8 @@ def _bring_back(context: QueueContext, report: SweepReport, *, idle: bool, first
 
 
 def _sweep_staged(context: QueueContext, report: SweepReport) -> None:
-    """Bring in order what the distributors of a topic had staged."""
-    if context.layout.topic:
+    """Bring in order what distributors, or selectors that copy, had staged."""
+    if context.layout.topic or reading.exists(context.layout.staged):
         from dropq.staging import fan_out
 
         with _passing_over(context, report, context.layout.staged):
@@ -285,6 +288,19 @@ def _sweep_topic(context: QueueContext, report: SweepReport, ephemeral_older_tha
             report.distributed += distributor.run()
         finally:
             distributor.close()
+
+
+def _sweep_credits(context: QueueContext, report: SweepReport) -> None:
+    """Go on with selectors that are being removed; remove the credits that belong to no message."""
+    if not reading.exists(context.layout.credits):
+        return
+    from dropq.routing.looks import Looks
+    from dropq.routing.registry import finish_removed
+
+    with _passing_over(context, report, context.layout.credits):
+        report.credits += finish_removed(context)
+        report.credits += Looks(context).run_twice()
+        report.credits += finish_removed(context)
 
 
 @contextmanager

@@ -1,0 +1,220 @@
+"""Reads the files of selectors, `selectors/NAME.toml`: what each says, and what is wrong with it.
+
+Invariant: a file that has a problem is no selector. All problems of a file are reported together, each with the file,
+the key and what is allowed. This module writes no files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from dropq.errors import ConfigError, InvalidFilter, InvalidName, Unavailable
+from dropq.format.addresses import check_address
+from dropq.format.credits import is_token
+
+#: How the file of a selector ends.
+SUFFIX = ".toml"
+#: What a selector does with a message that it takes.
+OPERATIONS = ("move", "copy", "bounce")
+#: When a selector is asked: with the others; if no other matches; or by senders, while the queue is full.
+ROLES = ("normal", "default", "overflow")
+_KEYS = ("to", "op", "filter", "credit", "role", "token")
+#: The most credits of a selector.
+_MOST = 1_000_000
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_TOKEN_LINE = re.compile(r"^[ \t]*token[ \t]*=.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """A selector, as its file says.
+
+    Attributes:
+        name: its name.
+        op: what it does.
+        to: the address that it sends to; None for a bounce, which goes to each message's return address.
+        filter: which messages it takes; None for all.
+        credit: how many messages that it moved may be unsettled at a time; None where it spends no credits.
+        role: when it is asked.
+        token: what its credits are known by; "" if it has none yet.
+    """
+
+    name: str
+    op: Literal["move", "copy", "bounce"] = "move"
+    to: str | None = None
+    filter: str | None = None
+    credit: int | None = None
+    role: Literal["normal", "default", "overflow"] = "normal"
+    token: str = ""
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidName if a selector cannot have a name."""
+    if not _NAME.fullmatch(name):
+        raise InvalidName(f"{name!r} cannot name a selector: give 1 to 64 letters, digits, - and _")
+
+
+def name_of(file: str) -> str | None:
+    """Return the selector that a file is of, by the file's name; None for any other file."""
+    name = file.removesuffix(SUFFIX)
+    return name if name != file and _NAME.fullmatch(name) else None
+
+
+def parse(name: str, content: bytes, where: str, *, queue: str) -> Selector:
+    """Read the file of a selector.
+
+    Args:
+        name: the selector's name.
+        content: the content of its file.
+        where: what errors call the file.
+        queue: the address of the queue that it belongs to.
+
+    Raises:
+        ConfigError: it has problems; the error lists all of them.
+    """
+    try:
+        table = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: this is no TOML ({error}); the selector takes nothing until it is") from error
+    return check(name, table, where, queue=queue)
+
+
+def check(name: str, table: Mapping[str, object], where: str, *, queue: str) -> Selector:
+    """Return the selector that some options describe; arguments and errors as of `parse`."""
+    problems = _Problems(where)
+    for key in table.keys() - set(_KEYS):
+        near = difflib.get_close_matches(key, _KEYS, n=1)
+        problems.add(key, f"there is no such key; {f'is it {near[0]}? ' if near else ''}A selector has {_list(_KEYS)}")
+    op = _choice(table, "op", OPERATIONS, problems)
+    role = _choice(table, "role", ROLES, problems)
+    selector = Selector(
+        name=name,
+        op=cast(Literal["move", "copy", "bounce"], op),
+        to=_to(table, op, queue, problems),
+        filter=_filter(table, role, problems),
+        credit=_credit(table, op, role, problems),
+        role=cast(Literal["normal", "default", "overflow"], role),
+        token=_token(table, problems),
+    )
+    if op == "copy" and role != "normal":
+        problems.add("role", f'a copy cannot be the {role} selector, as the message would stay: write op = "move"')
+    problems.raise_if_any()
+    return selector
+
+
+def text(selector: Selector) -> str:
+    """Return the content of a selector's file."""
+    values = {"to": selector.to, "op": selector.op, "filter": selector.filter, "credit": selector.credit}
+    values |= {"role": selector.role, "token": selector.token or None}
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in values.items() if value is not None)
+
+
+def given(selector: Selector, token: str) -> Selector:
+    """Return a selector with a token."""
+    return replace(selector, token=token)
+
+
+def with_token(content: str, token: str) -> str:
+    """Return the content of a selector's file with another token; everything else stays as people wrote it."""
+    line = f'token = "{token}"'
+    if _TOKEN_LINE.search(content):
+        return _TOKEN_LINE.sub(line, content, count=1)
+    return f"{line}\n{content}"
+
+
+class _Problems:
+    """The problems of one file."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._found: list[str] = []
+
+    def add(self, key: str, what: str) -> None:
+        self._found.append(f"{self._where}: {key}: {what}")
+
+    def raise_if_any(self) -> None:
+        if self._found:
+            raise ConfigError("\n".join(self._found))
+
+
+def _choice(table: Mapping[str, object], key: str, choices: tuple[str, ...], problems: _Problems) -> str:
+    value = table.get(key, choices[0])
+    if value not in choices:
+        problems.add(key, f"{value!r} is none of {_list(choices)}")
+        return choices[0]
+    return str(value)
+
+
+def _to(table: Mapping[str, object], op: str, queue: str, problems: _Problems) -> str | None:
+    value = table.get("to")
+    if op == "bounce":
+        if value is not None:
+            problems.add("to", "a bounce goes to the return address of each message: leave it out")
+        return None
+    if not isinstance(value, str):
+        problems.add("to", "give the address of the queue or topic that messages go to, as a string")
+        return None
+    try:
+        check_address(value)
+    except InvalidName as error:
+        problems.add("to", str(error))
+    if value == queue:
+        problems.add("to", f"{value} is the selector's own queue: messages would never leave it")
+    return value
+
+
+def _filter(table: Mapping[str, object], role: str, problems: _Problems) -> str | None:
+    value = table.get("filter")
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        problems.add("filter", "give an expression as a string")
+        return None
+    if role != "normal":
+        problems.add("filter", f"the {role} selector takes what others do not: it has no filter")
+    from dropq.filters import compile_filter
+
+    try:
+        compile_filter(value)
+    except InvalidFilter as error:
+        problems.add("filter", str(error))
+    except Unavailable:
+        pass  # who adds a selector need not be who routes
+    return value
+
+
+def _credit(table: Mapping[str, object], op: str, role: str, problems: _Problems) -> int | None:
+    value = table.get("credit")
+    if op != "move" or role == "overflow":
+        if value is not None:
+            who = "the overflow selector" if role == "overflow" else f"a {op}"
+            problems.add("credit", f"{who} spends no credits: leave it out")
+        return None
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+        problems.add("credit", f"{value!r} is no number from 1 to {_MOST}")
+        return 1
+    return value
+
+
+def _token(table: Mapping[str, object], problems: _Problems) -> str:
+    value = table.get("token", "")
+    if value != "" and not is_token(value):
+        problems.add("token", f"{value!r} is no token, 6 of a to z and 0 to 9: leave it out, and a router gives it one")
+        return ""
+    return str(value)
+
+
+def _list(values: tuple[str, ...]) -> str:
+    return f"{', '.join(values[:-1])} and {values[-1]}"
+
+
+def _toml(value: object) -> str:
+    return str(value) if isinstance(value, int) else json.dumps(value, ensure_ascii=False)

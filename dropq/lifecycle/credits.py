@@ -1,0 +1,159 @@
+"""Credits: a selector spends one for each message that it moves on, and has it again when the message is settled.
+
+A spent credit is a file of the queue that the message left, made before the move. Whoever settles the message removes
+it, and those under which the message had come before, after the rename. What a crash leaves is removed by a look at the
+queue that the message went to.
+
+Names, token files and credits are data from strangers: a queue in them counts only as an address in this root. Folders
+are opened without links, and only a regular file is removed that holds the id of the message that was settled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dropq.errors import InvalidName
+from dropq.format import names
+from dropq.format.addresses import check_address, layouts
+from dropq.format.credits import Credit, Via, is_key, is_token, via_of
+from dropq.format.layout import PRIVATE, QueueLayout, RootLayout
+from dropq.lifecycle.context import QueueContext
+from dropq.storage import reading
+from dropq.storage.failures import describe
+from dropq.storage.files import Storage
+
+log = logging.getLogger("dropq")
+
+#: The name of the folder of credits in a queue's private folder.
+_CREDITS = "credits"
+#: The most bytes of a credit's file.
+_LIMIT = 4096
+
+
+def spend(context: QueueContext, via: Via, credit: Credit) -> None:
+    """Make the file of a credit; call it under the policy lock of the queue.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = f"{context.layout.credits}/{via.token}"
+    if not reading.exists(folder):
+        context.storage.make_folder(folder)
+    context.storage.write_new(f"{folder}/{via.key}", credit.written, synced=False)
+
+
+def give_back(context: QueueContext, via: Via) -> None:
+    """Remove the file of a credit of the queue, whatever it says."""
+    context.storage.unlink(f"{context.layout.credits}/{via.token}/{via.key}")
+
+
+def spent(layout: QueueLayout, token: str) -> list[str]:
+    """Return the keys of the credits that a selector of a queue has spent."""
+    return list(filter(is_key, reading.names_in(f"{layout.credits}/{token}")))
+
+
+def below(root: RootLayout, file: str) -> tuple[Via, ...]:
+    """Return the credits under which a message has come, the latest first, by its file name and what they say."""
+    via = via_of(file)
+    if via is None:
+        return ()
+    said = find(root, via)
+    return (via, *(() if said is None or not names.bears(said.id)(file) else said.below))
+
+
+def find(root: RootLayout, via: Via) -> Credit | None:
+    """Return what a credit's file says; None if there is none that can be used."""
+    with _opened(root, via) as folder:
+        return None if folder is None else read_in(folder, via.key)
+
+
+def free(context: QueueContext, file: str) -> None:
+    """Remove the credits under which a message came that was settled; what cannot be removed now, a look removes.
+
+    Args:
+        context: the queue that it was settled in.
+        file: its file name.
+    """
+    via = via_of(file)
+    if via is None:
+        return
+    try:
+        for under in _remove(context, via, file):
+            _remove(context, under, file)
+    except OSError as error:
+        log.info("a credit of %s is free only after a look: %s", file, describe(error))
+
+
+def _remove(context: QueueContext, via: Via, file: str) -> tuple[Via, ...]:
+    """Remove the credit of a settled message; return those below it. Nothing is removed that is another message's."""
+    with _opened(context.root.layout, via) as folder:
+        said = None if folder is None else read_in(folder, via.key)
+        if folder is None or said is None or not names.bears(said.id)(file):
+            return ()
+        context.storage.unlink_in(folder, via.key)
+        return said.below
+
+
+def queue_of(root: RootLayout, token: str) -> tuple[str, str] | None:
+    """Return the address of a token's queue, and the name of its selector; None for a token that nobody has."""
+    said = _parsed(reading.read_small(f"{root.tokens}/{token}", _LIMIT)) if is_token(token) else None
+    queue, selector = (said.get("queue"), said.get("selector")) if isinstance(said, dict) else (None, None)
+    return (queue, selector) if isinstance(queue, str) and isinstance(selector, str) else None
+
+
+def layout_of(root: RootLayout, address: str) -> QueueLayout | None:
+    """Return the layout of the queue that a stranger's file names; None if it names none of this root."""
+    try:
+        check_address(address)
+    except InvalidName:
+        return None
+    return next((layout for layout in layouts(root.path, address) if os.path.isdir(layout.target)), None)
+
+
+@contextmanager
+def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
+    """Open the folder of a credit for a block; None if there is none."""
+    known = queue_of(root, via.token)
+    layout = None if known is None else layout_of(root, known[0])
+    folder = None if layout is None else reading.open_below(layout.base, PRIVATE, _CREDITS, via.token)
+    try:
+        yield folder
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def read_in(folder: int, key: str) -> Credit | None:
+    """Return what a credit's file in an open folder says; None if there is none that can be used."""
+    return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT)))
+
+
+def _parsed(content: bytes | None) -> object:
+    try:
+        return None if content is None else reading.parse_json(content)
+    except ValueError:
+        return None
+
+
+def reserve(root: RootLayout, token: str, queue: str, selector: str, storage: Storage) -> bool:
+    """Give a token to a selector, for good; return False if it is another's.
+
+    Args:
+        root: the root.
+        token: the token.
+        queue: the address of the selector's queue.
+        selector: its name.
+        storage: makes the file.
+    """
+    if not reading.exists(root.tokens):
+        storage.make_folder_like(root.tokens, root.private)
+    try:
+        storage.write_new(f"{root.tokens}/{token}", json.dumps({"queue": queue, "selector": selector}).encode())
+    except FileExistsError:
+        return queue_of(root, token) == (queue, selector)
+    storage.sync(root.tokens)
+    return True

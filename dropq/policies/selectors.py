@@ -1,0 +1,206 @@
+"""Selectors: which of them take a waiting message, and how many credits each has left.
+
+`selectors/NAME.toml` beside target/ is a selector. The files are looked at again on each pass, and a selector's own
+file once more before it spends a credit, so a selector that was removed moves nothing more.
+
+Invariant: a file that cannot be used takes nothing, and while there is one, no message counts as unroutable. Nothing is
+moved here; only a file without a token of its own gets one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from dropq.config.selectors import Selector, name_of, parse, with_token
+from dropq.errors import ConfigError, DropqError
+from dropq.format.credits import new_token
+from dropq.format.message_file import MessageFile
+from dropq.lifecycle import credits
+from dropq.lifecycle.context import QueueContext
+from dropq.policies.wanted import deciding
+from dropq.storage import reading
+from dropq.storage.failures import describe
+
+log = logging.getLogger("dropq")
+
+#: What tells whether a selector's file has changed.
+Version = tuple[int, int, int]
+
+
+class InUse:
+    """A selector in use.
+
+    Args:
+        context: the queue.
+        selector: what its file says.
+        version: what the file was when it was read.
+    """
+
+    def __init__(self, context: QueueContext, selector: Selector, version: Version) -> None:
+        self.selector = selector
+        self.version = version
+        self.path = path_of(context, selector.name)
+        self._decide: Callable[[MessageFile], bool | None] | None = None
+        if selector.filter is not None:
+            self._decide = deciding(selector.filter, context, "target", context)
+        folder = f"{context.layout.credits}/{selector.token}"
+        self._spent = reading.Listing(folder, context.clock)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its file is the one that was read."""
+        return _version(self.path) == self.version
+
+    @property
+    def busy(self) -> int:
+        """How many of its messages are not settled."""
+        return len(self._spent.names())
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it may take a message, as far as its credits say."""
+        return self.selector.credit is None or self.busy < self.selector.credit
+
+    def takes(self, file: MessageFile) -> bool | None:
+        """Return whether it takes a waiting message; None where that cannot be told now."""
+        return True if self._decide is None else self._decide(file)
+
+
+class Selectors:
+    """The selectors of a queue, as they were at the last look.
+
+    Args:
+        context: the queue.
+
+    Attributes:
+        in_use: those that can be used, in the order of their names.
+        unusable: why each of the others takes nothing, by the name of its file.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+        self._warned: dict[str, str] = {}
+        self.in_use: tuple[InUse, ...] = ()
+        self.unusable: dict[str, str] = {}
+
+    def look(self) -> None:
+        """Look again which selectors there are; give a token to each that has none; log what cannot be used, once."""
+        known = {one.selector.name: one for one in self.in_use}
+        found, self.unusable = list[InUse](), {}
+        for name in names_in(self._context):
+            path = path_of(self._context, name)
+            try:
+                if (one := known.get(name)) is None or not one.is_current:
+                    one = self._read(name, path)
+                if one is not None:
+                    found.append(one)
+            except (DropqError, OSError) as error:
+                self.unusable[os.path.basename(path)] = describe(error)
+        for role in ("default", "overflow"):
+            for one in [each for each in found if each.selector.role == role][1:]:
+                found.remove(one)
+                self.unusable[os.path.basename(one.path)] = f"role: the queue has another {role} selector"
+        self.in_use = tuple(found)
+        self._warned = {file: why for file, why in self._warned.items() if self.unusable.get(file) == why}
+        for file, why in self.unusable.items():
+            if file not in self._warned:
+                self._warned[file] = why
+                log.warning("queue %s: selector %s is passed over: %s", self._context.name, file, why)
+
+    def _read(self, name: str, path: str) -> InUse | None:
+        version, content = _version(path), reading.read_small(path)
+        if version is None or content is None:
+            return None  # RACE: it was removed since it was listed
+        selector = parse(name, content, path, queue=self._context.name)
+        owner = (self._context.name, name)
+        if selector.credit is not None and credits.queue_of(self._context.root.layout, selector.token) != owner:
+            selector = replace(selector, token=give_token(self._context, name, content.decode()))
+            version = _version(path)
+        return None if version is None else InUse(self._context, selector, version)
+
+    @property
+    def may_take(self) -> bool:
+        """Whether one of them may take a message, as far as credits say."""
+        return any(one.has_credit for one in self.in_use if one.selector.role != "overflow")
+
+    def asked(self, file: MessageFile) -> list[InUse] | None:
+        """Return the normal selectors that take a waiting message; None where that cannot be told now."""
+        found = []
+        for one in self.in_use:
+            if one.selector.role == "normal":
+                taken = one.takes(file)
+                if taken is None:
+                    return None
+                if taken:
+                    found.append(one)
+        return found
+
+    def of_role(self, role: str) -> InUse | None:
+        """Return the first selector of a role other than normal, if there is one."""
+        return next((one for one in self.in_use if one.selector.role == role), None)
+
+
+def names_in(context: QueueContext) -> list[str]:
+    """Return the names of a queue's selectors, in order."""
+    return sorted(name for name in map(name_of, reading.names_in(context.layout.selectors)) if name is not None)
+
+
+def path_of(context: QueueContext, name: str) -> str:
+    """Return the path of a selector's file."""
+    return f"{context.layout.selectors}/{name}.toml"
+
+
+def read(context: QueueContext) -> tuple[list[Selector], list[str]]:
+    """Return the selectors of a queue, and every problem of their files; nothing is changed."""
+    found, problems = list[Selector](), list[str]()
+    for name in names_in(context):
+        path = path_of(context, name)
+        with suppress(FileNotFoundError):
+            try:
+                content = reading.read_small(path)
+                if content is not None:
+                    found.append(parse(name, content, path, queue=context.name))
+            except ConfigError as error:
+                problems += str(error).split("\n")
+            except OSError as error:
+                problems.append(f"{path} cannot be read: {describe(error)}")
+    for role in ("default", "overflow"):
+        of_role = [one.name for one in found if one.role == role]
+        problems += [
+            f"{path_of(context, name)}: role: {of_role[0]} is the {role} selector already; a queue has one"
+            for name in of_role[1:]
+        ]
+    return found, problems
+
+
+def give_token(context: QueueContext, name: str, content: str) -> str:
+    """Give a selector a token of its own, and write it to its file, where people's other lines stay; return it.
+
+    RACE: two routers may do this at once. The file of one of them stays, and the token of the other is nobody's.
+
+    Raises:
+        OSError: this user may not write there.
+    """
+    token = reserve_token(context, name)
+    context.storage.write_small(path_of(context, name), with_token(content, token).encode())
+    return token
+
+
+def reserve_token(context: QueueContext, name: str) -> str:
+    """Return a new token that is reserved for a selector of a queue."""
+    while True:
+        token = new_token()
+        if credits.reserve(context.root.layout, token, context.name, name, context.storage):
+            return token
+
+
+def _version(path: str) -> Version | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

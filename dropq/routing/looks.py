@@ -1,0 +1,170 @@
+"""Looks: which spent credits of a queue belong to no message any more, as a crash or a script left them.
+
+A credit is live while its message lies, under it, in the queue that the credit names, or while a credit of that queue
+names it as one below its own. A message goes from the queue's folders to its credits and back, so messages are listed
+before the credits, and again after them. What was not live in two looks, a second apart, is removed: that file alone.
+
+Invariant: a look removes no credit of a message that is under way; at worst it leaves one that nobody needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+
+from dropq.errors import DropqError
+from dropq.format.credits import Credit, Via, is_key, is_token, via_of
+from dropq.format.layout import JOB_PREFIX, QueueLayout
+from dropq.format.staged import StagedFolder
+from dropq.lifecycle import credits
+from dropq.lifecycle.context import QueueContext
+from dropq.policies.lock import PolicyLock
+from dropq.queue.open_queue import open_queue
+from dropq.storage import reading
+from dropq.storage.watch import Watch
+
+log = logging.getLogger("dropq")
+
+#: Seconds between two looks, and between the two that must find a credit without a message.
+APART = 1.0
+
+
+class Looks:
+    """The looks at the credits of one queue, for one process.
+
+    Args:
+        context: the queue whose credits they are.
+        known: the looks at other queues that this process makes, by address.
+    """
+
+    def __init__(self, context: QueueContext, *, known: dict[str, Looks] | None = None) -> None:
+        self._context = context
+        self._lock = PolicyLock(context)
+        self._idle: dict[Via, float] = {}
+        self._looks_at = 0.0
+        self._known = {} if known is None else known
+        self._known[context.name] = self
+
+    def run_twice(self) -> int:
+        """Look, and once more where that found credits without a message; return how many credits were removed."""
+        removed = self.run()
+        if any(looks._idle for looks in self._known.values()):
+            watch = Watch(self._context.layout.credits)
+            while (left := self._looks_at - time.monotonic()) > 0:
+                watch.wait(left)
+            removed += self.run()
+        return removed
+
+    def run(self) -> int:
+        """Look, unless the last look was less than `APART` ago; return how many credits were removed.
+
+        What keeps a credit may be a credit of the next queue: so that queue is looked at, too.
+
+        Raises:
+            OSError: a folder cannot be listed; nothing was removed.
+        """
+        began = time.monotonic()
+        if began < self._looks_at or not reading.exists(self._context.layout.credits):
+            return 0
+        with self._lock.held(lambda: None) as locked:
+            if not locked:
+                return 0
+            idle = {via: self._idle.get(via, began) for via in idle_credits(self._context)}
+            over = [via for via, since in idle.items() if began - since >= APART]
+            for via in over:
+                credits.give_back(self._context, via)
+        self._idle = {via: since for via, since in idle.items() if via not in over}
+        now = time.monotonic()
+        self._looks_at = now + max(APART, self._context.timing.listing_share * (now - began))
+        return len(over) + sum(looks.run() for looks in self._further())
+
+    def _further(self) -> list[Looks]:
+        """Return the looks at the queues that messages went to, and that spend credits, too."""
+        further = list[Looks]()
+        for address in sorted({said.to for _, said in all_credits(self._context.layout) if said is not None}):
+            layout = credits.layout_of(self._context.root.layout, address)
+            if layout is None or not reading.exists(layout.credits):
+                continue
+            try:
+                looks = self._known.get(address) or Looks(open_queue(self._context.root, address), known=self._known)
+            except DropqError as error:
+                log.info("the credits of %s are not looked at: %s", address, error)
+            else:
+                further.append(looks)
+        return further
+
+
+def idle_credits(context: QueueContext) -> list[Via]:
+    """Return the credits that a queue has spent, and that belong to no message; call it under the policy lock.
+
+    Raises:
+        OSError: a folder cannot be listed: nothing is known.
+    """
+    idle = list[Via]()
+    by_target: dict[str, list[Via]] = {}
+    for via, said in all_credits(context.layout):
+        if said is None:
+            idle.append(via)  # half written, by a process that was killed before its message was moved
+        else:
+            by_target.setdefault(said.to, []).append(via)
+    for address, vias in by_target.items():
+        live = _live(context, address)
+        idle += [via for via in vias if live is not None and via not in live]
+    return idle
+
+
+def all_credits(layout: QueueLayout) -> Iterator[tuple[Via, Credit | None]]:
+    """Yield the credits that a queue has spent, with what each says; None for a damaged one."""
+    for token in sorted(filter(is_token, reading.names_in(layout.credits))):
+        folder = reading.open_below(layout.private, os.path.basename(layout.credits), token)
+        if folder is None:
+            continue
+        try:
+            for key in filter(is_key, os.listdir(folder)):
+                yield Via(token, key), credits.read_in(folder, key)
+        finally:
+            os.close(folder)
+
+
+def _live(context: QueueContext, address: str) -> set[Via] | None:
+    """Return the credits under which messages lie in a queue, or have left it; None where that cannot be told."""
+    root = context.root.layout
+    layout = credits.layout_of(root, address)
+    if layout is None:
+        return None if _is_being_deleted(root.path, address) else set()
+    live = set(vias_in(layout))
+    for _, said in all_credits(layout):
+        live.update(() if said is None else said.below)
+    live.update(vias_in(layout))
+    if credits.layout_of(root, address) is None:
+        return None  # RACE: it was deleted meanwhile
+    return live
+
+
+def vias_in(layout: QueueLayout) -> Iterator[Via]:
+    """Yield the credits under which messages lie in a queue, which it lists in the order in which messages pass."""
+    for file in _files(layout):
+        if (via := via_of(file)) is not None:
+            yield via
+
+
+def _files(layout: QueueLayout) -> Iterator[str]:
+    for folder in (layout.delayed, layout.target, layout.processing):
+        yield from reading.names_in(folder)
+    for name in reading.names_in(layout.staged):
+        if (staged := StagedFolder.of(name)) is not None:
+            yield staged.own_name
+            yield from reading.names_in(f"{layout.staged}/{name}")
+    for name in reading.names_in(layout.working):
+        if name.startswith(JOB_PREFIX):
+            yield from reading.names_in(f"{layout.working}/{name}")
+    for folder in (layout.target, layout.delayed):
+        yield from reading.names_in(folder)
+
+
+def _is_being_deleted(root: str, address: str) -> bool:
+    """Return whether a queue may be on its way out, or back, under the hidden name of a delete."""
+    start = f".{address.partition('/')[0]}."
+    return any(name.startswith(start) and ".deleting-" in name for name in reading.names_in(root))

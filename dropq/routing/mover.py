@@ -1,0 +1,318 @@
+"""The mover: what the selectors of a queue do with a message that waits in it.
+
+A MOVE spends a credit, a file that it makes first, and then renames the message into the other queue's target/: a crash
+leaves the message in one of the two, and at worst a credit too many, which a look removes. A COPY is a commit of many,
+as the distribution of a topic is. A BOUNCE is one rename. A message that no selector takes now stays where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
+from dropq.format.claims import claim_owners
+from dropq.format.credits import HOPS_LIMIT, Credit, Via
+from dropq.format.message_file import MessageFile
+from dropq.format.names import TOPIC_REPLY
+from dropq.lifecycle import credits
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.transitions import Transitions
+from dropq.policies.lock import PolicyLock
+from dropq.policies.selectors import InUse, Selectors
+from dropq.policies.send_limits import SendLimits
+from dropq.queue.open_queue import open_queue
+from dropq.queue.subscription import subscription_id
+from dropq.staging.fan_out import fan_out
+from dropq.staging.receivers import Receiver, make_known
+from dropq.storage import liveness, reading
+from dropq.storage.clock import lease_end
+from dropq.topics.publishing import outlet
+
+log = logging.getLogger("dropq")
+
+#: Seconds that the router's claim lasts on a message that it copies, or sets aside.
+LEASE = 60.0
+#: Seconds after which the router opens a queue that it sends to again, to see its configuration.
+OPEN_FOR = 1.0
+
+
+class Target:
+    """A queue that messages are sent to.
+
+    Args:
+        source: the queue that they come from.
+        address: its address.
+
+    Raises:
+        DropqError: it is not there, or cannot be used.
+    """
+
+    def __init__(self, source: QueueContext, address: str) -> None:
+        named = open_queue(source.root, address)
+        self.context = outlet(named).context  # of a view on topics, the topic's
+        self.is_far = reading.device(self.context.layout.target) != reading.device(source.layout.target)
+        own = SendLimits(self.context.name, self.context)
+        is_view = named.layout.home != self.context.layout.home
+        self._limits = SendLimits(address, named, then=own) if is_view else own
+        self.opened_at = time.monotonic()
+
+    def why_not(self) -> str:
+        """Return why it takes no message now; "" if it takes one, which is then counted."""
+        if self.is_far:
+            return f"{self.context.name} is on another file system, where a rename cannot go"
+        return "" if self._limits.has_room() else f"{self.context.name} is full, or makes senders wait"
+
+
+class Mover:
+    """Does what the selectors of one queue say.
+
+    Args:
+        context: the queue.
+
+    Attributes:
+        moved: how many messages each selector moved, copied or bounced until now.
+        held_by: why the message that was looked at last stays; "" if it went.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+        self._transitions = Transitions(context)
+        self.selectors = Selectors(context)
+        self._lock = PolicyLock(context)
+        self._targets: dict[str, Target] = {}
+        self._owners = claim_owners(subscription_id("route"))
+        self._subscribed_at: float | None = None
+        self._has_subscriptions = False
+        self._warned: dict[str, str] = {}
+        self.moved: Counter[str] = Counter()
+        self.held_by = ""
+
+    def look(self) -> None:
+        """Look again which selectors there are."""
+        self.selectors.look()
+        self._has_subscriptions = bool(liveness.known(self._context.layout.consumers))
+        if self._has_subscriptions:
+            self._subscribed_at = time.monotonic()
+        for one in self.selectors.in_use:
+            folder = f"{self._context.layout.credits}/{one.selector.token}"
+            if one.selector.credit is not None and not reading.exists(folder):
+                self._context.storage.make_folder(folder)  # so that a watch sees when a credit is free again
+
+    @property
+    def watched(self) -> list[str]:
+        """The folders in which a change may let a message go."""
+        layout, found = self._context.layout, list[str]()
+        if reading.is_folder(layout.selectors):
+            found.append(layout.selectors)
+        for one in self.selectors.in_use:
+            folder = f"{layout.credits}/{one.selector.token}"
+            if one.selector.credit is not None and reading.exists(folder):
+                found.append(folder)
+        return found
+
+    def take(self, file: MessageFile) -> bool:
+        """Do what the selectors say with a waiting message; return whether it has left its place in target/.
+
+        Raises:
+            StorageError: it stays in target/; or it was moved and not synced, as the error says.
+        """
+        self.held_by = ""
+        if not self.selectors.in_use:
+            return False
+        asked = self.selectors.asked(file)
+        if asked is None:
+            return self._hold("a filter cannot be evaluated now, as the body or the sidecar cannot be read")
+        if has_expired(self._context, file):
+            return self._transitions.expire_waiting(file)
+        copies = [one for one in asked if one.selector.op == "copy"]
+        movers = [one for one in asked if one.selector.op != "copy"]
+        if copies and not file.name.copied:
+            return self._copy(file, copies, last=not movers)
+        if movers:
+            return self._move_one(file, movers)
+        if copies:
+            return False  # its copies are made, and the message itself is for consumers
+        if (default := self.selectors.of_role("default")) is not None:
+            return self._move_one(file, [default])
+        return self._unroutable(file)
+
+    # -- move, bounce ------------------------------------------------------------------------------------------------
+
+    def _move_one(self, file: MessageFile, movers: Sequence[InUse]) -> bool:
+        if file.name.hops >= HOPS_LIMIT:
+            return self._set_aside(file, "hop_limit", {"hops": file.name.hops})
+        why = list[str]()
+        for one in sorted(movers, key=lambda each: (each.busy, each.selector.name)):
+            done = self._try(file, one)
+            if isinstance(done, str):
+                why.append(f"selector {one.selector.name}: {done}")
+                continue
+            self.moved[one.selector.name] += done
+            return True
+        return self._hold("; ".join(why))
+
+    def _try(self, file: MessageFile, one: InUse) -> bool | str:
+        """Move a message by a selector; return False if another process took it first, or why it stays."""
+        if not one.has_credit:
+            return f"it has no credit left of {one.selector.credit}"
+        try:
+            if one.selector.op == "bounce":
+                return self._bounce(file)
+            target = self._target(one.selector.to or "")
+            return target.why_not() or self._move(file, one, target)
+        except (NoSuchQueue, ConfigError) as error:
+            return str(error)
+
+    def _move(self, file: MessageFile, one: InUse, target: Target) -> bool | str:
+        """Move a message under a credit; return False if another process took it first, or why it stays."""
+        context, selector = self._context, one.selector
+        via = Via.new(selector.token)
+        with self._lock.held(lambda: None) as locked:
+            if not locked:
+                return f"another process holds the lock {context.layout.lock}"
+            if not one.is_current:
+                return "it was changed just now"  # RACE: the next look reads it again
+            if len(credits.spent(context.layout, selector.token)) >= (selector.credit or 0):
+                return f"it has no credit left of {selector.credit}"
+            with context.error_context("the message stays in target/"):
+                below = credits.below(context.root.layout, file.filename)[: HOPS_LIMIT - 1]
+                credits.spend(context, via, Credit(file.name.id, target.context.name, below))
+            try:
+                gone = self._transitions.move_on(file, target.context, via) is None
+            except DropqError:
+                if reading.exists(f"{context.layout.target}/{file.filename}"):
+                    credits.give_back(context, via)
+                raise
+            if gone:
+                credits.give_back(context, via)  # RACE: a consumer or another router took it
+        return not gone
+
+    def _bounce(self, file: MessageFile) -> bool | str:
+        """Move a message to its return address; return False if it is gone, or why it stays."""
+        address = (self._context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
+        if not address:
+            return self._set_aside(file, "no_return_address", {})
+        try:
+            target = self._target(address)
+        except NoSuchQueue:
+            return self._set_aside(file, "no_return_address", {"return_address": address})
+        if target.context.layout.home == self._context.layout.home:
+            return self._set_aside(file, "no_return_address", {"return_address": address})
+        if target.is_far:
+            return target.why_not()
+        return self._transitions.bounce(file, target.context) is not None
+
+    def _target(self, address: str) -> Target:
+        """Return a queue that messages go to; it is opened again after a while.
+
+        Raises:
+            DropqError: it cannot be used.
+        """
+        known = self._targets.get(address)
+        if (
+            known is None
+            or time.monotonic() - known.opened_at >= OPEN_FOR
+            or not reading.exists(known.context.layout.target)
+        ):
+            self._targets.pop(address, None)
+            known = self._targets[address] = Target(self._context, address)
+        return known
+
+    # -- copy --------------------------------------------------------------------------------------------------------
+
+    def _copy(self, file: MessageFile, copies: Sequence[InUse], *, last: bool) -> bool:
+        """Make all copies of a message by one commit; return False if it stays.
+
+        Args:
+            file: the message.
+            copies: the selectors that copy it.
+            last: whether no other selector takes it: then it is archived, unless somebody is subscribed.
+        """
+        context, transitions = self._context, self._transitions
+        if file.name.hops >= HOPS_LIMIT:
+            return self._set_aside(file, "hop_limit", {"hops": file.name.hops})
+        try:
+            receivers = [self._receiver(one.selector.to or "") for one in copies]
+        except DropqError as error:
+            return self._hold(f"its copies wait: {error}")
+        claim = transitions.claim(file, next(self._owners), lease_end(context.clock, LEASE))
+        if claim is None:
+            return True  # RACE: a consumer or another router took it
+        name = context.sidecars.parse(claim.own_name)
+        copied = replace(
+            name.unmarked, delivery_count=0, cancels=0, not_before=0, via="", hops=name.hops + 1, copied=False,
+            copy=os.urandom(5).hex(), foreign=False, since=context.clock.now_ms(),
+        )  # fmt: skip
+        archived = last and not self._has_subscriptions
+        back = replace(name.unmarked, copied=True, copy=os.urandom(5).hex(), foreign=False)
+        if not name.generated and not name.since:
+            back = replace(back, since=file.arrival or reading.changed_ms(claim.path))  # keeps its place in the order
+        try:
+            for receiver in receivers:
+                make_known(context.layout, receiver, context.storage)
+
+            def write(folder: str, at: int, parts: Sequence[str]) -> None:
+                for part in parts:
+                    context.storage.copy(claim.path, f"{folder}/{part}")
+
+            done = fan_out(
+                context, claim, receivers, write, context.sidecars.fit(copied), context.layout.target,
+                back_as=None if archived else context.sidecars.fit(back),
+            )  # fmt: skip
+        except LeaseLost:
+            return True  # RACE: a sweep took this process for dead: the next look does it again
+        except BaseException:
+            with suppress(LeaseLost):
+                transitions.give_back(claim, counted=False, delay=0)
+            raise
+        if done is None:
+            with suppress(LeaseLost):
+                transitions.give_back(claim, counted=False, delay=0)
+            return True
+        self.moved.update(one.selector.name for one in copies)
+        return True
+
+    def _receiver(self, address: str) -> Receiver:
+        target = self._target(address)
+        if why := target.why_not() if target.is_far else "":
+            raise StorageError(why)
+        path = self._context.root.layout.path
+        try:
+            return Receiver(path, os.path.relpath(target.context.layout.base, path))
+        except OSError as error:
+            raise target.context.refused(error, "the message stays in target/") from error
+
+    # -- none ----------------------------------------------------------------------------------------------------------
+
+    def _unroutable(self, file: MessageFile) -> bool:
+        """Set a message aside that no selector takes, once it has waited for long, and nobody is subscribed."""
+        patience = self._context.config.unroutable_after
+        if self.selectors.unusable:
+            return self._hold("no selector takes it, and one of them cannot be used")
+        alone_for = math.inf if self._subscribed_at is None else time.monotonic() - self._subscribed_at
+        if not self._has_subscriptions and alone_for >= patience:
+            path = f"{self._context.layout.target}/{file.filename}"
+            if self._context.age_ms(path) >= patience * 1000:
+                return self._set_aside(file, "unroutable", {})
+        return self._hold(f"no selector takes it; after {patience:g} s without a subscription it is unroutable")
+
+    def _set_aside(self, file: MessageFile, reason: str, details: dict[str, object]) -> bool:
+        """Move a message that cannot be delivered to where such messages go; return True: it has left its place."""
+        claim = self._transitions.claim(file, next(self._owners), lease_end(self._context.clock, LEASE))
+        if claim is not None:
+            claim.number -= 1  # it was delivered to nobody
+            with suppress(LeaseLost):
+                self._transitions.set_aside(claim, "error", reason, details)
+        return True
+
+    def _hold(self, why: str) -> bool:
+        self.held_by = why
+        return False

@@ -1,0 +1,214 @@
+"""Selectors made and removed: a file each, which routers see at their next pass.
+
+A selector is removed by a rename of its file, under the policy lock: from then on no router spends a credit of it. What
+it has moved and nobody has settled returns to its source, wherever it is by now, and its credits go. Any router or
+sweep goes on with that after a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dropq.config import selectors as files
+from dropq.config.selectors import Selector
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
+from dropq.format.credits import HOPS_LIMIT, Via, via_of
+from dropq.lifecycle import credits
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.policies import selectors
+from dropq.policies.lock import PolicyLock
+from dropq.queue.open_queue import open_queue
+from dropq.routing.looks import APART, Looks, all_credits
+from dropq.storage import reading
+from dropq.storage.failures import describe
+from dropq.storage.watch import Watch
+
+log = logging.getLogger("dropq")
+
+#: How the file of a selector ends, behind a dot in front, while what it moved returns.
+REMOVED = ".removed"
+#: Seconds for which a command waits until all has returned.
+PATIENCE = 10.0
+
+
+def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
+    """Make a selector, which takes messages from the next pass of a router on; return it.
+
+    Args:
+        context: the queue.
+        name: its name.
+        options: the keys of its file.
+
+    Raises:
+        InvalidName: no selector can have the name.
+        ConfigError: an option cannot be used; or messages would go round.
+        NoSuchQueue: the queue that it sends to is not there.
+        QueueExists: the queue has a selector of this name, or another of its role.
+    """
+    files.check_name(name)
+    if context.layout.is_topic:
+        raise ConfigError(
+            f"{context.name} is a topic, and has no selectors: give them to a queue or a subscription; what is "
+            "published goes elsewhere by a route"
+        )
+    path = selectors.path_of(context, name)
+    selector = files.check(name, options, f"selector {name}", queue=context.name)
+    present, _ = selectors.read(context)
+    for other in present:
+        if other.name == name or (other.role == selector.role != "normal"):
+            raise QueueExists(
+                f"queue {context.name} has a selector {other.name}, with role {other.role}, already: "
+                f"`dropq selector rm {context.name} {other.name}` removes it; nothing was changed"
+            )
+    if selector.to is not None:
+        open_queue(context.root, selector.to)
+        if ring := circle(context, selector):
+            raise ConfigError(f"selector {name}: messages would go round: {' -> '.join(ring)}; nothing was changed")
+    with context.error_context("the selector was not made"):
+        if selector.credit is not None:
+            selector = files.given(selector, selectors.reserve_token(context, name))
+        context.storage.make_folder(context.layout.selectors)
+        temporary = f"{context.layout.selectors}/.{name}.{os.urandom(6).hex()}.tmp"
+        context.storage.write_new(temporary, files.text(selector).encode())
+        try:
+            context.storage.move(temporary, path)
+        except FileExistsError as error:
+            context.storage.unlink(temporary)
+            raise QueueExists(f"{path} was made just now by somebody else; nothing was changed") from error
+        context.storage.sync(context.layout.selectors)
+    return selector
+
+
+def circle(context: QueueContext, selector: Selector) -> list[str]:
+    """Return the addresses by which messages of a selector would come back to its queue; empty if they would not."""
+    ahead: list[list[str]] = [[context.name, selector.to or ""]]
+    seen = set[str]()
+    while ahead:
+        way = ahead.pop()
+        if way[-1] == context.name:
+            return way
+        if way[-1] in seen:
+            continue
+        seen.add(way[-1])
+        try:
+            there, _ = selectors.read(open_queue(context.root, way[-1]))
+        except DropqError:
+            continue  # `config check` names it
+        ahead += [[*way, one.to] for one in there if one.to is not None]
+    return []
+
+
+def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> bool:
+    """Remove a selector, and return what it moved and nobody settled; return False where others finish that.
+
+    Raises:
+        NoSuchQueue: the queue has no such selector.
+        Unavailable: another process keeps the policy lock; nothing was changed.
+    """
+    files.check_name(name)
+    path = selectors.path_of(context, name)
+    with context.error_context("the selector was not removed"):
+        with PolicyLock(context).held(lambda: None) as locked:
+            if not locked:
+                raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
+            if reading.exists(path):
+                context.storage.rename(path, _removed(context, name))
+                context.storage.sync(context.layout.selectors)
+            elif not reading.exists(_removed(context, name)):
+                there = ", ".join(selectors.names_in(context)) or "it has none"
+                raise NoSuchQueue(f"queue {context.name} has no selector {name}: {there}; nothing was changed")
+        looks, until = Looks(context), time.monotonic() + patience
+        watch = Watch(context.layout.selectors)
+        while not finish(context, name):
+            if time.monotonic() >= until:
+                return False
+            looks.run()
+            watch.wait(APART)
+    return True
+
+
+def _removed(context: QueueContext, name: str) -> str:
+    return f"{context.layout.selectors}/.{name}{REMOVED}"
+
+
+def removed_in(context: QueueContext) -> list[str]:
+    """Return the names of the selectors that are being removed."""
+    found = reading.names_in(context.layout.selectors)
+    return sorted(file[1 : -len(REMOVED)] for file in found if file.startswith(".") and file.endswith(REMOVED))
+
+
+def finish_removed(context: QueueContext) -> int:
+    """Go on with the selectors that are being removed; return how many are gone now."""
+    return sum(finish(context, name) for name in removed_in(context))
+
+
+def finish(context: QueueContext, name: str) -> bool:
+    """Return what a removed selector has moved, and remove its credits; return whether it is gone."""
+    content = reading.read_small(_removed(context, name))
+    if content is None:
+        return True  # RACE: another process finished it
+    try:
+        token = files.parse(name, content, name, queue=context.name).token
+    except ConfigError:
+        token = ""  # it took nothing
+    for key in credits.spent(context.layout, token) if token else ():
+        via = Via(token, key)
+        try:
+            _bring_back(context, via)
+        except (DropqError, OSError) as error:
+            log.warning("queue %s: what went under credit %s is not back yet: %s", context.name, via, describe(error))
+    if token and credits.spent(context.layout, token):
+        return False
+    if token:
+        context.storage.remove_folder(f"{context.layout.credits}/{token}")
+    context.storage.unlink(_removed(context, name))
+    return True
+
+
+class _Found(NamedTuple):
+    """A message that is under way: where it lies, and the credits above the one that it was looked for by."""
+
+    context: QueueContext
+    folder: str
+    file: str
+    above: tuple[tuple[QueueContext, Via], ...]
+
+
+def _bring_back(context: QueueContext, via: Via) -> None:
+    """Return the message that went under a credit, and remove the credit and all above it.
+
+    RACE: with whoever moves it on, or settles it: the rename decides. The next round meets what was missed, and a look
+    what is nowhere.
+    """
+    said = credits.find(context.root.layout, via)
+    if said is None:
+        return
+    for found in _under(context, said.to, via):
+        under = str(said.below[0]) if said.below else ""
+        moved = Transitions(found.context).return_to(found.folder, found.file, context, under)
+        if moved is not None:
+            for upper, credit in found.above:
+                credits.give_back(upper, credit)
+            credits.give_back(context, via)
+            return
+
+
+def _under(source: QueueContext, address: str, via: Via, depth: int = 0) -> Iterator[_Found]:
+    """Yield the message that lies under a credit, in the queue that it names, or further on."""
+    if depth > HOPS_LIMIT or credits.layout_of(source.root.layout, address) is None:
+        return
+    context = open_queue(source.root, address)
+    layout = context.layout
+    for folder in (layout.delayed, layout.target, layout.processing):
+        for file in reading.names_in(folder):
+            if via_of(file) == via:
+                yield _Found(context, folder, file, ())
+    for upper, said in all_credits(layout):
+        if said is not None and via in said.below:
+            for found in _under(source, said.to, upper, depth + 1):
+                yield found._replace(above=(*found.above, (context, upper)))
