@@ -594,7 +594,7 @@ class Queue(Sender):
         from dropq.routing import route
         from dropq.upkeep.sweep import QuickSweep
 
-        return route(self.context, sweep=QuickSweep(self.context))
+        return route(self.context, sweep=QuickSweep(self.context, routes=False))
 
     def add_selector(
         self,

@@ -6,15 +6,17 @@ The scenario of two selectors with one credit each follows "Internal accounting"
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import drop, files
+from helpers import FRESH, drop, files, timed, until
 from helpers import take as taken
 
 from dropq import LeaseLost, Queue, Root
 from dropq.lifecycle.credits import spent
+from dropq.routing import router
 
 
 @pytest.fixture
@@ -38,8 +40,9 @@ def granted(queue: Queue) -> dict[str, int]:
 
 def take(queue: Queue) -> str:
     message = taken(queue)
+    body = message.body.decode()
     message.ack()
-    return message.body.decode()
+    return body
 
 
 # -- the seed's scenario -------------------------------------------------------------------------------------------
@@ -354,3 +357,43 @@ def test_a_message_that_goes_round_ends_after_sixteen_hops(root: Root) -> None:
     assert message.reason is not None
     assert message.reason["reason"] == "hop_limit"
     assert granted(left) == {"on": 0}
+
+
+# -- who routes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_of_a_queue_does_what_its_selectors_say(root: Root) -> None:
+    timed(root, FRESH)
+    source, goal = chain(root, "source", "goal", credit=5)
+    source.add_selector("never", to="goal", filter="nobody IS NOT NULL")
+    with source.subscribe(filter="region = 'eu'") as subscription:
+        source.send("eu", properties={"region": "eu"})
+        source.send("us", properties={"region": "us"})
+        message = subscription.receive(timeout=0)
+        assert message is not None
+        assert message.body == b"eu"
+        message.ack()
+        assert subscription.receive(timeout=0) is None
+    assert bodies(goal) == ["us"]
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.MonkeyPatch, history: bool) -> None:
+    monkeypatch.setattr(router, "RESCAN", 60.0)
+    root.create_queue("goal", history=history)
+    source, goal = root.create_queue("source"), root.queue("goal")
+    source.add_selector("on", to="goal")
+    for body in ("first", "second"):
+        source.send(body)
+    serving = router.Router(source.context, sweep=None)
+    ended = threading.Event()
+    thread = threading.Thread(target=serving.run, args=(ended.is_set,))
+    thread.start()
+    try:
+        until(lambda: bodies(goal) == ["first"], "the first message")
+        assert take(goal) == "first"
+        until(lambda: bodies(goal) == ["second"], "the second message")
+    finally:
+        ended.set()
+        serving.wake()
+        thread.join()
