@@ -334,7 +334,7 @@ class Message:
         Raises:
             ValueError: the message has no `reply_to`; nothing was sent.
             InvalidName: its `reply_to` cannot be the name of a queue; nothing was sent.
-            NoSuchQueue: its `reply_to` names no queue of the root; nothing was sent.
+            NoSuchQueue: its `reply_to` names no queue of the root, which has no dead-letter queue; nothing was sent.
             QueueFull, StorageError: as of `Queue.send`.
         """
         from dropq.queue.replies import correlated, reply_queue

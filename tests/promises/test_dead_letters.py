@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 from helpers import FRESH, Clock, names_in, take, timed, where
 
-from dropq import ConfigError, LeaseLost, NoSuchMessage, Queue, Root
+from dropq import ConfigError, LeaseLost, NoSuchMessage, NoSuchQueue, Queue, Root
 from dropq.format.claims import Location
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import exclusive_rename, files
+from dropq.upkeep import bulk
 
 Make = Callable[..., Queue]
 
@@ -313,3 +316,277 @@ def test_a_message_that_waits_and_has_no_dead_letter_queue_goes_to_error(tmp_pat
     assert location == Location("error", file.filename)
     assert only(orders, "error").reason["detail"] == "nobody takes it; no dead_letter_queue is set"
     assert Transitions(orders.context).to_dead_letter(file, "unroutable") is None
+
+
+# -- a send to a queue that does not exist -----------------------------------------------------------------------------
+
+
+def file_of(root: Root) -> str:
+    path = root.path.parent / "a.txt"
+    path.write_bytes(b"a")
+    return str(path)
+
+
+def written(queue: Queue) -> None:
+    with queue.writer() as writing:
+        writing.write(b"a")
+
+
+SENDS: dict[str, Callable[[Queue], Any]] = {
+    "send": lambda queue: queue.send(b"a"),
+    "send with headers": lambda queue: queue.send(b"a", type="t", message_id="own"),
+    "send_many": lambda queue: queue.send_many([b"a"])[0],
+    "send_many with headers": lambda queue: queue.send_many([{"body": b"a", "priority": 7}])[0],
+    "send_file": lambda queue: queue.send_file(file_of(queue.root)),
+    "send_file, moved": lambda queue: queue.send_file(file_of(queue.root), move=True),
+    "send_file of a stream": lambda queue: queue.send_file(io.BytesIO(b"a")),
+    "writer": written,
+}
+
+
+@pytest.mark.parametrize("send", SENDS)
+def test_a_send_to_a_queue_that_does_not_exist_becomes_a_letter(root: Root, send: str) -> None:
+    sent = SENDS[send](root.queue("missing"))
+    letter = only(root.queue("letters"))
+    assert (letter.origin, letter.dead_letter_reason, letter.body) == ("missing", "no_such_queue", b"a")
+    if sent is not None:
+        assert (sent.id, sent.accepted, sent.delivered_to) == (letter.id, True, "letters")
+    assert not Path(root.path, "missing").exists()
+
+
+@pytest.mark.parametrize("send", SENDS)
+def test_a_send_to_a_queue_that_was_deleted_becomes_a_letter(root: Root, send: str) -> None:
+    queue = root.create_queue("q")
+    queue.send(b"before")
+    root.delete_queue("q", force=True)
+    SENDS[send](queue)
+    assert (only(root.queue("letters")).origin, only(root.queue("letters")).body) == ("q", b"a")
+
+
+@pytest.mark.parametrize("send", SENDS)
+def test_without_a_dead_letter_queue_a_send_to_a_missing_queue_is_refused(tmp_path: Path, send: str) -> None:
+    (tmp_path / "root").mkdir()
+    root = Root.create(tmp_path / "root")
+    with pytest.raises(NoSuchQueue, match="no queue 'missing'"):
+        SENDS[send](root.queue("missing"))
+    assert not send.startswith("send_file") or "stream" in send or (tmp_path / "a.txt").read_bytes() == b"a"
+
+
+@pytest.mark.parametrize("send", SENDS)
+def test_where_the_dead_letter_queue_is_missing_too_a_send_is_refused(root: Root, send: str) -> None:
+    root.delete_queue("letters")
+    with pytest.raises(NoSuchQueue, match="no queue 'missing'"):
+        SENDS[send](root.queue("missing"))
+    with pytest.raises(NoSuchQueue, match="no queue 'letters'"):
+        SENDS[send](root.queue("letters"))
+
+
+def test_a_send_that_is_half_way_when_its_queue_goes_becomes_a_letter(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, letters = root.create_queue("q"), root.queue("letters")
+    write_new = files.Storage.write_new
+
+    def before_a_delete(storage: files.Storage, *args: Any, **options: Any) -> None:
+        write_new(storage, *args, **options)
+        if queue.exists():
+            Root(root.path).delete_queue("q", force=True)
+
+    monkeypatch.setattr(files.Storage, "write_new", before_a_delete)
+    assert queue.send(b"a").delivered_to == "letters"
+    assert where(letters) == {"target": [b"a"]} and not Path(root.path, "q").exists()
+
+
+def test_what_send_many_has_not_sent_when_its_queue_goes_become_letters(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, letters = root.create_queue("q"), root.queue("letters")
+    send, count = Transitions.send, 0
+
+    def goes(self: Transitions, file: str, **options: Any) -> bool | None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            os.rename(queue.layout.home, f"{root.path}/.away")
+        return send(self, file, **options)
+
+    monkeypatch.setattr(Transitions, "send", goes)
+    sent = queue.send_many([b"a", b"b", b"c", b"d"])
+    assert [each.delivered_to for each in sent] == ["q", "q", "letters", "letters"]
+    assert where(letters) == {"target": [b"c", b"d"]}
+    assert sorted(path.read_bytes() for path in Path(root.path, ".away/target").iterdir()) == [b"a", b"b"]
+
+
+def test_a_stream_that_was_read_when_its_queue_goes_is_refused(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = root.create_queue("q")
+    send = Transitions.send
+
+    def goes(self: Transitions, file: str, **options: Any) -> bool | None:
+        shutil.rmtree(queue.layout.home)
+        return send(self, file, **options)
+
+    monkeypatch.setattr(Transitions, "send", goes)
+    with pytest.raises(NoSuchQueue, match="was not sent"):
+        queue.send_file(io.BytesIO(b"a"))
+    assert where(root.queue("letters")) == {}
+
+
+def test_a_letter_that_was_sent_neither_expires_nor_waits_for_its_delay(root: Root, clock: Clock) -> None:
+    root.queue("missing").send(b"a", expires_in="1m", delay="1h")
+    clock.advance(3600)
+    root.queue("letters").sweep()
+    assert (only(root.queue("letters")).expiration, only(root.queue("letters")).not_before) == (None, None)
+    with pytest.raises(ValueError, match="soon"):
+        root.queue("missing").send(b"a", expires_in="soon")
+
+
+def test_no_limit_of_the_dead_letter_queue_refuses_a_letter(root: Root) -> None:
+    root.delete_queue("letters")
+    letters = root.create_queue("letters", max_unprocessed=1)
+    letters.send(b"full")
+    assert [sent.accepted for sent in root.queue("missing").send_many([b"a", b"b"])] == [True, True]
+
+
+def test_a_queue_that_is_made_later_gets_what_is_sent_from_then_on(root: Root) -> None:
+    queue = root.queue("q")
+    assert queue.send(b"a").delivered_to == "letters"
+    root.create_queue("q")
+    assert queue.send(b"b").delivered_to == "q"
+    assert where(queue) == {"target": [b"b"]}
+
+
+def test_what_is_published_to_a_topic_that_does_not_exist_is_refused(root: Root) -> None:
+    with pytest.raises(NoSuchQueue):
+        root.topic("sales").publish(b"a")
+    topic = root.create_topic("sales")
+    topic.publish(b"a")
+    root.delete_queue("sales", force=True)
+    with pytest.raises(NoSuchQueue):
+        topic.publish(b"a")
+    assert where(root.queue("letters")) == {}
+
+
+def test_what_is_sent_to_a_view_without_its_topic_is_refused(root: Root) -> None:
+    view = root.create_queue("view", underlying_topic="sales")
+    with pytest.raises(NoSuchQueue, match="which is not there"):
+        view.send(b"a")
+    assert where(root.queue("letters")) == {}
+
+
+def test_receiving_from_a_queue_that_does_not_exist_is_refused_as_before(root: Root) -> None:
+    with pytest.raises(NoSuchQueue):
+        root.queue("missing").receive()
+
+
+def test_an_answer_that_comes_too_late_becomes_a_letter(root: Root) -> None:
+    orders = root.create_queue("orders")
+    assert orders.request(b"a", 0.01) is None
+    message = take(orders)
+    assert message.reply(b"late").delivered_to == "letters"
+    letter = only(root.queue("letters"))
+    assert (letter.origin, letter.dead_letter_reason, letter.correlation_id) == (
+        message.reply_to,
+        "no_such_queue",
+        message.correlation_id or message.id,
+    )
+
+
+# -- back to where they came from --------------------------------------------------------------------------------------
+
+
+def outcomes(queue: Queue, **which: Any) -> list[tuple[bytes, str]]:
+    """Put letters back; return what became of each, by its body of before."""
+    bodies = {message.id: message.body for state in ("target", "error") for message in queue.browse(state)}
+    return [(bodies[each.id], each.detail if not each.ok else "") for each in queue.requeue(to_origin=True, **which)]
+
+
+def test_each_letter_goes_back_to_where_it_came_from_as_new(root: Root, clock: Clock) -> None:
+    letters = root.queue("letters")
+    for name in ("orders", "bills"):
+        queue = root.create_queue(name, max_deliveries=2)
+        queue.send(name.encode(), properties={"p": "v" * 120}, priority=7)
+        nacked(queue, 2)
+    clock.advance(60)
+    assert outcomes(letters, state="target") == [(b"orders", ""), (b"bills", "")]
+    assert where(letters) == {}
+    for name in ("orders", "bills"):
+        back = only(root.queue(name))
+        assert (back.body, back.priority, back.properties) == (name.encode(), 7, {"p": "v" * 120})
+        assert (back.origin, back.dead_letter_reason) == (None, None)
+        assert (back.delivery_count, back.cancels, back.redelivered) == (0, 0, False)
+        assert back.since.timestamp() * 1000 == clock.now_ms()
+        assert nacked(root.queue(name)).state == "target", "its limit counts from the start"
+
+
+def test_a_letter_whose_queue_is_missing_stays_and_is_told_by_name(root: Root) -> None:
+    letters = root.queue("letters")
+    root.queue("missing").send(b"lost")
+    for name in ("orders", "gone"):
+        queue = root.create_queue(name, max_deliveries=1)
+        queue.send(name.encode())
+        nacked(queue)
+    root.delete_queue("gone", force=True)
+    told = dict(outcomes(letters, state="target"))
+    assert told.pop(b"orders") == ""
+    assert "stays in target/ of letters: no queue 'missing'" in told.pop(b"lost")
+    assert "stays in target/ of letters: no queue 'gone'" in told.pop(b"gone")
+    assert not told and where(letters) == {"target": [b"gone", b"lost"]}
+    root.create_queue("missing")
+    assert dict(outcomes(letters, state="target"))[b"lost"] == ""
+    assert where(root.queue("missing")) == {"target": [b"lost"]}
+
+
+def test_what_is_no_letter_stays(root: Root) -> None:
+    letters = root.queue("letters")
+    letters.send(b"own")
+    assert outcomes(letters, state="target") == [(b"own", "it stays in target/ of letters: it is no dead letter")]
+    assert where(letters) == {"target": [b"own"]}
+
+
+@pytest.mark.parametrize("origin", ["../elsewhere", "letters", "a/../../b", "orders/x"])
+def test_an_origin_that_a_stranger_wrote_leads_nowhere(root: Root, origin: str) -> None:
+    letters = root.queue("letters")
+    outside = root.path.parent / "elsewhere" / "target"
+    outside.mkdir(parents=True)
+    name = f"4.x.B.....JMS_dropq_originS={quote_plus(origin).replace('.', '%2E')}&JMS_dropq_reasonS=unroutable"
+    Path(letters.layout.target, name).write_bytes(b"a")
+    assert only(letters).origin == origin
+    (told,) = outcomes(letters, state="target")
+    assert "stays in target/" in told[1]
+    assert names_in(letters, "target") == [name] and not list(outside.iterdir())
+
+
+def test_letters_that_were_named_or_match_go_back(root: Root) -> None:
+    letters, orders = root.queue("letters"), root.create_queue("orders", max_deliveries=1)
+    for number in range(3):
+        orders.send(str(number).encode(), properties={"n": number})
+        nacked(orders)
+    ids = {message.body: message.id for message in letters.browse()}
+    letters.requeue([ids[b"0"]], state="target", to_origin=True)
+    letters.requeue(state="target", filter="n = 1", to_origin=True)
+    assert where(letters) == {"target": [b"2"]} and where(orders) == {"target": [b"0", b"1"]}
+    (outcome,) = letters.requeue(["nobody"], state="target", to_origin=True)
+    assert not outcome.ok and outcome.detail == "no such message in target/ of queue letters"
+
+
+def test_a_letter_that_failed_goes_back_from_error_without_its_reason(root: Root) -> None:
+    letters = five_times(root)
+    take(letters).reject("r")
+    assert outcomes(letters) == [(b"a", "")]
+    assert where(root.queue("orders")) == {"target": [b"a"]}
+    assert not any(Path(letters.layout.reasons).rglob("*.json"))
+
+
+def test_only_letters_are_requeued_from_target(root: Root) -> None:
+    with pytest.raises(ValueError, match="messages are requeued from"):
+        root.queue("letters").requeue(state="target")
+    with pytest.raises(ValueError, match="dead letters are requeued from"):
+        root.queue("letters").requeue(state="working", to_origin=True)
+
+
+def test_a_letter_that_is_requeued_to_another_queue_is_none_there(root: Root) -> None:
+    letters, other = five_times(root), root.create_queue("other", max_deliveries=1)
+    take(letters).reject("r")
+    assert [each.ok for each in bulk.requeue(letters.context, to=other.context)] == [True]
+    assert (only(other).origin, only(other).dead_letter_reason) == (None, None)
+    assert nacked(other).state == "dead-letter"
