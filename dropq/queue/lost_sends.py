@@ -29,7 +29,7 @@ class LostSends(Sender):
     """
 
     def __init__(self, letters: QueueContext, origin: str) -> None:
-        self.name = letters.name
+        self.name = origin
         self._opened = Transitions(letters)
         self._marks = {"origin": origin, "reason": NO_SUCH_QUEUE}
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
-from helpers import FRESH, Clock, names_in, take, timed, where
+from helpers import FRESH, Clock, health, names_in, take, timed, where
+from torture.calls import come_between
+from torture.cases import DIED
+from torture.crashes import Dying, Moment
 
 from dropq import ConfigError, LeaseLost, NoSuchMessage, NoSuchQueue, Queue, Root
+from dropq.cli import main as cli
 from dropq.format.claims import Location
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import exclusive_rename, files
@@ -401,12 +408,12 @@ def test_what_send_many_has_not_sent_when_its_queue_goes_become_letters(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, letters = root.create_queue("q"), root.queue("letters")
-    send, count = Transitions.send, 0
+    send, sends = Transitions.send, 0
 
     def goes(self: Transitions, file: str, **options: Any) -> bool | None:
-        nonlocal count
-        count += 1
-        if count == 3:
+        nonlocal sends
+        sends += 1
+        if sends == 3:
             os.rename(queue.layout.home, f"{root.path}/.away")
         return send(self, file, **options)
 
@@ -590,3 +597,217 @@ def test_a_letter_that_is_requeued_to_another_queue_is_none_there(root: Root) ->
     assert [each.ok for each in bulk.requeue(letters.context, to=other.context)] == [True]
     assert (only(other).origin, only(other).dead_letter_reason) == (None, None)
     assert nacked(other).state == "dead-letter"
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def run(root: Root, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Run a command; return its exit code, what it printed, and what it said on stderr."""
+    capsys.readouterr()
+    code = cli.main(["--root", str(root.path), *argv])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_shell_sends_to_a_missing_queue_and_says_where_it_went(
+    root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = file_of(root)
+    code, out, err = run(root, capsys, "send", "missing", file)
+    letter = only(root.queue("letters"))
+    assert (code, out.strip()) == (0, letter.id)
+    assert err == "dead_letters=1: queue missing is not there; they went to the root's dead-letter queue letters\n"
+    code, out, err = run(root, capsys, "send", "missing", file, "--lines", "--json")
+    assert (code, json.loads(out)["delivered_to"]) == (0, "letters")
+    assert run(root, capsys, "send", "letters", file)[2] == ""
+
+
+def test_the_shell_shows_where_a_letter_comes_from_and_why(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
+    root.queue("missing").send(b"a")
+    letter = only(root.queue("letters"))
+    _, shown, _ = run(root, capsys, "show", "letters", letter.id)
+    assert "origin\tmissing\n" in shown and "dead_letter_reason\tno_such_queue\n" in shown
+    _, listed, _ = run(root, capsys, "browse", "letters")
+    assert listed.strip().split("\t")[-2:] == ["missing", "no_such_queue"]
+    _, listed, _ = run(root, capsys, "browse", "letters", "--json")
+    record = json.loads(listed)
+    assert (record["origin"], record["dead_letter_reason"]) == ("missing", "no_such_queue")
+    queue = root.create_queue("orders")
+    queue.send(b"a")
+    assert len(run(root, capsys, "browse", "orders")[1].split("\t")) == 6
+
+
+def test_explain_says_how_a_letter_gets_back_and_the_command_does_it(
+    root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters = root.queue("letters")
+    root.queue("missing").send(b"a", message_id="two words")
+    (explanation,) = letters.explain()
+    assert "it is a dead letter from missing (no_such_queue): `dropq requeue" in explanation.detail
+    root.create_queue("missing")
+    command = shlex.split(explanation.detail.split("`")[1])
+    assert run(root, capsys, *command[1:])[0] == 0
+    assert where(root.queue("missing")) == {"target": [b"a"]}
+    (explanation,) = root.queue("missing").explain()
+    assert "dead letter" not in explanation.detail
+
+
+def test_the_shell_puts_letters_back_and_tells_of_those_that_stay(
+    root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters = root.queue("letters")
+    for name in ("orders", "bills"):
+        root.queue(name).send(name.encode())
+    root.create_queue("orders")
+    back = ["requeue", "letters", "--state", "target", "--to-origin", "--all"]
+    code, out, err = run(root, capsys, *back, "--dry-run")
+    assert code == 1 and "would be requeued to orders" in out and "no queue 'bills'" in out
+    assert len(where(letters)["target"]) == 2
+    code, out, err = run(root, capsys, *back, "--yes")
+    assert code == 1 and err.splitlines()[-1] == "requeued=1 failed=1"
+    assert "\tok\trequeued to orders\n" in out and "no queue 'bills'" in out
+    assert where(letters) == {"target": [b"bills"]} and where(root.queue("orders")) == {"target": [b"orders"]}
+    assert run(root, capsys, *back, "--to", "orders", "--yes")[0] == 2
+
+
+def test_a_worker_says_that_its_message_is_a_letter_now(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
+    root.create_queue("orders", max_cancels=1).send(b"a")
+    _, _, err = run(root, capsys, "work", "orders", "--until-empty", "--", "sh", "-c", "exit 75")
+    assert "in dead-letter queue letters now" in err
+    assert err.splitlines()[-1].endswith("; 1 now in dead-letter queue letters")
+
+
+def test_health_counts_letters_and_calls_the_queue_well(root: Root) -> None:
+    letters, orders = root.queue("letters"), root.create_queue("orders", max_deliveries=1)
+    assert not health(letters).notes
+    for body in (b"a", b"b"):
+        orders.send(body)
+        nacked(orders)
+    letters.send(b"own")
+    take(letters)
+    (note,) = health(letters).notes
+    assert (note.kind, note.figure, health(letters).healthy) == ("letters", 2, True)
+    assert (
+        "2 dead letters" in note.message and "`dropq requeue letters --state target --to-origin --all`" in note.message
+    )
+
+
+# -- a crash -----------------------------------------------------------------------------------------------------------
+
+
+def crash_everywhere(
+    folder: Path, act: Callable[[Root], object], check: Callable[[Root, bool], None], *, noreplace: bool = True
+) -> None:
+    """Let a process die before each of its calls that change something, and after the last; check each time.
+
+    Args:
+        folder: a root, of which each process gets a copy.
+        act: what each process does.
+        check: what has to hold then; it is told whether the process came to its end.
+        noreplace: whether the file system has a rename that replaces nothing.
+    """
+    for calls in count():
+        copy = folder.parent / f"{folder.name}-{calls}"
+        shutil.copytree(folder, copy)
+        if (child := os.fork()) == 0:
+            come_between(Dying(Moment(calls)), noreplace=noreplace)
+            act(timed(Root(copy), FRESH))
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, DIED)
+        check(Root(copy), code == 0)
+        if code == 0:
+            assert calls > 2, "it was never killed"
+            return
+
+
+def places(root: Root) -> list[tuple[str, str]]:
+    """Return the queue and the state of each message of a root, also of one that is being written."""
+    return [(queue.name, state) for queue in root.queues() for state, bodies in where(queue).items() for _ in bodies]
+
+
+def exhausted(root: Root) -> None:
+    nacked(root.queue("orders"))
+
+
+def unroutable(root: Root) -> None:
+    orders = root.queue("orders")
+    Transitions(orders.context).to_dead_letter(only(orders)._file, "unroutable")
+
+
+LONG = {"correlation_id": "c" * 120, "reply_to": "replies"}
+
+
+@pytest.mark.parametrize("fields", [{}, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("noreplace", [True, False])
+@pytest.mark.parametrize("act", [exhausted, unroutable])
+def test_a_crash_leaves_a_letter_in_exactly_one_place(
+    tmp_path: Path, act: Callable[[Root], None], noreplace: bool, fields: dict[str, Any]
+) -> None:
+    root = make_root(tmp_path / "root")
+    root.create_queue("orders", max_deliveries=1).send(b"a", **fields)
+
+    def check(root: Root, done: bool) -> None:
+        root.queue("orders").sweep()  # returns what the dead held
+        (place,) = places(root)
+        assert place in ([("letters", "target")] if done else [("orders", "target"), ("letters", "target")])
+        message = only(root.queue(place[0]))
+        assert (message.body, message.correlation_id) == (b"a", fields.get("correlation_id"))
+        assert message.origin == (None if place[0] == "orders" else "orders")
+
+    crash_everywhere(tmp_path / "root", act, check, noreplace=noreplace)
+
+
+def test_a_crash_on_the_way_to_error_leaves_a_message_in_exactly_one_place(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "root")
+    root.create_queue("orders", max_deliveries=1).send(b"a")
+    root.delete_queue("letters")
+
+    def check(root: Root, done: bool) -> None:
+        root.queue("orders").sweep()
+        (place,) = places(root)
+        assert place in ([("orders", "error")] if done else [("orders", "target"), ("orders", "error")])
+        if place[1] == "error":
+            reason = only(root.queue("orders"), "error").reason
+            assert reason is not None and reason["reason"] == "max_deliveries"
+
+    crash_everywhere(tmp_path / "root", exhausted, check)
+
+
+@pytest.mark.parametrize("send", ["send", "send_many with headers", "send_file of a stream"])
+def test_a_crash_in_a_send_to_a_missing_queue_leaves_the_message_at_most_once(tmp_path: Path, send: str) -> None:
+    make_root(tmp_path / "root")
+
+    def check(root: Root, done: bool) -> None:
+        there = places(root)
+        assert there in ([[("letters", "target")]] if done else [[], [("letters", "working")], [("letters", "target")]])
+        if there == [("letters", "target")]:
+            letter = only(root.queue("letters"))
+            assert (letter.body, letter.origin) == (b"a", "missing")
+
+    crash_everywhere(tmp_path / "root", lambda root: SENDS[send](root.queue("missing")), check)
+
+
+@pytest.mark.parametrize("fields", [{}, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("noreplace", [True, False])
+def test_a_crash_on_the_way_back_leaves_each_letter_in_exactly_one_place(
+    tmp_path: Path, noreplace: bool, fields: dict[str, Any]
+) -> None:
+    root = make_root(tmp_path / "root")
+    for name in ("orders", "bills"):
+        root.queue(name).send(name.encode(), **fields)
+        root.create_queue(name)
+
+    def check(root: Root, done: bool) -> None:
+        assert len(places(root)) == 2 and {state for _, state in places(root)} == {"target"}
+        for name in ("orders", "bills"):
+            back = list(root.queue(name).browse())
+            assert [message.body for message in back] in ([[name.encode()]] if done else [[], [name.encode()]])
+            assert all(message.origin is None for message in back)
+        assert all(letter.origin == letter.text for letter in root.queue("letters").browse())
+
+    def act(root: Root) -> None:
+        root.queue("letters").requeue(state="target", to_origin=True)
+
+    crash_everywhere(tmp_path / "root", act, check, noreplace=noreplace)
