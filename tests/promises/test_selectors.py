@@ -397,3 +397,22 @@ def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.Monkey
         ended.set()
         serving.wake()
         thread.join()
+
+
+def test_what_cannot_be_routed_goes_to_the_dead_letter_queue_and_frees_its_credits(root: Root) -> None:
+    root.create_queue("dead")
+    first = root.create_queue("first")
+    second = root.create_queue("second", unroutable_after="0s", dead_letter_queue="dead")
+    root.create_queue("eu")
+    first.add_selector("on", to="second")
+    second.add_selector("eu", to="eu", filter="region = 'eu'")
+    second.add_selector("back", op="bounce", filter="back")
+    for body in ("nobody's", "no return address"):
+        first.send(body, properties={"back": body == "no return address"})
+        run(first, second)
+    assert granted(first) == {"on": 0}
+    letters = {message.body.decode(): message for message in root.queue("dead").browse()}
+    assert {body: (letter.origin, letter.dead_letter_reason) for body, letter in letters.items()} == {
+        "nobody's": ("second", "unroutable"),
+        "no return address": ("second", "no_return_address"),
+    }
