@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueFull, Unavailable
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, check_address, check_client_id, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.send_limits import SendLimits
+from dropq.policies.send_limits import Overflows, SendLimits
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
@@ -351,6 +351,15 @@ class Queue(Sender):
         if own is self._goal or own.config.max_unprocessed is None or own.config.overflow != "reject":
             return limits
         return SendLimits(self.name, own, then=limits)
+
+    def _overflow(self, full: Overflows) -> Sender:
+        other = self.root.queue(full.to)
+        try:
+            other._limits = SendLimits(full.to, other._goal, rejects=True)  # followed once
+        except NoSuchQueue as error:
+            raise QueueFull(f"{full}, which is not there: nothing was sent") from error
+        other._asks_at = 0.0
+        return other
 
     def _letters(self) -> Sender | None:
         opened = self._opened

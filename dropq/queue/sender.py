@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from io import BufferedWriter
 from typing import IO, Any, NamedTuple
 
@@ -20,7 +20,7 @@ from dropq.format import names
 from dropq.format.typed import Typed, check_text
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.send_limits import SendLimits
+from dropq.policies.send_limits import Overflows, SendLimits
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
 from dropq.storage.files import Draft
@@ -89,6 +89,14 @@ class Sender:
         """Return what takes the messages instead if the queue is not there; None if it is, or nothing takes them."""
         return None
 
+    def _overflow(self, full: Overflows) -> Sender:
+        """Return what takes the messages instead while the queue is full.
+
+        Raises:
+            QueueFull: it is not there.
+        """
+        raise full
+
     def send(
         self,
         body: bytes | str,
@@ -129,6 +137,8 @@ class Sender:
         )
         try:
             return self._send(body, headers)
+        except Overflows as full:
+            return self._overflow(full)._send(body, headers)
         except NoSuchQueue:
             letters = self._letters()
             if letters is None:
@@ -207,6 +217,8 @@ class Sender:
         before = len(sent)
         try:
             self._send_admitted(batch, sent)
+        except Overflows as full:
+            self._overflow(full)._send_admitted(batch[len(sent) - before :], sent)
         except NoSuchQueue:
             letters = self._letters()
             if letters is None:
@@ -296,12 +308,16 @@ class Sender:
         self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
     ) -> None:
         """Send a file, as `send_file` does; add what became of it to a list, also where an error follows the send."""
+        goal: Sender = self
         if not isinstance(path, str | os.PathLike):  # what was read of it cannot be sent again: look first
-            (self._letters() or self)._send_one_file(sent, path, move=move, **fields)
-            return
+            goal = self._letters() or self
         try:
-            self._send_one_file(sent, path, move=move, **fields)
+            goal._send_one_file(sent, path, move=move, **fields)
+        except Overflows as full:  # it was asked before anything was read
+            self._overflow(full)._send_one_file(sent, path, move=move, **fields)
         except NoSuchQueue:
+            if goal is not self or not isinstance(path, str | os.PathLike):
+                raise
             letters = self._letters()
             if letters is None:
                 raise
@@ -393,7 +409,11 @@ class Sender:
         Raises:
             QueueFull: the queue is full, and rejects.
         """
-        with (self._letters() or self)._writer(**fields) as writing:
+        with ExitStack() as stack:
+            try:
+                writing = stack.enter_context((self._letters() or self)._writer(**fields))
+            except Overflows as full:
+                writing = stack.enter_context(self._overflow(full)._writer(**fields))
             yield writing
 
     @contextmanager

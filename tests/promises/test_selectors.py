@@ -14,7 +14,7 @@ import pytest
 from helpers import FRESH, drop, files, timed, until
 from helpers import take as taken
 
-from dropq import LeaseLost, Queue, Root
+from dropq import LeaseLost, Queue, QueueFull, Root
 from dropq.lifecycle.credits import spent
 from dropq.routing import router
 
@@ -416,3 +416,49 @@ def test_what_cannot_be_routed_goes_to_the_dead_letter_queue_and_frees_its_credi
         "nobody's": ("second", "unroutable"),
         "no return address": ("second", "no_return_address"),
     }
+
+
+# -- overflow ------------------------------------------------------------------------------------------------------
+
+SENDS: dict[str, Callable[[Queue, Path], object]] = {
+    "send": lambda queue, path: queue.send("more").delivered_to,
+    "send with headers": lambda queue, path: queue.send("more", priority=9).delivered_to,
+    "send_many": lambda queue, path: queue.send_many(["more"])[0].delivered_to,
+    "send_file": lambda queue, path: queue.send_file(path).delivered_to,
+}
+
+
+@pytest.mark.parametrize("overflow", ["reject", "discard", "block"])
+@pytest.mark.parametrize("send", SENDS)
+def test_the_overflow_selector_takes_what_is_sent_to_a_full_queue(
+    root: Root, tmp_path: Path, send: str, overflow: str
+) -> None:
+    queue = root.create_queue("queue", max_unprocessed=1, overflow=overflow)
+    rest = root.create_queue("rest", max_unprocessed=1, overflow="discard")
+    queue.add_selector("rest", to="rest", role="overflow")
+    (tmp_path / "file").write_text("more")
+    queue.send("first")
+    assert SENDS[send](queue, tmp_path / "file") == "rest"
+    assert (bodies(queue), bodies(rest)) == (["first"], ["more"])
+    with pytest.raises(QueueFull):
+        SENDS[send](queue, tmp_path / "file")  # the other is full, too
+    assert (bodies(queue), bodies(rest)) == (["first"], ["more"])
+
+
+def test_a_writer_and_the_rest_of_a_batch_go_to_the_overflow_selector(root: Root) -> None:
+    queue, rest = root.create_queue("queue", max_unprocessed=3), root.create_queue("rest")
+    queue.add_selector("rest", to="rest", role="overflow")
+    sent = queue.send_many(str(number) for number in range(5))
+    assert [one.delivered_to for one in sent] == ["queue"] * 3 + ["rest"] * 2
+    with queue.writer() as writing:
+        writing.write(b"5")
+    assert (bodies(queue), bodies(rest)) == (["0", "1", "2"], ["3", "4", "5"])
+
+
+def test_an_overflow_selector_whose_queue_is_missing_rejects(root: Root) -> None:
+    queue, _ = root.create_queue("queue", max_unprocessed=1), root.create_queue("rest")
+    queue.add_selector("rest", to="rest", role="overflow")
+    root.delete_queue("rest")
+    queue.send("first")
+    with pytest.raises(QueueFull, match="rest, which is not there"):
+        queue.send("second")
