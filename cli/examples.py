@@ -63,7 +63,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq wait orders --empty --timeout 1h",
         "dropq wait orders --count 1 --filter 'JMSPriority = 4' --timeout 30s",
     ),
-    "requeue": ("dropq requeue orders --all --dry-run", "dropq requeue orders --all --yes"),
+    "requeue": (
+        "dropq requeue orders --all --dry-run",
+        "dropq requeue orders --all --yes",
+        "dropq requeue orders --state target --to-origin --all --dry-run",
+    ),
     "replay": ("dropq replay orders --from 2025-06-02T09:00Z --dry-run", "dropq replay orders --to invoices --yes"),
     "move": ("dropq move orders invoices report.csv", "dropq move orders invoices --all --dry-run"),
     "expire": ("dropq expire orders report.csv", "dropq expire orders --filter \"customer = 'ann'\" --dry-run"),

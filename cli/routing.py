@@ -33,7 +33,7 @@ def route(
 
     shell = Shell(ctx, json)
     context = shell.queue(name).context
-    router = Router(context, sweep=QuickSweep(context))
+    router = Router(context, sweep=QuickSweep(context, routes=False))
     with despite_closed_stdout(), stop_on_signals(Stop()) as stop, stop.waking(router.wake):
         try:
             if once:

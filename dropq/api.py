@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueFull, Unavailable
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, check_address, check_client_id, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.send_limits import SendLimits
+from dropq.policies.send_limits import Overflows, SendLimits
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
@@ -295,6 +295,8 @@ class Queue(Sender):
         self._context: QueueContext | None = None
         self._opened: Transitions | None = None
         self._own: Subscription | None = None
+        #: Whether it is a topic's own: what is published to a topic that is not there is no dead letter.
+        self._is_topic = False
         #: What the end of a subscription does beyond returning what it holds.
         self._at_end: Callable[[], None] | None = None
         self._requesters: Requesters | None = None
@@ -349,6 +351,25 @@ class Queue(Sender):
         if own is self._goal or own.config.max_unprocessed is None or own.config.overflow != "reject":
             return limits
         return SendLimits(self.name, own, then=limits)
+
+    def _overflow(self, full: Overflows) -> Sender:
+        other = self.root.queue(full.to)
+        try:
+            other._limits = SendLimits(full.to, other._goal, rejects=True)  # followed once
+        except NoSuchQueue as error:
+            raise QueueFull(f"{full}, which is not there: nothing was sent") from error
+        other._asks_at = 0.0
+        return other
+
+    def _letters(self) -> Sender | None:
+        opened = self._opened
+        if self.root.context.config.dead_letter_queue is None or self._is_topic or self.exists():
+            return None
+        if opened is not None and type(opened) is not Transitions:  # a view, whose topic is missing, or a topic
+            return None
+        from dropq.queue.lost_sends import lost_sends
+
+        return lost_sends(self.root.context, self.name)
 
     @property
     def layout(self) -> QueueLayout:
@@ -594,7 +615,7 @@ class Queue(Sender):
         from dropq.routing import route
         from dropq.upkeep.sweep import QuickSweep
 
-        return route(self.context, sweep=QuickSweep(self.context))
+        return route(self.context, sweep=QuickSweep(self.context, routes=False))
 
     def add_selector(
         self,
@@ -654,21 +675,30 @@ class Queue(Sender):
     # -- keeping it in order -----------------------------------------------------------------------------------
 
     def requeue(
-        self, ids: Iterable[str] | None = None, *, state: str = "error", filter: str | None = None
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        state: str = "error",
+        filter: str | None = None,
+        to_origin: bool = False,
     ) -> list[Outcome]:
         """Move messages back into target/ as new ones, without counts and expirations; return what became of each.
 
         Args:
             ids: which messages; None takes all of the state.
-            state: where they lie: error, expired, processed, or processing, whose holders lose their claims.
+            state: where they lie: error, expired, processed, or processing, whose holders lose their claims; dead
+                letters that go to their origin may lie in target and delayed, too.
             filter: only messages that match it.
+            to_origin: move each dead letter to the queue that it came from; one whose queue is not there stays, and so
+                does what is no dead letter.
 
         Raises:
             ValueError: messages of that state cannot be requeued.
         """
         from dropq.upkeep import bulk
 
-        return list(bulk.requeue(self.context, ids=ids, state=state, filter=filter))
+        requeue = bulk.requeue_to_origin if to_origin else bulk.requeue
+        return list(requeue(self.context, ids=ids, state=state, filter=filter))
 
     def replay(
         self,
@@ -912,7 +942,9 @@ class Topic:
         self.client_id = client_id
         #: The queue of what is published and not distributed yet, with the verbs of any queue.
         self.queue = Queue(root, name)
-        self.queue._publisher = client_id or ""
+        self.queue._is_topic = True
+        if client_id:
+            self.queue._marks = {"from_client": client_id}
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.root.path}>"

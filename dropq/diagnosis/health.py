@@ -313,6 +313,11 @@ class _Snapshot:
             folder = f"{self._context.layout.routing}/{name}"
             text = f"{_count(count, 'message')} in {folder}, which no consumer of this queue gets"
             yield Reason("routed", f"{text}: move them to target/ to have them delivered here", count)
+        letters = sum(map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._held))))
+        if letters:
+            text = f"{_count(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
+            way_back = f"`dropq requeue {self._name} --state target --to-origin --all` puts them back"
+            yield Reason("letters", f"{text}; {way_back}", letters)
         if self._pause:
             yield Reason("paused", f"consumers see an empty queue; {self._pause}")
         if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):

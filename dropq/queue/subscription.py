@@ -68,6 +68,9 @@ class SweepOnTheWay(Protocol):
     def run(self, *, idle: bool = False) -> object:
         """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing."""
 
+    def found_nothing(self) -> None:
+        """Do what the queue's selectors say with what the consumer leaves to others, if that is due."""
+
     def close(self) -> None:
         """End what it keeps open."""
 
@@ -334,6 +337,7 @@ class Subscription:
         if self._admission is not None:
             taken = self._admission.take(listings)
             if taken is None:
+                self._sweep.found_nothing()
                 return None
             return self._settled_first(taken[0]) if self._settles_first else self._hold(*taken)
         while True:
@@ -357,6 +361,7 @@ class Subscription:
                     return message
             if not offers.more(listings):
                 offers.raise_refused()
+                self._sweep.found_nothing()
                 return None
 
     def _attend(self) -> None:

@@ -305,12 +305,8 @@ class Mover:
         return self._hold(f"no selector takes it; after {patience:g} s without a subscription it is unroutable")
 
     def _set_aside(self, file: MessageFile, reason: str, details: dict[str, object]) -> bool:
-        """Move a message that cannot be delivered to where such messages go; return True: it has left its place."""
-        claim = self._transitions.claim(file, next(self._owners), lease_end(self._context.clock, LEASE))
-        if claim is not None:
-            claim.number -= 1  # it was delivered to nobody
-            with suppress(LeaseLost):
-                self._transitions.set_aside(claim, "error", reason, details)
+        """Make a dead letter of a message that cannot be delivered; return True: it has left its place."""
+        self._transitions.to_dead_letter(file, reason, details)
         return True
 
     def _hold(self, why: str) -> bool:

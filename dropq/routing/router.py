@@ -43,14 +43,14 @@ class Router:
 
     Args:
         context: the queue.
-        sweep: the sweep that it does on the way: what a sweep delivers may go to a route.
+        sweep: the sweep that it does on the way: what a sweep delivers may go to a route; None for no sweep.
 
     Attributes:
         moved: how many messages went to which route until now.
         distributed: how many messages of a topic were distributed until now; those that went to a route count, too.
     """
 
-    def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay) -> None:
+    def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay | None) -> None:
         self._context = context
         self._sweep = sweep
         self._offers = Offers(
@@ -64,9 +64,9 @@ class Router:
         with context.error_context(UNTOUCHED):
             changing = [folder for folder in (layout.base, layout.routing) if reading.is_folder(folder)]
         self._changing = [layout.target, *changing]
-        self._watched = list(self._changing)
-        self._waiting = Waiting(*self._watched, timing=context.timing)
         self._mover = Mover(context)
+        self._watched = self._to_watch
+        self._waiting = Waiting(*self._watched, timing=context.timing)
         self._looks = Looks(context)
         self._looks_at_all = 0.0
         self._looks_at = 0.0
@@ -90,8 +90,8 @@ class Router:
             NoSuchQueue: the queue is gone.
             StorageError: target/ cannot be listed; or a message was moved and not synced, after all others were moved.
         """
-        if self._sweep.due:
-            self._sweep_on_the_way()
+        if self._sweep is not None and self._sweep.due:
+            self._sweep_on_the_way(self._sweep)
         if self._distributor is not None:
             self.distributed += self._distributor.run(stopped=stopped)
             self.moved = self._distributor.routed
@@ -141,14 +141,22 @@ class Router:
         def look() -> None:
             self.one_pass(stopped)
 
+        def given_up() -> bool:
+            return stopped() or self._to_watch != self._watched
+
         while not stopped():
             waiting = self._waiting
             news = waiting.news
             look()
-            if (watched := [*self._changing, *self._mover.watched]) != self._watched:
-                self._watched, self._waiting = watched, Waiting(*watched, timing=self._context.timing)
+            if (folders := self._to_watch) != self._watched:
+                self._watched, self._waiting = folders, Waiting(*folders, timing=self._context.timing)
                 continue  # RACE: what changed before the new watch began is seen by another pass
-            waiting.wait(news, math.inf, look=look, next_look=self._next_look, given_up=stopped)
+            waiting.wait(news, math.inf, look=look, next_look=self._next_look, given_up=given_up)
+
+    @property
+    def _to_watch(self) -> list[str]:
+        """The folders in which a change may let a message go."""
+        return [*self._changing, *self._mover.watched]
 
     def _may_move(self) -> bool:
         """Return whether a route or a selector is in use, and the queue is not paused; look only after `max_age`."""
@@ -166,21 +174,22 @@ class Router:
 
     def _next_look(self) -> float:
         """Return the seconds after which to look without an event: a delay or a lease may have ended."""
-        return max(min(self._sweep.again - time.monotonic(), RESCAN), 0.001)
+        again = RESCAN if self._sweep is None else self._sweep.again - time.monotonic()
+        return max(min(again, RESCAN), 0.001)
 
-    def _sweep_on_the_way(self) -> None:
+    def _sweep_on_the_way(self, sweep: SweepOnTheWay) -> None:
         try:
-            self._sweep.run()
+            sweep.run()
         except (OSError, DropqError) as error:  # no reason not to route; `dropq sweep` raises it
             log.warning("queue %s was not swept: %s", self._context.name, describe(error))
 
 
-def route(context: QueueContext, *, sweep: SweepOnTheWay) -> dict[str, int]:
+def route(context: QueueContext, *, sweep: SweepOnTheWay | None) -> dict[str, int]:
     """Do what routes and selectors say with each waiting message, by one pass; return how many each of them took.
 
     Args:
         context: the queue.
-        sweep: the sweep that goes before.
+        sweep: the sweep that goes before; None for no sweep.
 
     Raises:
         NoSuchQueue, StorageError: as for `Router.one_pass`.

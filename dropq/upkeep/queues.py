@@ -110,7 +110,7 @@ def _make(
     if found is not None and found.is_topic:
         raise QueueExists(f"queue {name!r} was not made: the root has a topic of this name, {found.home}")
     where, root_file = f"options of queue {name}", root.layout.config_file
-    config = validate_options(options, where, root=root.config, root_file=root_file)
+    config = validate_options(options, where, root=root.config, root_file=root_file, queue=name)
     if config.underlying_topic is not None:
         underlies(config.underlying_topic, name)  # refused without RE2: each topic of the root would wait for this view
     group = group_number(config.group)

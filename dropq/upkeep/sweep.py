@@ -39,6 +39,7 @@ from dropq.upkeep.leftovers import leftovers
 from dropq.upkeep.retention import surplus
 
 if TYPE_CHECKING:
+    from dropq.routing.router import Router
     from dropq.topics.feeding import Feeding
 
 log = logging.getLogger("dropq")
@@ -113,10 +114,15 @@ class QuickSweep:
 
     One consumer of a queue does the upkeep at a time: it stamps `.dropq/swept` with each slice, and the others begin
     only once that is a minute old.
+
+    Args:
+        context: the queue.
+        routes: whether it does what the queue's selectors say; False for a router, which does that itself.
     """
 
-    def __init__(self, context: QueueContext) -> None:
+    def __init__(self, context: QueueContext, *, routes: bool = True) -> None:
         self._context = context
+        self._routes = routes
         self._timing = context.timing
         self._first_lock = random.randrange(1 << 16)  # consumers are to try different holders' locks
         #: When to sweep again, on the monotonic clock.
@@ -129,6 +135,8 @@ class QuickSweep:
             from dropq.topics.feeding import Feeding  # here, as most queues know no topic
 
             self._feeding = Feeding(context)
+        self._router: Router | None = None
+        self._selects_at = 0.0
 
     @property
     def due(self) -> bool:
@@ -170,6 +178,20 @@ class QuickSweep:
                 with _passing_over(distributor.context, report, "what waits"):
                     _bring_back(distributor.context, report, idle=True, first_lock=None)
                     report.distributed += distributor.run()
+
+    def found_nothing(self) -> None:
+        """Do what the queue's selectors say with what the consumer leaves to others, unless that was a moment ago."""
+        now = time.monotonic()
+        if not self._routes or now < self._selects_at:
+            return
+        if reading.exists(self._context.layout.selectors):
+            from dropq.routing.router import Router
+
+            with _passing_over(self._context, SweepReport(), self._context.layout.selectors):
+                router = self._router = self._router or Router(self._context, sweep=None)
+                router.one_pass()
+        took = time.monotonic() - now
+        self._selects_at = now + max(self._timing.sweep_interval, self._timing.sweep_share * took)
 
     def _keep_up(self) -> None:
         """Do a slice of the upkeep, unless another consumer of the queue does it."""

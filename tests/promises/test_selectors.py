@@ -6,15 +6,17 @@ The scenario of two selectors with one credit each follows "Internal accounting"
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import drop, files
+from helpers import FRESH, drop, files, timed, until
 from helpers import take as taken
 
-from dropq import LeaseLost, Queue, Root
+from dropq import LeaseLost, Queue, QueueFull, Root
 from dropq.lifecycle.credits import spent
+from dropq.routing import router
 
 
 @pytest.fixture
@@ -38,8 +40,9 @@ def granted(queue: Queue) -> dict[str, int]:
 
 def take(queue: Queue) -> str:
     message = taken(queue)
+    body = message.body.decode()
     message.ack()
-    return message.body.decode()
+    return body
 
 
 # -- the seed's scenario -------------------------------------------------------------------------------------------
@@ -354,3 +357,108 @@ def test_a_message_that_goes_round_ends_after_sixteen_hops(root: Root) -> None:
     assert message.reason is not None
     assert message.reason["reason"] == "hop_limit"
     assert granted(left) == {"on": 0}
+
+
+# -- who routes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_of_a_queue_does_what_its_selectors_say(root: Root) -> None:
+    timed(root, FRESH)
+    source, goal = chain(root, "source", "goal", credit=5)
+    source.add_selector("never", to="goal", filter="nobody IS NOT NULL")
+    with source.subscribe(filter="region = 'eu'") as subscription:
+        source.send("eu", properties={"region": "eu"})
+        source.send("us", properties={"region": "us"})
+        message = subscription.receive(timeout=0)
+        assert message is not None
+        assert message.body == b"eu"
+        message.ack()
+        assert subscription.receive(timeout=0) is None
+    assert bodies(goal) == ["us"]
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.MonkeyPatch, history: bool) -> None:
+    monkeypatch.setattr(router, "RESCAN", 60.0)
+    root.create_queue("goal", history=history)
+    source, goal = root.create_queue("source"), root.queue("goal")
+    source.add_selector("on", to="goal")
+    for body in ("first", "second"):
+        source.send(body)
+    serving = router.Router(source.context, sweep=None)
+    ended = threading.Event()
+    thread = threading.Thread(target=serving.run, args=(ended.is_set,))
+    thread.start()
+    try:
+        until(lambda: bodies(goal) == ["first"], "the first message")
+        assert take(goal) == "first"
+        until(lambda: bodies(goal) == ["second"], "the second message")
+    finally:
+        ended.set()
+        serving.wake()
+        thread.join()
+
+
+def test_what_cannot_be_routed_goes_to_the_dead_letter_queue_and_frees_its_credits(root: Root) -> None:
+    root.create_queue("dead")
+    first = root.create_queue("first")
+    second = root.create_queue("second", unroutable_after="0s", dead_letter_queue="dead")
+    root.create_queue("eu")
+    first.add_selector("on", to="second")
+    second.add_selector("eu", to="eu", filter="region = 'eu'")
+    second.add_selector("back", op="bounce", filter="back")
+    for body in ("nobody's", "no return address"):
+        first.send(body, properties={"back": body == "no return address"})
+        run(first, second)
+    assert granted(first) == {"on": 0}
+    letters = {message.body.decode(): message for message in root.queue("dead").browse()}
+    assert {body: (letter.origin, letter.dead_letter_reason) for body, letter in letters.items()} == {
+        "nobody's": ("second", "unroutable"),
+        "no return address": ("second", "no_return_address"),
+    }
+
+
+# -- overflow ------------------------------------------------------------------------------------------------------
+
+SENDS: dict[str, Callable[[Queue, Path], object]] = {
+    "send": lambda queue, path: queue.send("more").delivered_to,
+    "send with headers": lambda queue, path: queue.send("more", priority=9).delivered_to,
+    "send_many": lambda queue, path: queue.send_many(["more"])[0].delivered_to,
+    "send_file": lambda queue, path: queue.send_file(path).delivered_to,
+}
+
+
+@pytest.mark.parametrize("overflow", ["reject", "discard", "block"])
+@pytest.mark.parametrize("send", SENDS)
+def test_the_overflow_selector_takes_what_is_sent_to_a_full_queue(
+    root: Root, tmp_path: Path, send: str, overflow: str
+) -> None:
+    queue = root.create_queue("queue", max_unprocessed=1, overflow=overflow)
+    rest = root.create_queue("rest", max_unprocessed=1, overflow="discard")
+    queue.add_selector("rest", to="rest", role="overflow")
+    (tmp_path / "file").write_text("more")
+    queue.send("first")
+    assert SENDS[send](queue, tmp_path / "file") == "rest"
+    assert (bodies(queue), bodies(rest)) == (["first"], ["more"])
+    with pytest.raises(QueueFull):
+        SENDS[send](queue, tmp_path / "file")  # the other is full, too
+    assert (bodies(queue), bodies(rest)) == (["first"], ["more"])
+
+
+def test_a_writer_and_the_rest_of_a_batch_go_to_the_overflow_selector(root: Root) -> None:
+    queue, rest = root.create_queue("queue", max_unprocessed=3), root.create_queue("rest")
+    queue.add_selector("rest", to="rest", role="overflow")
+    sent = queue.send_many(str(number) for number in range(5))
+    assert [one.delivered_to for one in sent] == ["queue"] * 3 + ["rest"] * 2
+    with queue.writer() as writing:
+        writing.write(b"5")
+    assert (bodies(queue), bodies(rest)) == (["0", "1", "2"], ["3", "4", "5"])
+
+
+def test_an_overflow_selector_whose_queue_is_missing_rejects(root: Root) -> None:
+    queue, _ = root.create_queue("queue", max_unprocessed=1), root.create_queue("rest")
+    queue.add_selector("rest", to="rest", role="overflow")
+    root.delete_queue("rest")
+    queue.send("first")
+    with pytest.raises(QueueFull, match="rest, which is not there"):
+        queue.send("second")
