@@ -16,7 +16,7 @@ from helpers import take as taken
 
 from dropq import LeaseLost, Queue, QueueFull, Root
 from dropq.lifecycle.credits import spent
-from dropq.routing import router
+from dropq.routing import Serving, router
 
 
 @pytest.fixture
@@ -385,7 +385,7 @@ def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.Monkey
     source.add_selector("on", to="goal")
     for body in ("first", "second"):
         source.send(body)
-    serving = router.Router(source.context, sweep=None)
+    serving = Serving(router.Router(source.context, sweep=None), source.context.timing)
     ended = threading.Event()
     thread = threading.Thread(target=serving.run, args=(ended.is_set,))
     thread.start()
