@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
 from difflib import get_close_matches
@@ -147,23 +147,27 @@ class Root:
         subscriptions.create_topic(self.context, name, options)
         return self.topic(name)
 
-    def create_queue(self, name: str, *, dropboxmq: bool = False, **options: Any) -> Queue:
+    def create_queue(
+        self, name: str, *, dropboxmq: bool = False, selector: Sequence[Mapping[str, Any]] = (), **options: Any
+    ) -> Queue:
         """Create a queue; it appears complete, by one rename.
 
         Args:
             name: the queue's name.
             dropboxmq: lay it out as DropboxMQ 1.2 does, with its folders in `incoming/`.
+            selector: its selectors, each a table with a name and the arguments of `Queue.add_selector`.
             options: keys of queue.toml, which are written there.
 
         Raises:
             QueueExists: something of that name is there already.
-            InvalidName, ConfigError: the name, or an option, cannot be used; nothing was created.
+            InvalidName, ConfigError: the name, a selector or an option cannot be used; nothing was created.
+            NoSuchQueue: a queue that a selector sends to is not there; nothing was created.
             Unavailable: `underlying_topic` is a regular expression, and RE2 is not installed; nothing was created.
         """
         from dropq.upkeep import queues
 
         names.check_queue_name(name)
-        queues.create(self.context, name, options, dropboxmq=dropboxmq)
+        queues.create(self.context, name, options, dropboxmq=dropboxmq, selector=selector)
         return Queue(self, name)
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:

@@ -31,6 +31,10 @@ _NO_GROUPS = (
     "this key belongs to AMPS's GroupLocalQueue, which one server of a group owns; dropq has no servers,"
     " and every host that sees the root shares its queues: leave it out"
 )
+_NO_SELECTORS = (
+    "this is no key of queue.toml: each selector is a file of its own, selectors/NAME.toml in the queue's folder; "
+    "`dropq selector add QUEUE NAME` writes it"
+)
 #: A line of TOML whose value is a duration without quotes: the key and the duration.
 _BARE_PERIOD = re.compile(r"\s*(\S+)\s*=\s*([0-9.]+[a-zA-Z]\w*)")
 #: Pairs of keys that a queue cannot both have, and why.
@@ -414,6 +418,8 @@ def _table_entries(
     for key, entry in entries.items():
         if key in _GROUP_LOCAL:
             problems.append(entry.problem(_NO_GROUPS))
+        elif key == "selector":
+            problems.append(f"{source}: {entry.spelling}: {_NO_SELECTORS}")
         elif key == "name":
             problems += _name_problems(entry, name)
         elif key not in _QUEUE_KEYS:

@@ -292,7 +292,6 @@ class QueueConfig:
     #: Of the queue itself, else of [defaults], else of the root.
     dead_letter_queue: str | None = _key(_QUEUE)
     self_destruct: Literal[False] = _not_built(False)
-    selector: tuple[()] = _not_built(())
     durability: Literal["none", "file", "full"] = "full"
     ignore: tuple[str, ...] = _key(
         Kind(_patterns, "patterns of file names, as a list of strings or one string with spaces between"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dropq.config import selectors as files
@@ -18,7 +18,7 @@ from dropq.config.selectors import Selector
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
 from dropq.format.credits import HOPS_LIMIT, Via, via_of
 from dropq.lifecycle import credits
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
 from dropq.policies.lock import PolicyLock
@@ -34,6 +34,8 @@ log = logging.getLogger("dropq")
 REMOVED = ".removed"
 #: Seconds for which a command waits until all has returned.
 PATIENCE = 10.0
+
+_TABLES = 'give a list of tables, each with a name, such as [{"name": "eu", "to": "orders-eu"}]'
 
 
 def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
@@ -60,18 +62,16 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     selector = files.check(name, options, f"selector {name}", queue=context.name)
     present, _ = selectors.read(context)
     for other in present:
-        if other.name == name or (other.role == selector.role != "normal"):
+        if _exclude_each_other(other, selector):
             raise QueueExists(
                 f"queue {context.name} has a selector {other.name}, with role {other.role}, already: "
                 f"`dropq selector rm {context.name} {other.name}` removes it; nothing was changed"
             )
-    if selector.to is not None:
-        open_queue(context.root, selector.to)
-        if ring := circle(context, selector):
-            raise ConfigError(f"selector {name}: messages would go round: {' -> '.join(ring)}; nothing was changed")
+    _check_way(context.root, context.name, selector)
     with context.error_context("the selector was not made"):
         if selector.credit is not None:
-            selector = files.given(selector, selectors.reserve_token(context, name))
+            token = selectors.reserve_token(context.root.layout, context.name, name, context.storage)
+            selector = files.given(selector, token)
         context.storage.make_folder(context.layout.selectors)
         temporary = f"{context.layout.selectors}/.{name}.{os.urandom(6).hex()}.tmp"
         context.storage.write_new(temporary, files.text(selector).encode())
@@ -84,19 +84,66 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     return selector
 
 
-def circle(context: QueueContext, selector: Selector) -> list[str]:
+def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
+    """Return the selectors that a queue is to be made with.
+
+    Args:
+        root: the root.
+        queue: the name of the queue, which is not there yet.
+        tables: the tables of the selectors, each with its name and the keys of its file.
+
+    Raises:
+        InvalidName, ConfigError, NoSuchQueue: as of `add`.
+    """
+    where = f"options of queue {queue}: selector"
+    if not isinstance(tables, list | tuple):
+        raise ConfigError(f"{where}: {_TABLES}")
+    found = list[Selector]()
+    for table in tables:
+        name = table.get("name") if isinstance(table, Mapping) else None
+        if not isinstance(name, str):
+            raise ConfigError(f"{where}: {_TABLES}")
+        files.check_name(name)
+        if "token" in table:
+            raise ConfigError(f"{where} {name}: token: leave it out: each selector gets one that is its own")
+        options = {key: value for key, value in table.items() if key != "name" and value is not None}
+        selector = files.check(name, options, f"{where} {name}", queue=queue)
+        for other in found:
+            if _exclude_each_other(other, selector):
+                which = f"the name {name}" if other.name == name else f"the role {selector.role}"
+                raise ConfigError(f"{where}: two selectors have {which}: a queue has one")
+        _check_way(root, queue, selector)
+        found.append(selector)
+    return found
+
+
+def _exclude_each_other(one: Selector, other: Selector) -> bool:
+    """Return whether a queue cannot have both of two selectors."""
+    return one.name == other.name or (one.role == other.role != "normal")
+
+
+def _check_way(root: RootContext, queue: str, selector: Selector) -> None:
+    """Raise an error if the queue that a selector sends to is not there, or if messages would come back from it."""
+    if selector.to is not None:
+        open_queue(root, selector.to)
+        if ring := circle(root, queue, selector):
+            way = " -> ".join(ring)
+            raise ConfigError(f"selector {selector.name}: messages would go round: {way}; nothing was changed")
+
+
+def circle(root: RootContext, queue: str, selector: Selector) -> list[str]:
     """Return the addresses by which messages of a selector would come back to its queue; empty if they would not."""
-    ahead: list[list[str]] = [[context.name, selector.to or ""]]
+    ahead: list[list[str]] = [[queue, selector.to or ""]]
     seen = set[str]()
     while ahead:
         way = ahead.pop()
-        if way[-1] == context.name:
+        if way[-1] == queue:
             return way
         if way[-1] in seen:
             continue
         seen.add(way[-1])
         try:
-            there, _ = selectors.read(open_queue(context.root, way[-1]))
+            there, _ = selectors.read(open_queue(root, way[-1]))
         except DropqError:
             continue  # `config check` names it
         ahead += [[*way, one.to] for one in there if one.to is not None]

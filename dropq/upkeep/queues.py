@@ -12,12 +12,13 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import underlies
+from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import DropqError, QueueExists, StorageError
 from dropq.format import names
 from dropq.format.addresses import topic_layout
@@ -28,6 +29,7 @@ from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
 from dropq.lifecycle.sidecars import collect
 from dropq.policies import routes
+from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.staging import jobs
@@ -68,9 +70,14 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
         raise storage_error(error, "the root was not made") from error
 
 
-def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool) -> None:
+def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool, selector: object = ()) -> None:
     """Make a queue, as `Root.create_queue` says."""
-    layout, store, _ = _make(root, name, options, dropboxmq=dropboxmq)
+    selectors = list[Selector]()
+    if selector != ():
+        from dropq.routing.registry import check_new  # few queues are made with selectors
+
+        selectors = check_new(root, name, selector)
+    layout, store, _ = _make(root, name, options, dropboxmq=dropboxmq, selectors=selectors)
     with error_context(f"queue {name!r} is made, but a power cut may take it back"):
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
@@ -102,7 +109,13 @@ def create_temporary(asked: QueueContext) -> tuple[str, Holder]:
 
 
 def _make(
-    root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool, holds: bool = False
+    root: RootContext,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    dropboxmq: bool,
+    holds: bool = False,
+    selectors: Sequence[Selector] = (),
 ) -> tuple[QueueLayout, Storage, Holder | None]:
     """Make a queue under a hidden name, and rename it; return where it is, what wrote it, and what holds it."""
     home = f"{root.layout.path}/{name}"
@@ -125,6 +138,8 @@ def _make(
         store.touch(layout.created)  # its modification time is when the queue was made
         if options:
             store.write_small(layout.config_file, toml_text(options).encode())
+        if selectors:
+            _write_selectors(root, name, layout, selectors, store)
         if holds:
             holder = Holder(layout, store)
         store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
@@ -144,6 +159,18 @@ def _make(
             raise QueueExists(f"queue {name!r} is there already: {home}") from error
         raise storage_error(error, f"queue {name!r} was not made") from error
     return layout.moved(home), store, holder
+
+
+def _write_selectors(
+    root: RootContext, name: str, layout: QueueLayout, selectors: Sequence[Selector], store: Storage
+) -> None:
+    """Write the files of the selectors that a queue is made with."""
+    store.make_folder(layout.selectors, parents=False, passing=True)
+    for selector in selectors:
+        if selector.credit is not None:
+            selector = given(selector, reserve_token(root.layout, name, selector.name, store))
+        store.write_small(f"{layout.selectors}/{selector.name}{SUFFIX}", text(selector).encode())
+    store.sync(layout.selectors, layout.base)
 
 
 def delete(root: RootContext, name: str, *, force: bool) -> None:

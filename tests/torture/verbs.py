@@ -268,6 +268,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "repair": lambda scene: [True],
     "role": lambda scene: ["default"],
     "root": lambda scene: [scene.root.context],
+    "Root.create_queue.selector": lambda scene: [[{"name": "on", "to": "other"}]],
     "route.root": lambda scene: [scene.root],
     "sent": lambda scene: [[]],
     "stalled_for": lambda scene: [0],

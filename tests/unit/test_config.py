@@ -58,7 +58,6 @@ AMPS = {
 
 #: A value, other than the default, of each key that is not built.
 NOT_BUILT: dict[str, object] = {
-    "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],
     "self_destruct": True,
 }
 
@@ -381,12 +380,24 @@ def test_what_is_not_built_is_never_accepted_and_ignored(key: str) -> None:
 @pytest.mark.parametrize("key", NOT_BUILT)
 def test_the_default_of_what_is_not_built_is_accepted(key: str) -> None:
     default = getattr(QueueConfig(), key)
-    for value in (None, "unset", default, [] if default == () else default):
+    for value in (None, "unset", default):
         assert validate_options({key: value}, "x") == QueueConfig()
 
 
 def test_every_key_that_is_not_built_is_a_key() -> None:
     assert set(KEYS) >= set(NOT_BUILT)
+
+
+@pytest.mark.parametrize("spelt", ["selector", "Selector"])
+def test_selectors_are_refused_with_where_they_belong(spelt: str, files: Files) -> None:
+    refusal = (
+        f"{spelt}: this is no key of queue.toml: each selector is a file of its own, selectors/NAME.toml in the "
+        "queue's folder; `dropq selector add QUEUE NAME` writes it"
+    )
+    for value in ([{"name": "big", "to": "large-orders"}], [], None):
+        assert refused({spelt: value}) == [f"here: {refusal}"]
+    files.write(queue=f'[[{spelt}]]\nname = "big"\nto = "large-orders"\n')
+    assert problems_of(files.load) == check_file(str(files.queue_file)) == [f"{files.queue_file}: {refusal}"]
 
 
 # What does not go together.
