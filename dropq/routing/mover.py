@@ -180,11 +180,11 @@ class Mover:
                 return f"another process holds the lock {context.layout.lock}"
             if not one.is_current:
                 return "it was changed just now"  # RACE: the next look reads it again
-            if len(credits.spent(context.layout, selector.token)) >= (selector.credit or 0):
-                return f"it has no credit left of {selector.credit}"
             with context.error_context("the message stays in target/"):
+                if not one.may_spend():
+                    return f"it has no credit left of {selector.credit}"
                 below = credits.below(context.root.layout, file.filename)[: HOPS_LIMIT - 1]
-                credits.spend(context, via, Credit(file.name.id, target.context.name, below))
+                one.spend(via, Credit(file.name.id, target.context.name, below))
             try:
                 gone = self._transitions.move_on(file, target.context, via) is None
             except DropqError:

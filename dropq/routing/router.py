@@ -174,8 +174,10 @@ class Router:
 
     def _next_look(self) -> float:
         """Return the seconds after which to look without an event: a delay or a lease may have ended."""
-        again = RESCAN if self._sweep is None else self._sweep.again - time.monotonic()
-        return max(min(again, RESCAN), 0.001)
+        now = time.monotonic()
+        again = RESCAN if self._sweep is None else self._sweep.again - now
+        counts = self._mover.selectors.counts_at - now
+        return max(min(again, RESCAN, counts if counts > 0 else RESCAN), 0.001)
 
     def _sweep_on_the_way(self, sweep: SweepOnTheWay) -> None:
         try:

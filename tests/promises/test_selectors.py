@@ -30,9 +30,8 @@ def bodies(queue: Queue, state: str = "target") -> list[str]:
 
 def granted(queue: Queue) -> dict[str, int]:
     """How many credits each selector of a queue has spent."""
-    folder = Path(queue.layout.credits)
     return {
-        one.name: len(os.listdir(folder / one.token)) if (folder / one.token).exists() else 0
+        one.name: len(files(Path(queue.layout.credits, one.token)))
         for one in queue.selectors()
         if one.credit is not None
     }
