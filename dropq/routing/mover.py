@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
-from dropq.format.claims import claim_owners
+from dropq.format.claims import router_claims
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.message_file import MessageFile
 from dropq.format.names import TOPIC_REPLY
@@ -29,7 +29,6 @@ from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors
 from dropq.policies.send_limits import SendLimits
 from dropq.queue.open_queue import open_queue
-from dropq.queue.subscription import subscription_id
 from dropq.staging.fan_out import fan_out
 from dropq.staging.receivers import Receiver, make_known
 from dropq.storage import liveness, reading
@@ -88,7 +87,7 @@ class Mover:
         self.selectors = Selectors(context)
         self._lock = PolicyLock(context)
         self._targets: dict[str, Target] = {}
-        self._owners = claim_owners(subscription_id("route"))
+        self._owners = router_claims()
         self._subscribed_at: float | None = None
         self._has_subscriptions = False
         self._warned: dict[str, str] = {}

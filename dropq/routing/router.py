@@ -17,10 +17,10 @@ from collections.abc import Callable
 from functools import partial
 
 from dropq.errors import DropqError
-from dropq.format.claims import claim_owners
+from dropq.format.claims import router_claims
 from dropq.lifecycle.context import QueueContext
 from dropq.queue.offers import UNTOUCHED, Offers
-from dropq.queue.subscription import SweepOnTheWay, subscription_id
+from dropq.queue.subscription import SweepOnTheWay
 from dropq.queue.waiting import Waiting
 from dropq.routing.looks import Looks
 from dropq.routing.mover import Mover
@@ -57,7 +57,7 @@ class Router:
             context,
             None,
             filter=None,
-            owners=claim_owners(subscription_id("route")),
+            owners=router_claims(),
             deadline=partial(lease_end, context.clock, LEASE),
         )
         layout = context.layout

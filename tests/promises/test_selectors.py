@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from helpers import FRESH, drop, files, timed, until
@@ -16,7 +17,8 @@ from helpers import take as taken
 
 from dropq import LeaseLost, Queue, QueueFull, Root
 from dropq.lifecycle.credits import spent
-from dropq.routing import router
+from dropq.lifecycle.transitions import Transitions
+from dropq.routing import mover, router
 
 
 @pytest.fixture
@@ -461,3 +463,21 @@ def test_an_overflow_selector_whose_queue_is_missing_rejects(root: Root) -> None
     queue.send("first")
     with pytest.raises(QueueFull, match="rest, which is not there"):
         queue.send("second")
+
+
+def test_a_router_that_dies_while_it_copies_delivers_nothing(root: Root) -> None:
+    source = root.create_queue("source", max_deliveries=1, redelivery_delay="1h")
+    root.create_queue("audit")
+    source.add_selector("audit", op="copy", to="audit")
+    source.send("a")
+    dies = mock.patch.object(mover, "fan_out", side_effect=KeyboardInterrupt)
+    with dies, mock.patch.object(Transitions, "give_back"), pytest.raises(KeyboardInterrupt):
+        source.route()
+    (held,) = files(Path(source.layout.processing))
+    owner, _, rest = held.partition(",")
+    os.rename(
+        Path(source.layout.processing, held), Path(source.layout.processing, f"{owner},1,{rest.split(',', 1)[1]}")
+    )
+    source.sweep()
+    message = taken(source)
+    assert (message.body, message.delivery_count) == (b"a", 1)
