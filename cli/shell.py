@@ -297,6 +297,11 @@ def in_states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
 
 
+def contents(queue: Queue) -> dict[str, int]:
+    """Return how many messages are in each state of a queue, and in each folder of routing/ that has any."""
+    return {**queue.counts(), **{f"routing/{name}": count for name, count in queue.routed().items()}}
+
+
 def how_many(count: int, total: int | None, done: str) -> str:
     """Write how many were done and, where it is known, of how many."""
     return f"{count} {done.replace('_', ' ')}" if total is None else f"{count} of {total} {done.replace('_', ' ')}"
