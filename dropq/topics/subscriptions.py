@@ -47,7 +47,12 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     layout = topic_layout(root.layout.path, name)
     found = find_layout(root.layout.path, name)
     if found is not None:
-        raise QueueExists(f"{'topic' if found.is_topic else 'queue'} {name!r} is there already: {found.home}")
+        if found.is_topic:
+            raise QueueExists(f"topic {name!r} is there already: {found.home}")
+        raise QueueExists(
+            f"topic {name!r} was not made: the root has a queue of this name, {found.home}; give another name, or "
+            f"remove the queue, by `dropq delete {shlex.quote(name)}`"
+        )
     config = validate_options(
         options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, may_be_view=False
     )

@@ -139,7 +139,9 @@ def test_a_topic_and_a_subscription_are_queues_in_every_verb(root: Root) -> None
 def test_where_a_queue_and_a_topic_have_one_name_the_queue_is_meant(root: Root) -> None:
     topic_base = base(root.create_topic("a.b").queue)
     root.create_queue("c.d")
-    with pytest.raises(QueueExists, match=r"queue 'c.d' is there already"):
+    with pytest.raises(
+        QueueExists, match=r"topic 'c.d' was not made: the root has a queue of this name, .*another name"
+    ):
         root.create_topic("c.d")
     with pytest.raises(QueueExists, match=r"queue 'a.b' was not made: the root has a topic of this name, .*/a/b"):
         root.create_queue("a.b")
@@ -173,6 +175,22 @@ def test_an_address_that_no_subscription_can_have_is_refused_and_named(root: Roo
     root.create_topic("a")
     with pytest.raises(InvalidName, match=re.escape(repr(address.partition("/")[0])) + "|" + re.escape(repr(address))):
         root.queue(address)
+
+
+@pytest.mark.parametrize(
+    ("name", "client", "why"),
+    [
+        ("", "c", "the name of a subscription is empty"),
+        ("s\0", "c", "without NUL"),
+        ("s" * 197, "c", "as it would be called with --no-local, has 208; give a shorter name"),
+    ],
+)
+def test_what_cannot_name_a_subscription_is_refused_with_the_reason(
+    root: Root, name: str, client: str, why: str
+) -> None:
+    topic = root.create_topic("a")
+    with pytest.raises(InvalidName, match=why):
+        topic.create_subscription(name, client_id=client)
 
 
 @pytest.mark.parametrize(("name", "client"), [("", "c"), ("s\0", "c"), ("s" * 200, "c"), ("\ud800", "c")])

@@ -479,3 +479,52 @@ def test_topics_subscriptions_and_addresses_are_completed(
     assert completed(monkeypatch, capsys, *at, "topic", "unsubscribe", "sales.eu", "") == ["audit"]
     assert completed(monkeypatch, capsys, *at, "topic", "subscribe", "sales.eu", "") == [""]
     assert completed(monkeypatch, capsys, *at, "work", "sa") == ["sales.eu", "sales.eu/audit.hq", "samples"]
+
+
+# -- hints -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_send_to_what_is_not_there_names_the_makers_of_queues_and_of_topics(run: Run) -> None:
+    dotted, plain = (run("send", name, input="x").err for name in ("sales.eu", "sales"))
+    assert "`dropq create sales.eu` makes a queue, `dropq topic create sales.eu` a topic" in dotted
+    assert "`dropq create sales` makes one" in plain and "topic create" not in plain
+
+
+@pytest.mark.parametrize("command", [("receive",), ("work",)])
+def test_whoever_consumes_a_topic_that_has_subscriptions_is_warned(
+    command: tuple[str, ...], run: Run, sales: Topic
+) -> None:
+    def warnings(address: str) -> list[str]:
+        rest = ("--until-empty", "-q" * quiet, "--", "true") if command == ("work",) else ()
+        return [line for line in run(*command, address, *filter(None, rest)).err.splitlines() if "warning" in line]
+
+    quiet = False
+    assert warnings("sales.eu") == []
+    sales.create_subscription("audit", client_id="hq")
+    (warning,) = warnings("sales.eu")
+    assert "no subscription of topic sales.eu gets what is taken here" in warning and "sales.eu/audit.hq?" in warning
+    assert warnings("sales.eu/audit.hq") == []
+    if command == ("work",):
+        quiet = True
+        assert warnings("sales.eu") == []
+
+
+def test_health_and_browse_say_what_a_pause_and_a_route_mean_for_a_topic(run: Run, sales: Topic) -> None:
+    sales.create_subscription("audit", client_id="hq")
+    add_route(sales.queue, "u", "JMSPriority > 6")
+    assert sales.publish("routed", priority=9).distributed
+    sales.queue.pause()
+    assert run("send", "sales.eu", input="waits").err.startswith("not_distributed=1")
+    notes = run("health", "sales.eu").out
+    assert "what is published is not distributed; it is paused" in notes
+    layout = sales.queue.layout
+    assert f"1 message in {layout.routing}/u, which no receiver of this topic gets" in notes
+    assert f"move them to {layout.target} to have them distributed" in notes
+    explained = run("browse", "sales.eu", "--explain").out
+    assert f"{layout.read_lock} keeps what is published from being distributed: `dropq resume sales.eu`" in explained
+
+
+def test_health_quotes_the_file_of_a_route_that_cannot_be_used(run: Run, root: Root) -> None:
+    queue = root.create_queue("or ders")
+    add_route(queue, "u", "TRUE", folder=False)
+    assert f"or remove '{queue.layout.routing}/u.in-use'" in run("health", "or ders").out
