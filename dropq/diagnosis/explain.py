@@ -107,7 +107,12 @@ class _Snapshot:
         """Return the first reason why no consumer gets a message of target/."""
         if self._locks:
             queue = self._name if self._locks[0] == self._context.layout.read_lock else "--all"
-            return "paused", f"{self._locks[0]} pauses consumers: `dropq resume {queue}` removes it"
+            means = (
+                "keeps what is published from being distributed"
+                if self._context.layout.is_topic
+                else "pauses consumers"
+            )
+            return "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it"
         if has_expired(self._context, file):
             return "expired", f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
         if self._acks and file.name.id in self._acks:
