@@ -689,8 +689,8 @@ class Queue(Sender):
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims; dead
                 letters that go to their origin may lie in target and delayed, too.
             filter: only messages that match it.
-            to_origin: move each dead letter to the queue that it came from; one whose queue is not there stays, and so
-                does what is no dead letter.
+            to_origin: move each dead letter to the queue that it came from, and nothing else; one whose queue is not
+                there stays.
 
         Raises:
             ValueError: messages of that state cannot be requeued.
