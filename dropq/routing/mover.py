@@ -106,16 +106,14 @@ class Mover:
                 self._context.storage.make_folder(folder)  # so that a watch sees when a credit is free again
 
     @property
-    def watched(self) -> list[str]:
-        """The folders in which a change may let a message go."""
-        layout, found = self._context.layout, list[str]()
-        if reading.is_folder(layout.selectors):
-            found.append(layout.selectors)
-        for one in self.selectors.in_use:
-            folder = f"{layout.credits}/{one.selector.token}"
-            if one.selector.credit is not None and reading.exists(folder):
-                found.append(folder)
-        return found
+    def credit_folders(self) -> list[str]:
+        """The folders of its selectors' credits: when a file leaves one of them, a credit is free again."""
+        folders = [
+            f"{self._context.layout.credits}/{one.selector.token}"
+            for one in self.selectors.in_use
+            if one.selector.credit is not None
+        ]
+        return list(filter(reading.exists, folders))
 
     def take(self, file: MessageFile) -> bool:
         """Do what the selectors say with a waiting message; return whether it has left its place in target/.

@@ -18,7 +18,7 @@ from helpers import take as taken
 from dropq import LeaseLost, Queue, QueueFull, Root
 from dropq.lifecycle.credits import spent
 from dropq.lifecycle.transitions import Transitions
-from dropq.routing import mover, router
+from dropq.routing import Serving, mover, router
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.Monkey
     source.add_selector("on", to="goal")
     for body in ("first", "second"):
         source.send(body)
-    serving = router.Router(source.context, sweep=None)
+    serving = Serving(router.Router(source.context, sweep=None), source.context.timing)
     ended = threading.Event()
     thread = threading.Thread(target=serving.run, args=(ended.is_set,))
     thread.start()
