@@ -94,6 +94,103 @@ def test_a_removed_selector_that_is_not_finished_is_reported_after_a_minute(sour
     assert source.health().healthy
 
 
+# -- explain -------------------------------------------------------------------------------------------------------
+
+
+def whys(queue: Queue) -> list[tuple[str, str]]:
+    return [(explanation.why, explanation.detail) for explanation in queue.explain()]
+
+
+def test_a_message_that_waits_for_a_credit_is_explained_by_the_queue_that_holds_the_last_message(
+    root: Root, source: Queue
+) -> None:
+    source.add_selector("on", to="goal")
+    for body in "abc":
+        source.send(body)
+    assert whys(source) == [
+        ("selector", "the next router moves it to goal by selector on"),
+        *[("selector", "selector on: messages before this one take the credits that it has left")] * 2,
+    ]
+    source.route()
+    assert whys(source) == [("selector", "selector on: it has no credit left of 1: goal holds 1 message")] * 2
+    ((why, detail),) = whys(root.queue("goal"))
+    assert why == "ready" and detail.endswith("; it came from source by selector on")
+    take(root.queue("goal"))
+    assert whys(root.queue("goal"))[0][1].endswith("; it came from source by selector on"), "also while it is held"
+
+
+def test_a_credit_that_is_held_up_further_on_is_explained_by_the_last_queue(root: Root, source: Queue) -> None:
+    end = root.create_queue("end")
+    source.add_selector("on", to="goal", credit=2)
+    root.queue("goal").add_selector("on", to="end")
+    for body in "abc":
+        source.send(body)
+    source.route()
+    root.queue("goal").route()
+    says = "selector on: it has no credit left of 2: end holds 1 message, goal holds 1 message"
+    assert whys(source) == [("selector", says)]
+    (lost,) = Path(end.layout.target).iterdir()
+    lost.unlink()
+    assert whys(source)[0][1].endswith(": goal holds 1 message, 1 message cannot be found")
+
+
+def test_a_message_waits_for_each_selector_that_takes_it_and_each_has_its_reason(root: Root, source: Queue) -> None:
+    root.create_queue("full", max_unprocessed=1).send("x")
+    source.add_selector("busy", to="goal")
+    source.send("a")
+    source.route()
+    source.add_selector("full", to="full")
+    by_hand(source, "missing.toml", 'to = "gone"\n')
+    source.send("b")
+    ((why, detail),) = whys(source)
+    assert why == "selector"
+    assert sorted(detail.split("; ")) == [
+        "selector busy: it has no credit left of 1: goal holds 1 message",
+        "selector full: full is full, or makes senders wait",
+        "selector missing: gone is missing",
+    ]
+
+
+def test_copies_defaults_bounces_and_messages_that_no_selector_takes_are_explained(root: Root, source: Queue) -> None:
+    source.add_selector("audit", op="copy", to="goal", filter="n = 1")
+    source.add_selector("back", op="bounce", filter="n = 2")
+    for n, reply_to in ((1, None), (2, "goal"), (2, None), (3, None)):
+        source.send("x", properties={"n": n}, reply_to=reply_to)
+    assert [detail for _, detail in whys(source)] == [
+        "the next router copies it to goal",
+        "the next router bounces it to goal by selector back",
+        "selector back bounces it, and it has no return address: the next router makes a dead letter of it",
+        "no selector takes it; after 60 s without a subscription it is unroutable",
+    ]
+    by_hand(source, "broken.toml", "to = ")
+    assert whys(source)[3][1] == "no selector takes it, and one of them cannot be used: broken.toml"
+    (Path(source.layout.selectors) / "broken.toml").unlink()
+    source.add_selector("rest", to="goal", role="default")
+    assert whys(source)[3][1] == "the next router moves it to goal by selector rest"
+    source.route()
+    assert [why for why, _ in whys(source)] == [], "and so it comes about"
+
+
+def test_an_explanation_of_selectors_changes_nothing_and_warns_of_nothing(
+    source: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_hand(source, "broken.toml", "to = ")
+    path = by_hand(source, "new.toml", 'to = "goal"\n')
+    source.send("a")
+    before = sorted(source.root.path.rglob("*"))
+    assert whys(source) == [("selector", "the next router moves it to goal by selector new")]
+    assert sorted(source.root.path.rglob("*")) == before
+    assert path.read_text() == 'to = "goal"\n', "only a router gives it a token"
+    assert caplog.records == []
+
+
+def test_a_consumer_may_take_what_waits_for_a_selector(source: Queue) -> None:
+    source.add_selector("on", to="goal")
+    source.send("a")
+    with source.subscribe():
+        assert [why for why, _ in whys(source)] == ["ready"]
+
+
 # -- config check --------------------------------------------------------------------------------------------------
 
 
