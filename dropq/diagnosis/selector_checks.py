@@ -202,7 +202,7 @@ def _folder_of_credits(
     for credit in queue.entries(entry.path):
         if is_key(credit.name) and stat.S_ISREG(credit.status.st_mode):
             spent = True
-        else:
+        elif credit.name != selectors.LAST:
             yield credit.finding_at_rest("not-a-credit")
     owner = credits.queue_of(root, entry.name)
     if spent and (owner is None or owner[0] != name):
