@@ -184,7 +184,7 @@ class Mover:
             with context.error_context("the message stays in target/"):
                 if not one.may_spend():
                     return f"it has no credit left of {selector.credit}"
-                below = credits.below(context.root.layout, file.filename)[: HOPS_LIMIT - 1]
+                below = credits.below(context, file.filename)[: HOPS_LIMIT - 1]
                 one.spend(via, Credit(file.name.id, target.context.name, below))
             try:
                 gone = self._transitions.move_on(file, target.context, via) is None
