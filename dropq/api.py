@@ -695,8 +695,8 @@ class Queue(Sender):
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims; dead
                 letters that go to their origin may lie in target and delayed, too.
             filter: only messages that match it.
-            to_origin: move each dead letter to the queue that it came from; one whose queue is not there stays, and so
-                does what is no dead letter.
+            to_origin: move each dead letter to the queue that it came from, and nothing else; one whose queue is not
+                there stays.
 
         Raises:
             ValueError: messages of that state cannot be requeued.
@@ -1031,8 +1031,8 @@ class Topic:
 
         A durable subscription is a folder, and goes on getting messages while no consumer receives. A later call with
         its name and client id shares it. If that call has another filter, another `no_local` or another topic, it first
-        removes the subscription and its messages, as JMS has it. A subscription that is not durable is for this call
-        alone, and goes when it is closed.
+        removes the subscription and its messages, as JMS has it, unless its routes took messages. A subscription that
+        is not durable is for this call alone, and goes when it is closed.
 
         Args:
             name: the subscription's name.
@@ -1040,14 +1040,15 @@ class Topic:
             filter: only messages that match it come into the subscription.
             durable: keep the subscription, and fill it, while no consumer receives.
             no_local: leave out what is published under the same client id.
-            recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `creation`, an id
-                or an ISO 8601 time; None begins now.
+            recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `now`, `creation`,
+                an id that dropq made, an ISO 8601 date or time; None begins now.
             max_backlog, lease_period: as for `Queue.subscribe`.
 
         Raises:
             NoSuchQueue: there is no such topic.
             InvalidName, InvalidFilter, ConfigError: the name or the filter cannot be used.
             Unavailable: the subscription of before is in use.
+            StorageError: it was not made; or the routes of the subscription of before took messages.
             ValueError: a durable subscription has no client id.
         """
         subscription = self._subscription(name, client_id, no_local=no_local, durable=durable)
@@ -1069,13 +1070,20 @@ class Topic:
             name, client_id, filter, no_local, recovery_point: as for `subscribe`.
 
         Raises:
-            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, ValueError: as of `subscribe`.
+            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, StorageError, ValueError: as of
+                `subscribe`.
         """
         subscription = self._subscription(name, client_id, no_local=no_local, durable=True)
         return self._made(subscription, filter, recovery_point, durable=True)
 
     def _made(
-        self, subscription: SubscriptionName, filter: str | None, recovery_point: str | date | None, *, durable: bool
+        self,
+        subscription: SubscriptionName,
+        filter: str | None,
+        recovery_point: str | date | None,
+        *,
+        durable: bool,
+        force: bool = False,
     ) -> Queue:
         """Return the queue of a subscription, which is made unless it is there as it was asked for."""
         from dropq.topics import subscriptions
@@ -1094,6 +1102,7 @@ class Topic:
             {} if filter is None else {"filter": filter},
             recovery_point=None if recovery_point is None else checked(recovery_point),
             holds=not durable,
+            force=force,
         )
         queue = self.root.queue(address)
         with error_context(f"subscription {address} is made, and what the topic archived comes with the next sweep"):
@@ -1114,22 +1123,24 @@ class Topic:
         unique = secrets.token_hex(3)
         return SubscriptionName(f"{name}-{unique}", client_id or f"{_host()}-{os.getpid()}", no_local)
 
-    def unsubscribe(self, name: str, *, client_id: str | None = None) -> None:
+    def unsubscribe(self, name: str, *, client_id: str | None = None, force: bool = False) -> None:
         """Remove a durable subscription with what it holds; a copy that is on its way ends in the topic's error/.
 
         Args:
             name: the subscription's name.
             client_id: whose it is; None takes the topic object's.
+            force: also remove the messages that its routes took, in its routing/.
 
         Raises:
             NoSuchQueue: there is no such subscription.
             Unavailable: it is in use; nothing was changed.
+            StorageError: its routes took messages, and `force` is false; nothing was changed.
             ValueError: there is no client id.
         """
         from dropq.topics import subscriptions
 
         for queue in self._found(name, client_id):
-            subscriptions.remove(self.root.context, queue.name)
+            subscriptions.remove(self.root.context, queue.name, force=force)
 
     def _found(self, name: str, client_id: str | None) -> list[Queue]:
         """Return the topic's own subscriptions of a name and client: with local messages, without, or both.
@@ -1218,7 +1229,7 @@ def _remove(root: Root, layout: QueueLayout, holder: Holder) -> None:
 
     holder.end()
     with suppress(NoSuchQueue):  # RACE: a sweep was first
-        subscriptions.take_away(root.context, layout)
+        subscriptions.take_away(root.context, layout, force=True)
 
 
 def _host() -> str:

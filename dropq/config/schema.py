@@ -25,7 +25,7 @@ from dropq.format.names import CLASSES, Name, can_name_queue, plain_name
 FORMAT = 1
 
 #: The points that a replay can begin at.
-POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 time"
+POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 date or time"
 
 #: A value that means the same as leaving the key out, even where [defaults] sets it.
 UNSET = "unset"

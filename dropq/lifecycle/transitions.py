@@ -450,10 +450,10 @@ class Transitions:
             file = leave(self._move_to_letters, letters, name, reason)
         except (NoSuchQueue, StorageError) as error:
             why = _refusal(queue, error)
-            log.warning("queue %s: message %s goes to error/: %s", self.context.name, name.id, why)
             details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
             location = Location("error", leave(self._move_with_reason, "error", name, reason, details))
             self._free(own_name)
+            log.warning("queue %s: message %s went to error/: %s", self.context.name, name.id, why)
             self._sync_settled(self._layout.error, folder, location=location)
             return location
         location = Location(DEAD_LETTER, file)

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from functools import partial
 
 from dropq.errors import DropqError
-from dropq.format.claims import claim_owners
+from dropq.format.claims import router_claims
 from dropq.lifecycle.context import QueueContext
 from dropq.policies import routes, selectors
 from dropq.queue.offers import UNTOUCHED, Offers
-from dropq.queue.subscription import SweepOnTheWay, subscription_id
+from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.looks import Looks
 from dropq.routing.mover import Mover
 from dropq.storage import reading
@@ -56,7 +56,7 @@ class Router:
             context,
             None,
             filter=None,
-            owners=claim_owners(subscription_id("route")),
+            owners=router_claims(),
             deadline=partial(lease_end, context.clock, LEASE),
         )
         self._mover = Mover(context)
@@ -143,8 +143,10 @@ class Router:
     @property
     def again(self) -> float:
         """The seconds after which to look without an event: a delay or a lease may have ended."""
-        again = RESCAN if self._sweep is None else self._sweep.again - time.monotonic()
-        return max(min(again, RESCAN), 0.001)
+        now = time.monotonic()
+        again = RESCAN if self._sweep is None else self._sweep.again - now
+        counts = self._mover.selectors.counts_at - now
+        return max(min(again, RESCAN, counts if counts > 0 else RESCAN), 0.001)
 
     @property
     def has_unusable(self) -> bool:

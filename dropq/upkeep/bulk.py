@@ -123,7 +123,8 @@ def requeue_to_origin(
 ) -> Iterator[Outcome]:
     """Move each dead letter back into target/ of the queue that it came from, as `requeue` does.
 
-    There it is no dead letter any more. A letter whose queue is not there stays, and so does what is no dead letter.
+    There it is no dead letter any more. A letter whose queue is not there stays. What is no dead letter stays, too, and
+    is passed over unless its id was given.
 
     Args:
         context: the queue that they lie in.
@@ -153,6 +154,8 @@ def _requeue_to_origin(
     run = partial(each, context, state, dry_run=dry_run)
     for message in select(context, state, ids=wanted, filter=filter):
         found |= {message.id, message.name, message.file}
+        if wanted is None and not _is_letter(message):
+            continue
         try:
             goal = _origin(message, origins)
         except DropqError as error:
@@ -164,6 +167,10 @@ def _requeue_to_origin(
     yield from run([], wanted=missing, act=lambda message: None, done="")
 
 
+def _is_letter(message: Message) -> bool:
+    return message.dead_letter_reason is not None and message.origin not in (None, message.context.name)
+
+
 def _origin(message: Message, opened: dict[str, QueueContext]) -> QueueContext:
     """Open the queue that a dead letter came from, unless it is open already.
 
@@ -172,7 +179,7 @@ def _origin(message: Message, opened: dict[str, QueueContext]) -> QueueContext:
         DropqError: its queue cannot be opened; the error names it.
     """
     origin = message.origin
-    if origin is None or message.dead_letter_reason is None or origin == message.context.name:
+    if origin is None or not _is_letter(message):
         raise NoSuchMessage("it is no dead letter")
     if origin not in opened:
         check_address(origin)  # it is read from a name, which anybody may have written

@@ -180,7 +180,8 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     if layout.is_subscription:
         if not force:
             refuse_unsettled(context)
-        subscriptions.take_away(root, layout)
+        if not subscriptions.take_away(root, layout, force=force):
+            raise subscriptions.routed_error(context)
         return
     if layout.is_topic:
         refuse_subscriptions(root, context)

@@ -314,7 +314,7 @@ def _sweep_topic(context: QueueContext, report: SweepReport, ephemeral_older_tha
 
 def _sweep_credits(context: QueueContext, report: SweepReport) -> None:
     """Go on with selectors that are being removed; remove the credits that belong to no message."""
-    if not reading.exists(context.layout.credits):
+    if not reading.exists(context.layout.credits) and not reading.exists(context.layout.selectors):
         return
     from dropq.routing.looks import Looks
     from dropq.routing.registry import finish_removed
@@ -408,7 +408,7 @@ def _older(context: QueueContext, claims: Iterable[Claim], seconds: float) -> li
 def _returned(context: QueueContext, report: SweepReport, claim: Claim, *, lapsed: str = "") -> bool:
     """Return a claim to target/; False if its holder, or another sweep, was first."""
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
-    delivers = not context.layout.is_topic  # a distribution is no delivery
+    delivers = not context.layout.is_topic and not claim.of_router  # what distributes or copies delivers nothing
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
         Transitions(context).give_back(claim, counted=delivers, delay=None if delivers else 0, lapsed=lapsed)
         return True
