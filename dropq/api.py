@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.fsck_kinds import Finding
+    from dropq.diagnosis.graph import Graph
     from dropq.diagnosis.health import Health
     from dropq.lifecycle.ephemeral import Holder
     from dropq.queue.subscription import Subscription
@@ -254,6 +255,19 @@ class Root:
 
         with error_context("nothing was changed"):
             return list(health_root(self.context, max_age=max_age, max_count=max_count, max_error=max_error))
+
+    def graph(self) -> Graph:
+        """Return the queues of the root, how messages go from one to another, and what is stuck and why.
+
+        Queues that cannot be opened are in it, too. Nothing is changed.
+
+        Raises:
+            StorageError: the root cannot be listed.
+        """
+        from dropq.diagnosis.graph import graph
+
+        with error_context("nothing was changed"):
+            return graph(self.context)
 
     def doctor(self, queues: Iterable[str] | None = None) -> list[Diagnosis]:
         """Report whether the root's file system is fit for dropq, and what this user may do there.

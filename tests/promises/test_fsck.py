@@ -295,7 +295,7 @@ def selector(queue: Queue) -> Path:
     token = queue.add_selector("on", to="goal", credit=2).token
     queue.send(b"moved")
     assert queue.route()["on"]
-    return min(Path(queue.layout.credits, token).iterdir())
+    return min(path for path in Path(queue.layout.credits, token).iterdir() if not path.name.startswith("."))
 
 
 def broken_selector(queue: Queue) -> Path:
@@ -398,6 +398,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("broken-selector", broken_selector, False),
     ("not-a-selector", lambda queue: write(Path(queue.layout.selectors) / "eu.toml.orig"), False),
     ("temporary", lambda queue: write(Path(queue.layout.selectors) / f".eu.{HEX}.tmp"), True),
+    ("temporary", lambda queue: write(Path(queue.layout.credits) / "abcdef" / f"..last.{HEX}.tmp"), True),
     ("unfinished-removal", removed_selector, True),
     ("under-way", removed_selector, False),
     ("lost-credit", lost_credit, True),
