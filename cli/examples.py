@@ -1,5 +1,5 @@
 """An example or two for the help of each command. The tests run them in a root with the queues orders
-and invoices, and the topic news, which has the subscription archive of the client hq."""
+and invoices, which has the selector back, and the topic news, which has the subscription archive of the client hq."""
 
 from __future__ import annotations
 
@@ -46,6 +46,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq topic unsubscribe news archive --client-id hq --yes",
     ),
     "topic ls": ("dropq topic ls", "dropq topic ls news --json"),
+    "selector": ("dropq selector add orders onward --to invoices --credit 10", "dropq selector ls"),
+    "selector add": (
+        "dropq selector add orders eu --to invoices --filter \"region = 'EU'\" --credit 10",
+        "dropq selector add orders audit --op copy --to invoices",
+        "dropq selector add orders back --op bounce --role default",
+    ),
+    "selector ls": ("dropq selector ls", "dropq selector ls orders --json"),
+    "selector rm": ("dropq selector rm invoices back",),
     "work": (
         "dropq work orders invoices -- wc -c {}",
         "dropq work orders -j 4 --until-empty --timeout 1m -- grep -q item",
@@ -55,7 +63,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq wait orders --empty --timeout 1h",
         "dropq wait orders --count 1 --filter 'JMSPriority = 4' --timeout 30s",
     ),
-    "requeue": ("dropq requeue orders --all --dry-run", "dropq requeue orders --all --yes"),
+    "requeue": (
+        "dropq requeue orders --all --dry-run",
+        "dropq requeue orders --all --yes",
+        "dropq requeue orders --state target --to-origin --all --dry-run",
+    ),
     "replay": ("dropq replay orders --from 2025-06-02T09:00Z --dry-run", "dropq replay orders --to invoices --yes"),
     "move": ("dropq move orders invoices report.csv", "dropq move orders invoices --all --dry-run"),
     "expire": ("dropq expire orders report.csv", "dropq expire orders --filter \"customer = 'ann'\" --dry-run"),

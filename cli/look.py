@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: The columns of messages, and the further columns of some states.
 COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
+#: The further columns where the first message is a dead letter.
+LETTER = ("origin", "dead_letter_reason")
 #: The columns of `browse --explain`.
 WHY = ("id", "state", "why", "until", "holders", "detail")
 #: Why a message waits, in plain words for a terminal; of a message that is held, a terminal shows the holder instead.
@@ -173,6 +175,7 @@ def browse(
 ) -> None:
     """List the messages of a state, in order of delivery.
 
+    Where the first of them is a dead letter, it also shows where each comes from, and why.
     With --explain it lists target/, delayed/ and processing/, or only the state that --state names. It shows why each
     message is not delivered, or who holds it and what would bring it back.
     """
@@ -183,7 +186,8 @@ def browse(
     queue = shell.queue(name)
     messages = islice(queue.browse(looked_at, filter=filter), count)
     first = list(islice(messages, 1))
-    shell.show(_records(chain(first, messages)), (*COLUMNS, *MORE.get(looked_at, ())), spare=SPARE)
+    columns = (*COLUMNS, *MORE.get(looked_at, ()), *(LETTER if first and first[0].dead_letter_reason else ()))
+    shell.show(_records(chain(first, messages)), columns, spare=SPARE)
     if filter is not None and not first and count != 0:
         _explain_filter(queue, looked_at, filter)
 
@@ -211,10 +215,11 @@ def _in_words(explanation: Explanation) -> tuple[str, str]:
     """Return the reason in a few words, and the sentence about it; no sentence if the words say it all."""
     why, holders = explanation.why, ", ".join(explanation.holders)
     detail = f"{why}: {explanation.detail}"
+    letter = detail if explanation.message.dead_letter_reason else ""
     if why == "ready" and not holders:
-        return "ready: no consumer is running", ""
+        return "ready: no consumer is running", letter
     if why == "delay" and explanation.until:
-        return "delay: it waits for its time", ""
+        return "delay: it waits for its time", letter
     if why not in PLAIN:  # a consumer or a script holds it
         return f"{why}: {holders}", "" if why in ("held", "lease") else detail
     return f"{why}: {PLAIN[why]}", f"{detail} ({holders})" if holders else detail
@@ -284,6 +289,8 @@ def record_of(message: Message) -> dict[str, object]:
         "deadline": message.deadline,
         "receipt": message.file if message.owner else None,
         "reason": message.reason,
+        "origin": message.origin,
+        "dead_letter_reason": message.dead_letter_reason,
         "bytes": message.size(),
         "path": message.path,
     }

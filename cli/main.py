@@ -27,7 +27,7 @@ COMMANDS = {
         **dict.fromkeys(("work", "wait"), "working"),
         "route": "routing",
     },
-    "Topics": {"topic": "topics"},
+    "Topics and selectors": {"topic": "topics", "selector": "selectors"},
     "Repair": dict.fromkeys(
         ("requeue", "replay", "move", "expire", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"
     ),

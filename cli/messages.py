@@ -228,7 +228,7 @@ class _Sending:
         self._queue = queue
         self._fields = fields
         self._sent: list[Sent] = []  # their ids are not printed yet
-        self._accepted = self._discarded = self._undistributed = self._lines_read = 0
+        self._accepted = self._discarded = self._undistributed = self._letters = self._lines_read = 0
         self._reader_left = False
 
     def send_files(self, sources: list[str], *, move: bool) -> int:
@@ -299,6 +299,7 @@ class _Sending:
                 self._accepted += sent.accepted
                 self._discarded += not sent.accepted
                 self._undistributed += sent.accepted and sent.distributed is False
+                self._letters += sent.accepted and self._is_letter(sent)
                 del self._sent[0]
         if interrupt.came:
             raise KeyboardInterrupt
@@ -333,6 +334,13 @@ class _Sending:
         if self._undistributed:
             later = "sent, and not with every receiver yet: they get it later; do not send it again"
             output.note(f"not_distributed={self._undistributed}: {later}")
+        if self._letters:
+            there = f"went to the root's dead-letter queue {self._shell.root.context.config.dead_letter_queue}"
+            output.note(f"dead_letters={self._letters}: queue {self._queue.name} is not there; they {there}")
+
+    def _is_letter(self, sent: Sent) -> bool:
+        letters = self._shell.root.context.config.dead_letter_queue
+        return sent.delivered_to == letters != self._queue.name
 
 
 class _Request:
@@ -493,6 +501,7 @@ def receive(
     """
     shell = Shell(ctx, json)
     queue = shell.queue(name)
+    shell.warn_of_topic(queue)
     period = lease_of(queue, lease)
     printed: list[str | None] = []
     with (

@@ -127,6 +127,9 @@ def requeue(
     to: Annotated[
         str | None, typer.Option("--to", metavar="QUEUE", help="The queue to bring them to, if another.")
     ] = None,
+    to_origin: Annotated[
+        bool, typer.Option("--to-origin", help="Bring each dead letter to the queue that it came from.")
+    ] = False,
     keep_expiration: Annotated[bool, typer.Option("--keep-expiration", help="Keep their expirations.")] = False,
     filter: Filter = None,
     dry_run: DryRun = False,
@@ -136,13 +139,21 @@ def requeue(
 ) -> int:
     """Bring messages back into target/, as if they were new.
 
-    Their counters start again, and their expirations are dropped.
+    Their counters start again, and their expirations are dropped. With --to-origin, each dead letter goes back to the
+    queue that it came from, usually with --state target. A letter stays when that queue is missing, and so do messages
+    that are no dead letters.
     """
     from dropq.upkeep import bulk
+
+    if to_origin and to is not None:
+        raise UsageError("give --to or --to-origin: the messages go to one queue, or each to its own")
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
     task = _Bulk(shell, shell.queue(name), state, wanted, filter, dry_run, yes)
+    if to_origin:
+        act = partial(bulk.requeue_to_origin, state=state, keep_expiration=keep_expiration)
+        return task.run_on_those("requeue", act, task.total(), ", each to its origin")
     goal = shell.queue(to).context if to is not None else None
     act = partial(bulk.requeue, state=state, to=goal, keep_expiration=keep_expiration)
     return task.run_on_those("requeue", act, task.total())

@@ -17,14 +17,14 @@ import typer
 
 from dropq.errors import InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
-from dropq.format.layout import ROUTES_FILE
+from dropq.format.layout import ALL_STATES, ROUTES_FILE
 from dropq.lifecycle.known_queues import topics
 
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Settings, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, group
-from .shell import GlobalOptions, Shell, UsageError, in_states, report_open
+from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open
 
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
@@ -171,11 +171,10 @@ def delete(
         raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
     if queue.layout.is_topic:
         refuse_subscriptions(shell.root.context, queue.context)
-    counts, routed = queue.counts(), queue.routed()
-    held = {**counts, **{f"routing/{name}": count for name, count in routed.items()}}
-    listed = in_states(held)
+    counts = contents(queue)
+    listed = in_states(counts)
     if dry_run:
-        refused = not force and (any(counts[state] for state in TO_WORK_ON) or bool(routed))
+        refused = not force and any(counts[state] for state in counts if state in TO_WORK_ON or state not in ALL_STATES)
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dropq.durations import format_duration
-from dropq.worker.reporter import WORDS, Handled, Reporter
+from dropq.format.layout import DEAD_LETTER, WITH_REASON
+from dropq.worker.reporter import WORDS, Handled, Reporter, place
 
 from . import output
 from .shell import BAR_FROM, Shell
@@ -79,8 +80,8 @@ class WorkReporter(Reporter):
         """Show what became of a message."""
         with self._lock:
             self._counts[handled.outcome] += 1
-            if handled.outcome != "acked" and handled.message.state in ("error", "expired"):
-                self._set_aside[handled.message.state] += 1
+            if handled.outcome != "acked" and handled.message.state in (*WITH_REASON, DEAD_LETTER):
+                self._set_aside[place(handled.message)] += 1
             if self._bar is not None:
                 self._bar.advance(self._bar.task_ids[0])
             # Under the lock: two threads that print at once may mix their lines.
@@ -114,7 +115,7 @@ class WorkReporter(Reporter):
         parts = [f"{count} {_SUMS[key][count > 1]}" for key in _SUMS if (count := self._counts[key])]
         took = time.monotonic() - self._began
         took_text = f"{took:.1f} s" if took < 60 else format_duration(round(took))
-        aside = "".join(f"; {count} now in {state}/" for state, count in sorted(self._set_aside.items()))
+        aside = "".join(f"; {count} now in {there}" for there, count in sorted(self._set_aside.items()))
         output.note(f"{', '.join(parts)} in {took_text}{aside}" if parts else "no message was there to handle")
 
     def _report_paused(self) -> None:

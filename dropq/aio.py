@@ -606,6 +606,8 @@ class Message:
     redelivered = _Plain(dropq.queue.message.Message.redelivered)
     deadline = _Plain(dropq.queue.message.Message.deadline)
     owner = _Plain(dropq.queue.message.Message.owner)
+    origin = _Plain(dropq.queue.message.Message.origin)
+    dead_letter_reason = _Plain(dropq.queue.message.Message.dead_letter_reason)
 
     async def body(self) -> bytes:
         """Return its whole body."""

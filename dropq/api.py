@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
-from dropq.errors import ConfigError, DropqError, NoSuchQueue, Unavailable
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueFull, Unavailable
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, check_address, check_client_id, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.send_limits import SendLimits
+from dropq.policies.send_limits import Overflows, SendLimits
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
@@ -295,6 +295,8 @@ class Queue(Sender):
         self._context: QueueContext | None = None
         self._opened: Transitions | None = None
         self._own: Subscription | None = None
+        #: Whether it is a topic's own: what is published to a topic that is not there is no dead letter.
+        self._is_topic = False
         #: What the end of a subscription does beyond returning what it holds.
         self._at_end: Callable[[], None] | None = None
         self._requesters: Requesters | None = None
@@ -349,6 +351,25 @@ class Queue(Sender):
         if own is self._goal or own.config.max_unprocessed is None or own.config.overflow != "reject":
             return limits
         return SendLimits(self.name, own, then=limits)
+
+    def _overflow(self, full: Overflows) -> Sender:
+        other = self.root.queue(full.to)
+        try:
+            other._limits = SendLimits(full.to, other._goal, rejects=True)  # followed once
+        except NoSuchQueue as error:
+            raise QueueFull(f"{full}, which is not there: nothing was sent") from error
+        other._asks_at = 0.0
+        return other
+
+    def _letters(self) -> Sender | None:
+        opened = self._opened
+        if self.root.context.config.dead_letter_queue is None or self._is_topic or self.exists():
+            return None
+        if opened is not None and type(opened) is not Transitions:  # a view, whose topic is missing, or a topic
+            return None
+        from dropq.queue.lost_sends import lost_sends
+
+        return lost_sends(self.root.context, self.name)
 
     @property
     def layout(self) -> QueueLayout:
@@ -654,21 +675,30 @@ class Queue(Sender):
     # -- keeping it in order -----------------------------------------------------------------------------------
 
     def requeue(
-        self, ids: Iterable[str] | None = None, *, state: str = "error", filter: str | None = None
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        state: str = "error",
+        filter: str | None = None,
+        to_origin: bool = False,
     ) -> list[Outcome]:
         """Move messages back into target/ as new ones, without counts and expirations; return what became of each.
 
         Args:
             ids: which messages; None takes all of the state.
-            state: where they lie: error, expired, processed, or processing, whose holders lose their claims.
+            state: where they lie: error, expired, processed, or processing, whose holders lose their claims; dead
+                letters that go to their origin may lie in target and delayed, too.
             filter: only messages that match it.
+            to_origin: move each dead letter to the queue that it came from, and nothing else; one whose queue is not
+                there stays.
 
         Raises:
             ValueError: messages of that state cannot be requeued.
         """
         from dropq.upkeep import bulk
 
-        return list(bulk.requeue(self.context, ids=ids, state=state, filter=filter))
+        requeue = bulk.requeue_to_origin if to_origin else bulk.requeue
+        return list(requeue(self.context, ids=ids, state=state, filter=filter))
 
     def replay(
         self,
@@ -912,7 +942,9 @@ class Topic:
         self.client_id = client_id
         #: The queue of what is published and not distributed yet, with the verbs of any queue.
         self.queue = Queue(root, name)
-        self.queue._publisher = client_id or ""
+        self.queue._is_topic = True
+        if client_id:
+            self.queue._marks = {"from_client": client_id}
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.root.path}>"
@@ -993,8 +1025,8 @@ class Topic:
 
         A durable subscription is a folder, and goes on getting messages while no consumer receives. A later call with
         its name and client id shares it. If that call has another filter, another `no_local` or another topic, it first
-        removes the subscription and its messages, as JMS has it. A subscription that is not durable is for this call
-        alone, and goes when it is closed.
+        removes the subscription and its messages, as JMS has it, unless its routes took messages. A subscription that
+        is not durable is for this call alone, and goes when it is closed.
 
         Args:
             name: the subscription's name.
@@ -1002,14 +1034,15 @@ class Topic:
             filter: only messages that match it come into the subscription.
             durable: keep the subscription, and fill it, while no consumer receives.
             no_local: leave out what is published under the same client id.
-            recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `creation`, an id
-                or an ISO 8601 time; None begins now.
+            recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `now`, `creation`,
+                an id that dropq made, an ISO 8601 date or time; None begins now.
             max_backlog, lease_period: as for `Queue.subscribe`.
 
         Raises:
             NoSuchQueue: there is no such topic.
             InvalidName, InvalidFilter, ConfigError: the name or the filter cannot be used.
             Unavailable: the subscription of before is in use.
+            StorageError: it was not made; or the routes of the subscription of before took messages.
             ValueError: a durable subscription has no client id.
         """
         subscription = self._subscription(name, client_id, no_local=no_local, durable=durable)
@@ -1031,13 +1064,20 @@ class Topic:
             name, client_id, filter, no_local, recovery_point: as for `subscribe`.
 
         Raises:
-            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, ValueError: as of `subscribe`.
+            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, StorageError, ValueError: as of
+                `subscribe`.
         """
         subscription = self._subscription(name, client_id, no_local=no_local, durable=True)
         return self._made(subscription, filter, recovery_point, durable=True)
 
     def _made(
-        self, subscription: SubscriptionName, filter: str | None, recovery_point: str | date | None, *, durable: bool
+        self,
+        subscription: SubscriptionName,
+        filter: str | None,
+        recovery_point: str | date | None,
+        *,
+        durable: bool,
+        force: bool = False,
     ) -> Queue:
         """Return the queue of a subscription, which is made unless it is there as it was asked for."""
         from dropq.topics import subscriptions
@@ -1056,6 +1096,7 @@ class Topic:
             {} if filter is None else {"filter": filter},
             recovery_point=None if recovery_point is None else checked(recovery_point),
             holds=not durable,
+            force=force,
         )
         queue = self.root.queue(address)
         with error_context(f"subscription {address} is made, and what the topic archived comes with the next sweep"):
@@ -1076,22 +1117,24 @@ class Topic:
         unique = secrets.token_hex(3)
         return SubscriptionName(f"{name}-{unique}", client_id or f"{_host()}-{os.getpid()}", no_local)
 
-    def unsubscribe(self, name: str, *, client_id: str | None = None) -> None:
+    def unsubscribe(self, name: str, *, client_id: str | None = None, force: bool = False) -> None:
         """Remove a durable subscription with what it holds; a copy that is on its way ends in the topic's error/.
 
         Args:
             name: the subscription's name.
             client_id: whose it is; None takes the topic object's.
+            force: also remove the messages that its routes took, in its routing/.
 
         Raises:
             NoSuchQueue: there is no such subscription.
             Unavailable: it is in use; nothing was changed.
+            StorageError: its routes took messages, and `force` is false; nothing was changed.
             ValueError: there is no client id.
         """
         from dropq.topics import subscriptions
 
         for queue in self._found(name, client_id):
-            subscriptions.remove(self.root.context, queue.name)
+            subscriptions.remove(self.root.context, queue.name, force=force)
 
     def _found(self, name: str, client_id: str | None) -> list[Queue]:
         """Return the topic's own subscriptions of a name and client: with local messages, without, or both.
@@ -1144,7 +1187,7 @@ def _remove(root: Root, layout: QueueLayout, holder: Holder) -> None:
 
     holder.end()
     with suppress(NoSuchQueue):  # RACE: a sweep was first
-        subscriptions.take_away(root.context, layout)
+        subscriptions.take_away(root.context, layout, force=True)
 
 
 def _host() -> str:

@@ -11,6 +11,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from dropq.config.schema import FORMAT, UNSET, QueueConfig, RootConfig, is_expre
 from dropq.errors import ConfigError, Unavailable
 from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout
+from dropq.format.names import can_name_queue
 
 #: AMPS's keys of a queue that is hosted by a group of servers.
 _GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
@@ -47,6 +49,8 @@ _TOPIC_KEYS = frozenset(
 )
 #: The keys that make a queue a view on topics, which neither a topic nor a subscription can be.
 _OF_VIEWS = ("underlying_topic", "default_publish_target")
+#: The key that names where dead letters go, and the value of `exhausted` that needs it.
+_LETTERS, _TO_LETTERS = "dead_letter_queue", "dead-letter"
 #: What becomes of messages for a subscription that is full, where nobody says: the topic waits.
 _BLOCKS = "block"
 _QUEUE_KEYS = (*kinds(QueueConfig), "name")
@@ -125,6 +129,7 @@ def validate_options(
     *,
     root: RootConfig | None = None,
     root_file: str = "",
+    queue: str = "",
     may_be_view: bool = True,
 ) -> QueueConfig:
     """Check options of a queue before they are written; return them as a configuration.
@@ -134,12 +139,13 @@ def validate_options(
         where: what errors call the source of the options.
         root: the root's configuration, whose [defaults] go into the result.
         root_file: the file of that configuration, for errors about a default, and to find the topics of a view.
+        queue: the name of the queue, which cannot be its own dead-letter queue.
         may_be_view: False where the options are a topic's or a subscription's.
 
     Raises:
         ConfigError: the options have problems; the error lists all of them.
     """
-    entries, problems = _queue_entries(root or RootConfig(), root_file, options, where, name="")
+    entries, problems = _queue_entries(root, root_file, options, where, name="", queue=queue)
     if not may_be_view:
         problems += _view_keys(entries)
     return _build_or_raise(entries, problems)
@@ -158,11 +164,12 @@ def check_file(path: str) -> list[str]:
         return [f"{path}: there is no such file"]
     base = os.path.basename(path)
     if base == "dropq.toml" or (base != "queue.toml" and {_snake(key) for key in table} & _ROOT_ONLY):
-        return _build_root(table, path)[1]
+        _, problems = _build_root(table, path)
+        return problems + (_letter_problems_of_root(table, path) if base == "dropq.toml" else [])
     root_folder, name, layout = _place_of(os.path.abspath(path))
     root, root_file = RootConfig(), os.path.join(root_folder, "dropq.toml")
     if layout is None or not os.path.exists(root_file):
-        entries, problems = _queue_entries(root, root_file, table, path, name=None)
+        entries, problems = _queue_entries(None if layout is None else root, root_file, table, path, name=None)
         return problems + _build(entries)[1]
     with suppress(ConfigError):  # a check of the root's file reports the root's problems
         root = load_root(root_file)
@@ -170,6 +177,8 @@ def check_file(path: str) -> list[str]:
         entries, problems = _entries_of(name, root, root_file, layout)
     except ConfigError as error:  # the file of a subscription's topic cannot be read
         return str(error).split("\n")
+    if _LETTERS in entries and entries[_LETTERS].source == layout.config_file:  # else it is reported where it stands
+        problems += _absent(entries[_LETTERS], root_folder)
     return [problem.replace(layout.config_file, path) for problem in problems + _build(entries)[1]]
 
 
@@ -242,7 +251,7 @@ def _entries_of(
     """Return what the files say of a queue, a topic or a subscription, and their problems."""
     own = _read(layout.config_file) or {}
     if not layout.topic:
-        return _queue_entries(root, root_file, own, layout.config_file, name=name)
+        return _queue_entries(root, root_file, own, layout.config_file, name=name, queue=name)
     defaults, problems = _table_entries(root.defaults, root_file, name="")
     entries, more = _table_entries(own, layout.config_file, name=name)
     problems += more
@@ -266,17 +275,84 @@ def _entries_of(
     defaults = {key: defaults[key] for key in defaults if key not in (*_OF_VIEWS, "overflow")}
     defaults["overflow"] = _Entry(_BLOCKS, "overflow", "default")
     inherited = {key: of_topic[key] for key in of_topic if key not in _TOPIC_KEYS or key == "message_type"}
-    return defaults | inherited | entries, problems
+    merged, more = _with_letters(defaults | inherited | entries, entries, root, root_file, name)
+    return merged, problems + more
 
 
 def _queue_entries(
-    root: RootConfig, root_file: str, table: Mapping[str, object], source: str, *, name: str | None
+    root: RootConfig | None,
+    root_file: str,
+    table: Mapping[str, object],
+    source: str,
+    *,
+    name: str | None,
+    queue: str = "",
 ) -> tuple[dict[str, _Entry], list[str]]:
-    """Merge a queue's table with the root's [defaults], and return the problems; `name` as for `_table_entries`."""
-    defaults, problems = _table_entries(root.defaults, root_file, name="")
-    entries, more = _table_entries(table, source, name=name)
-    merged = defaults | entries
-    return merged, problems + more + _type_problems(merged, defaults, os.path.dirname(root_file))
+    """Merge a queue's table with what the root says for it; return the entries, and the problems.
+
+    Args:
+        root, root_file: the root's configuration, and its file; without a root, only the table counts.
+        table, source: the queue's table, and its file.
+        name: as for `_table_entries`.
+        queue: the name of the queue, "" if it has none yet.
+    """
+    entries, problems = _table_entries(table, source, name=name)
+    if root is None:
+        return entries, problems
+    defaults, of_root = _table_entries(root.defaults, root_file, name="")
+    merged, more = _with_letters(defaults | entries, entries, root, root_file, queue)
+    return merged, of_root + problems + more + _type_problems(merged, defaults, os.path.dirname(root_file))
+
+
+def _with_letters(
+    merged: Mapping[str, _Entry], own: Mapping[str, _Entry], root: RootConfig, root_file: str, queue: str
+) -> tuple[dict[str, _Entry], list[str]]:
+    """Add the root's dead-letter queue where a queue names none; return the entries, and the problems.
+
+    The queue that the root, or its [defaults], names needs no other: of [defaults], nothing counts for it that does.
+
+    Args:
+        merged: the entries of the queue, with the [defaults].
+        own: those among them that its own file has.
+        root, root_file: the root's configuration, and its file.
+        queue: the queue's name.
+    """
+    entries, problems = dict(merged), list[str]()
+    if queue and queue in (root.dead_letter_queue, root.defaults.get(_LETTERS)):
+        for key in {_LETTERS, "exhausted"} - own.keys():
+            entries.pop(key, None)
+    elif root.dead_letter_queue is not None and (_LETTERS not in entries or entries[_LETTERS].value is None):
+        entries[_LETTERS] = _Entry(root.dead_letter_queue, _LETTERS, root_file)
+    if queue and _LETTERS in own and own[_LETTERS].value == queue:
+        problems.append(own[_LETTERS].problem("a queue cannot be its own dead-letter queue: name another"))
+    return entries, problems + _exhausted_problems(entries)
+
+
+def _exhausted_problems(entries: Mapping[str, _Entry]) -> list[str]:
+    exhausted, letters = entries.get("exhausted"), entries.get(_LETTERS)
+    if exhausted is None or exhausted.value != _TO_LETTERS or (letters is not None and letters.value is not None):
+        return []
+    return [exhausted.problem(f"there is no {_LETTERS}, neither of the queue nor of the root: set one")]
+
+
+def _letter_problems_of_root(table: Mapping[str, object], path: str) -> list[str]:
+    """Return what is wrong with the dead-letter queues that a dropq.toml names, and what no queue is refused for."""
+    root = _root_entries(table, path)[0]
+    of_all = root["defaults"].value if "defaults" in root else {}
+    defaults = _table_entries(of_all if isinstance(of_all, Mapping) else {}, f"{path}: [defaults]", name="")[0]
+    named = [entries[_LETTERS] for entries in (root, defaults) if _LETTERS in entries]
+    absent = [problem for entry in named for problem in _absent(entry, os.path.dirname(os.path.abspath(path)))]
+    return absent + _exhausted_problems({key: root[key] for key in root if key == _LETTERS} | defaults)
+
+
+def _absent(letters: _Entry, root: str) -> list[str]:
+    """Return a problem if the dead-letter queue that is named is not there."""
+    queue = letters.value
+    if not isinstance(queue, str) or not can_name_queue(queue) or not os.path.exists(root):
+        return []  # told as a wrong value
+    if any(os.path.isdir(layout.target) for layout in layouts(root, queue) if not layout.topic):
+        return []
+    return [letters.problem(f"the root has no queue of this name: `dropq create {shlex.quote(queue)}` makes it")]
 
 
 def _view_keys(entries: Mapping[str, _Entry]) -> list[str]:

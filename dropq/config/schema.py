@@ -19,13 +19,13 @@ from dropq.durations import format_duration, parse_duration
 from dropq.errors import InvalidFilter, Unavailable
 from dropq.format.addresses import is_topic_name
 from dropq.format.escapes import LARGEST
-from dropq.format.names import CLASSES, Name, plain_name
+from dropq.format.names import CLASSES, Name, can_name_queue, plain_name
 
 #: The format of a root that this version reads and writes.
 FORMAT = 1
 
 #: The points that a replay can begin at.
-POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 time"
+POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 date or time"
 
 #: A value that means the same as leaving the key out, even where [defaults] sets it.
 UNSET = "unset"
@@ -197,6 +197,7 @@ def _one_of(choices: tuple[str, ...]) -> Kind:
 _PERIOD = Kind(_period, durations.ALLOWED, format_duration)
 _LIFETIME = Kind(_lifetime, durations.ALLOWED, format_duration)
 _COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
+_QUEUE = _values("the name of a queue", lambda value: isinstance(value, str) and can_name_queue(value))
 _FILTER, _ORDER = Kind(_filter, "an expression as a string"), Kind(_order, "an expression as a string")
 
 
@@ -266,7 +267,7 @@ class QueueConfig:
     fairness_model: Literal["fast", "round-robin", "proportional"] = "fast"
     max_deliveries: int = _key(_COUNT, 0)
     max_cancels: int = _key(_COUNT, 0)
-    exhausted: Literal["error", "expired"] = "error"
+    exhausted: Literal["error", "expired", "dead-letter"] = "error"
     redelivery_attempts: int = _key(_COUNT, 0)
     redelivery_delay: float = _key(_PERIOD, 1.0)
     redelivery_backoff: float = _key(Kind(_factor, "a number from 1 to 1000"), 2.0)
@@ -288,7 +289,8 @@ class QueueConfig:
         _values("the name of a topic", lambda value: isinstance(value, str) and is_topic_name(value))
     )
     file_backed_metadata: Literal["enabled"] = _key(Kind(_metadata, '"enabled"'), "enabled")
-    dead_letter_queue: None = _not_built()
+    #: Of the queue itself, else of [defaults], else of the root.
+    dead_letter_queue: str | None = _key(_QUEUE)
     self_destruct: Literal[False] = _not_built(False)
     selector: tuple[()] = _not_built(())
     durability: Literal["none", "file", "full"] = "full"
@@ -307,7 +309,7 @@ class RootConfig:
 
     format: int = _key(_values(f"the number {FORMAT}", lambda value: type(value) is int and value == FORMAT), FORMAT)
     reply_to_style: Literal["bare", "typed"] = "bare"
-    dead_letter_queue: None = _not_built()
+    dead_letter_queue: str | None = _key(_QUEUE)
     defaults: Mapping[str, object] = field(
         default_factory=dict,
         metadata={"kind": _values("a table of keys of queue.toml", lambda value: isinstance(value, Mapping))},

@@ -67,7 +67,8 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
             for file in listed(context, where):
                 why, detail, *rest = explained(file)  # also for those that are left out: one may be a barrier
                 if wanted is None or wanted(file):
-                    yield Explanation(Message(transitions, where, file), why, detail, *rest)
+                    message = Message(transitions, where, file)
+                    yield Explanation(message, why, f"{detail}{_way_back(message)}", *rest)
 
 
 #: The last fields of an explanation: why, the detail, and, if known, the holders, and until when.
@@ -106,7 +107,12 @@ class _Snapshot:
         """Return the first reason why no consumer gets a message of target/."""
         if self._locks:
             queue = self._name if self._locks[0] == self._context.layout.read_lock else "--all"
-            return "paused", f"{self._locks[0]} pauses consumers: `dropq resume {queue}` removes it"
+            means = (
+                "keeps what is published from being distributed"
+                if self._context.layout.is_topic
+                else "pauses consumers"
+            )
+            return "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it"
         if has_expired(self._context, file):
             return "expired", f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
         if self._acks and file.name.id in self._acks:
@@ -211,6 +217,17 @@ class _Snapshot:
             return "held", "its holder is alive, and has no lease that could run out", holder
         way_out = f"`dropq sweep {self._name} --unleased-older-than 2h` returns it, if it is that old"
         return "unleased", f"it has no lease, and its holder is not known: {way_out}", holder
+
+
+def _way_back(message: Message) -> str:
+    """Return what is to be said of a dead letter: where it comes from, why, and how it gets back; else nothing."""
+    if not message.dead_letter_reason or not message.origin or message.origin == message.context.name:
+        return ""
+    letter = f"; it is a dead letter from {message.origin} ({message.dead_letter_reason})"
+    if message.state == "processing":
+        return letter
+    command = f"dropq requeue {quote(message.context.name)} {quote(message.id)} --state {message.state} --to-origin"
+    return f"{letter}: `{command}` puts it back"
 
 
 def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:

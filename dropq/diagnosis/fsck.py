@@ -27,7 +27,7 @@ from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout
 from dropq.format.names import DELETED
-from dropq.lifecycle import ephemeral
+from dropq.lifecycle import dead_letters, ephemeral
 from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.known_queues import absences, addresses
 from dropq.lifecycle.known_queues import look as look_below
@@ -69,6 +69,9 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
     with error_context(UNFINISHED):
         examined = ExaminedQueue(layout, config, root.layout.meta, root.clock.now_ms())
         found += [*fsck_checks.examine(examined), *topic_checks.examine_topic(examined)]
+        own = None if config is None else config.dead_letter_queue
+        if own not in _letters_of_root(root):
+            found += _absent_letters(root, layout.config_file, own)
     found = [_with_queue(finding, name) for finding in found]
     if not repair:
         return [_repairable(finding, f"dropq fsck {shlex.quote(name)} --repair") for finding in found]
@@ -86,6 +89,8 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
     with error_context(UNFINISHED):
         found = list(fsck_checks.temporaries_in((layout.path, layout.private, layout.meta), now))
         found += [*_not_queues(root, now), *_left_queues(root, now), *_sidecars(root, now)]
+        for queue in _letters_of_root(root):
+            found += _absent_letters(root, layout.config_file, queue)
         found += [*_deleted_topics(f"{layout.path}/{TOPIC_ROOT}", now), *topic_checks.examine_topic_root(root, now)]
     if not repair:
         return [_repairable(finding, "dropq fsck --repair") for finding in found]
@@ -147,6 +152,19 @@ def _not_queues(root: RootContext, now: int) -> Iterator[Finding]:
             )
         elif not entry.name.startswith(".") and entry.name not in known and os.path.isdir(entry.path):
             yield entry.finding("deleted-queue" if DELETED.search(entry.name) else "not-a-queue")
+
+
+def _letters_of_root(root: RootContext) -> set[str]:
+    """Return the dead-letter queues that dropq.toml names."""
+    named = (root.config.dead_letter_queue, root.config.defaults.get("dead_letter_queue"))
+    return {queue for queue in named if isinstance(queue, str)}
+
+
+def _absent_letters(root: RootContext, file: str, queue: str | None) -> Iterator[Finding]:
+    """Find a dead-letter queue that a configuration file names, and that is not there."""
+    if queue is not None and dead_letters.find_layout(root.layout.path, queue) is None:
+        says = f"{KINDS['absent-letters'].says}; `dropq create {shlex.quote(queue)}` makes it"
+        yield Finding("absent-letters", file, says)
 
 
 def _deleted_topics(folder: str, now: int) -> Iterator[Finding]:

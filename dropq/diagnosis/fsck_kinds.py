@@ -76,6 +76,11 @@ KINDS: Mapping[str, Kind] = {
         "info", "no name refers to this metadata file: `dropq sweep` removes it when it runs twice, over an hour apart"
     ),
     "absent-queue": Kind("warning", "a queue of this root is not there: no metadata is collected meanwhile"),
+    "absent-letters": Kind(
+        "warning",
+        "the dead-letter queue that this file names is not there: messages that should go there go to error/ of their "
+        "own queues, and sends to queues that do not exist are refused",
+    ),
     "abandoned-send": Kind("warning", "this was put into working/ over a day ago, and never sent", "set aside"),
     "abandoned-job": Kind(
         "warning", "a job has been idle for over a day: `dropq sweep QUEUE --jobs-older-than 1d` drops it"

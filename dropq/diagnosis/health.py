@@ -300,7 +300,8 @@ class _Snapshot:
     def _unusable_routes(self) -> Iterator[Reason]:
         for name, why in routes.examine(self._context)[1].items():
             text = f"route {name} is in use, and takes nothing: {why}"
-            yield Reason("route", f"{text}; correct it, or remove {self._context.layout.routing}/{name}{IN_USE}")
+            in_use = shlex.quote(f"{self._context.layout.routing}/{name}{IN_USE}")
+            yield Reason("route", f"{text}; correct it, or remove {in_use}")
 
     def notes(self) -> Iterator[Reason]:
         """Yield what does no harm, but explains much."""
@@ -310,11 +311,20 @@ class _Snapshot:
                 "recovering", "it is being filled with what its topic archived: consumers see nothing until then"
             )
         for name, count in routes.routed(self._context.layout, self._context.config.ignore).items():
-            folder = f"{self._context.layout.routing}/{name}"
-            text = f"{_count(count, 'message')} in {folder}, which no consumer of this queue gets"
-            yield Reason("routed", f"{text}: move them to target/ to have them delivered here", count)
+            folder, target = f"{layout.routing}/{name}", shlex.quote(layout.target)
+            nobody, done = "consumer of this queue", "delivered"
+            if layout.is_topic:
+                nobody, done = "receiver of this topic", "distributed"
+            text = f"{_count(count, 'message')} in {folder}, which no {nobody} gets"
+            yield Reason("routed", f"{text}: move them to {target} to have them {done}", count)
+        letters = sum(map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._held))))
+        if letters:
+            text = f"{_count(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
+            way_back = f"`dropq requeue {self._name} --state target --to-origin --all` puts them back"
+            yield Reason("letters", f"{text}; {way_back}", letters)
         if self._pause:
-            yield Reason("paused", f"consumers see an empty queue; {self._pause}")
+            means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
+            yield Reason("paused", f"{means}; {self._pause}")
         if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):
             yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them continue")
         count, most = sum(self.counts[state] for state in UNSETTLED), self._context.config.max_unprocessed

@@ -21,6 +21,8 @@ WAITING = ("target", "delayed")
 UNSETTLED = (*WAITING, "processing")
 #: The states of messages that lie there for a reason, which is kept beside them.
 WITH_REASON = ("error", "expired")
+#: Where a message went that is a dead letter now: into target/ of another queue.
+DEAD_LETTER = "dead-letter"
 #: The states of messages that are settled. A name may be reserved there before the file is renamed over it.
 SETTLED = (*WITH_REASON, "processed")
 #: All states of messages that are sent.

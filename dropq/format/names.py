@@ -544,6 +544,11 @@ def has_no_expiration(filename: str) -> bool:
     return filename.count(".") < 3
 
 
+def is_letter(filename: str) -> bool:
+    """Return whether a name says why its message became a dead letter; it may have a claim prefix."""
+    return "JMS_dropq_reasonS=" in filename
+
+
 def is_unique(own_name: str) -> bool:
     """Return whether no other file can have a name: it has a generated id, or a copy marker."""
     name = parse(own_name)

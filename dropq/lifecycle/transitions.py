@@ -13,19 +13,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 
-from dropq.errors import DropqError, LeaseLost, NoSuchQueue
+from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.claims import Claim, Location
 from dropq.format.credits import Via, may_have_via
+from dropq.format.layout import DEAD_LETTER, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
-from dropq.lifecycle import credits
+from dropq.lifecycle import credits, dead_letters
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
-from dropq.storage.failures import storage_error
+from dropq.storage.failures import describe, storage_error
 
 log = logging.getLogger("dropq")
 
@@ -273,7 +275,7 @@ class Transitions:
 
     def set_part_aside(self, path: str, own_name: str, reason: str, details: Mapping[str, object]) -> None:
         """Move a part of a committed message, which cannot reach its receiver any more, to error/ with a reason."""
-        name = replace(self._sidecars.parse(own_name), foreign=False, copy=os.urandom(5).hex())
+        name = self.marked(self._sidecars.parse(own_name))
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
             self._move_with_reason(path, "error", name, reason, details)
             self._sync_settled(self._layout.error)
@@ -340,7 +342,14 @@ class Transitions:
         *,
         cancel: bool = False,
     ) -> Location:
-        """Move a claimed message to error/ or expired/ with a reason; `cancel` as for give_back."""
+        """Move a claimed message to error/ or expired/ with a reason; `cancel` as for give_back.
+
+        With the state `dead-letter` it goes to the dead-letter queue, as `to_dead_letter` says.
+        """
+        if state == DEAD_LETTER:
+            location = self.to_dead_letter(claim, reason, details, cancel=cancel)
+            assert location is not None  # a claim that is gone raises LeaseLost
+            return location
         name = self._counted(claim, cancel=cancel)
         fields = {"owner": claim.owner, "delivery": claim.number, **(details or {})}
         location = Location(state, self._move_out(claim, self._move_with_reason, state, name, reason, fields))
@@ -374,6 +383,117 @@ class Transitions:
         self._move_out(claim, self._storage.rename, renewed.path)
         claim.follow(renewed)
         return claim
+
+    # -- dead letters: processing, target -> another queue's target -------------------------------------------
+
+    def to_dead_letter(
+        self,
+        message: Claim | MessageFile,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        *,
+        cancel: bool = False,
+        state: str = "target",
+    ) -> Location | None:
+        """Move a message that cannot be delivered to the dead-letter queue; return where it is now.
+
+        If that queue is missing, lies on another file system or refuses the message, or none is named, the message goes
+        to error/, with the reason. A crash leaves it where it was or in the dead-letter queue.
+
+        Args:
+            message: its claim; or its file, if it waits unclaimed.
+            reason: why it cannot be delivered, in a word of at most 32 bytes.
+            details: what else to keep with the reason if it goes to error/.
+            cancel: count a cancel, as for `give_back`.
+            state: where it waits unclaimed: target, or delayed.
+
+        Returns:
+            The location, with the state `dead-letter` or `error`; None if it waited, and another process took it first.
+
+        Raises:
+            LeaseLost: the claim is gone; nothing was changed.
+            StorageError: it stays where it was; or, if the error has a `location`, it was moved and not synced.
+        """
+        if isinstance(message, Claim):
+            name = self._counted(message, cancel=cancel)
+            fields = {"owner": message.owner, "delivery": message.number, **(details or {})}
+            leave = partial(self._move_out, message)
+            return self._end_as_letter(leave, self._layout.processing, name, reason, fields, message.own_name)
+        folder = self._layout.folder(state)
+        leave = partial(self._move_waiting, f"{folder}/{message.filename}")
+        name = replace(message.name.unmarked, delivery_count=message.delivery_count)
+        try:
+            return self._end_as_letter(leave, folder, name, reason, details or {}, message.own_name)
+        except FileNotFoundError:
+            return None  # RACE: a consumer claimed it, or another process moved it
+
+    def _end_as_letter(
+        self,
+        leave: Callable[..., str],
+        folder: str,
+        name: Name,
+        reason: str,
+        details: Mapping[str, object],
+        own_name: str,
+    ) -> Location:
+        """Move a message to the dead-letter queue, else to error/.
+
+        Args:
+            leave: calls a move with the message's path and more arguments.
+            folder: the folder that it leaves.
+            name, reason, details: what its name says, and why it goes.
+            own_name: its file name until now.
+        """
+        queue = self._config.dead_letter_queue
+        try:
+            letters = self._find_letters()
+            file = leave(self._move_to_letters, letters, name, reason)
+        except (NoSuchQueue, StorageError) as error:
+            why = _refusal(queue, error)
+            details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
+            location = Location("error", leave(self._move_with_reason, "error", name, reason, details))
+            self._free(own_name)
+            log.warning("queue %s: message %s went to error/: %s", self.context.name, name.id, why)
+            self._sync_settled(self._layout.error, folder, location=location)
+            return location
+        location = Location(DEAD_LETTER, file)
+        self._free(own_name)
+        self._sync_settled(letters.target, folder, location=location)
+        return location
+
+    def _find_letters(self) -> QueueLayout:
+        queue = self._config.dead_letter_queue
+        if queue is None:
+            raise NoSuchQueue("no dead_letter_queue is set")
+        letters = dead_letters.find_layout(self.context.root.layout.path, queue)
+        if letters is None:
+            raise NoSuchQueue(f"the dead-letter queue {queue} is missing")
+        return letters
+
+    def _move_to_letters(self, source: str, letters: QueueLayout, name: Name, reason: str) -> str:
+        """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its name there."""
+        name = dead_letters.letter(name, self.context.name, reason, self._clock.now_ms())
+        sidecars = dead_letters.sidecars_at(self.context, letters)
+        if name.meta:
+            sidecars.make_known()
+        file = sidecars.fit(self.unique(name))
+        try:
+            if self._storage.place_in_kernel(source, f"{letters.target}/{file}"):
+                return file
+        except FileExistsError:  # a message with its id is there: both stay
+            pass
+        file = sidecars.fit(self.marked(name))
+        self._storage.rename(source, f"{letters.target}/{file}")
+        return file
+
+    def _move_waiting(self, source: str, move: Callable[..., str], *args: object) -> str:
+        """Move an unclaimed file by `move(path, ...)`; FileNotFoundError if it is gone."""
+        try:
+            return move(source, *args)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not reading.exists(source):
+                raise
+            raise storage_error(error, f"the message stays where it was, {source}") from error
 
     # -- routing: processing, target -> routing/ROUTE -----------------------------------------------------------
 
@@ -566,8 +686,13 @@ class Transitions:
         return copy
 
     def _restarted(self, file: MessageFile, to: QueueContext) -> Name:
-        """Return the name of a message that starts again in a queue: without counters, expiration and early ack."""
+        """Return the name of a message that starts again in a queue: without counters, expiration and early ack.
+
+        In another queue it is no dead letter any more.
+        """
         name = file.name
+        if name.reason and to.layout.home != self._layout.home:
+            name = replace(self._sidecars.whole(name), origin="", reason="")  # the origin may be in the sidecar
         if name.generated:
             with to.error_context("the message stays where it was"):
                 to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an early ack was for the delivery before
@@ -599,6 +724,8 @@ class Transitions:
 
     def _exhausted(self, name: Name, *, cancel: bool, counted: bool) -> str | None:
         config = self._config
+        if dead_letters.is_letter(self.context, name):
+            return None  # its counters are those of the queue that it came from
         if counted and config.max_deliveries and name.delivery_count >= config.max_deliveries:
             return "max_deliveries"
         if cancel and config.max_cancels and name.cancels >= config.max_cancels:
@@ -638,7 +765,11 @@ class Transitions:
 
     def copy_name(self, name: Name) -> str:
         """Return a file name for a message whose own name is taken: with a mark that no other has."""
-        return self._sidecars.fit(replace(name, foreign=False, copy=os.urandom(5).hex()))
+        return self._sidecars.fit(self.marked(name))
+
+    def marked(self, name: Name) -> Name:
+        """Return a name with a mark that no other has."""
+        return replace(name, foreign=False, copy=os.urandom(5).hex())
 
     # -- moves ---------------------------------------------------------------------------------------------------
 
@@ -756,3 +887,13 @@ class Transitions:
         except OSError as error:
             raise storage_error(error, "the message stays where it was") from error
         return folder
+
+
+def _refusal(queue: str | None, error: DropqError) -> str:
+    """Return why a message cannot go to a dead-letter queue."""
+    cause = error.__cause__
+    if not isinstance(error, StorageError) or not isinstance(cause, OSError):
+        return str(error)
+    if cause.errno == errno.EXDEV:
+        return f"the dead-letter queue {queue} lies on another file system"
+    return f"the dead-letter queue {queue} refuses it: {describe(cause)}"

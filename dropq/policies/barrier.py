@@ -31,7 +31,7 @@ from dataclasses import replace
 from dropq.errors import LeaseLost, StorageError
 from dropq.format import names
 from dropq.format.claims import BARRIER, Claim, Location, claim_owner
-from dropq.format.layout import GONE_PREFIX, WITH_REASON
+from dropq.format.layout import DEAD_LETTER, GONE_PREFIX, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.lifecycle.claims import claims_in, find_claim
@@ -329,7 +329,7 @@ class Shares(Transitions):
         try:
             why = reading.parse_json(reading.read_small(f"{self._folder}/{_WHY}") or b"null")
             state, reason, details = why["state"], why["reason"], dict(why["details"])  # type: ignore[index]
-            if state in WITH_REASON:
+            if state in (*WITH_REASON, DEAD_LETTER):
                 return state, str(reason), details
         except (ValueError, TypeError, KeyError) as error:  # damaged by a power cut, or by hand
             log.warning("%s/%s is damaged: %s", self._folder, _WHY, error)

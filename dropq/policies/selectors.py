@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from dropq.config.selectors import Selector, name_of, parse, with_token
 from dropq.errors import ConfigError, DropqError
-from dropq.format.credits import new_token
+from dropq.format.credits import Credit, Via, new_token
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
@@ -27,12 +28,18 @@ from dropq.storage.failures import describe
 
 log = logging.getLogger("dropq")
 
+#: The file beside the credits of a selector that says which router spent the last.
+LAST = ".last"
 #: What tells whether a selector's file has changed.
 Version = tuple[int, int, int]
 
 
 class InUse:
     """A selector in use.
+
+    How many credits are spent is counted by a listing, which takes long where there are many. So this keeps an upper
+    bound: the last count, and what it has spent since. The bound holds as long as nobody else spends: the file `.last`
+    beside the credits says who did, and is read and written under the policy lock.
 
     Args:
         context: the queue.
@@ -44,11 +51,17 @@ class InUse:
         self.selector = selector
         self.version = version
         self.path = path_of(context, selector.name)
+        #: The folder of its credits.
+        self.folder = f"{context.layout.credits}/{selector.token}"
+        self._context = context
         self._decide: Callable[[MessageFile], bool | None] | None = None
         if selector.filter is not None:
             self._decide = deciding(selector.filter, context, "target", context)
-        folder = f"{context.layout.credits}/{selector.token}"
-        self._spent = reading.Listing(folder, context.clock)
+        self._mark = os.urandom(8).hex().encode()
+        self._spent = 0
+        self._counted_until = 0.0
+        #: When its credits may be counted again, by `time.monotonic()`, where that took long.
+        self.counts_at = 0.0
 
     @property
     def is_current(self) -> bool:
@@ -57,13 +70,47 @@ class InUse:
 
     @property
     def busy(self) -> int:
-        """How many of its messages are not settled."""
-        return len(self._spent.names())
+        """How many of its messages are not settled, or were not a moment ago."""
+        if self.selector.credit is not None and time.monotonic() >= max(self._counted_until, self.counts_at):
+            self._count()
+        return self._spent
 
     @property
     def has_credit(self) -> bool:
-        """Whether it may take a message, as far as its credits say."""
-        return self.selector.credit is None or self.busy < self.selector.credit
+        """Whether it may take a message, as far as its credits said a moment ago."""
+        limit = self.selector.credit
+        if limit is not None and self._spent >= limit and time.monotonic() >= self.counts_at:
+            self._count()
+        return limit is None or self._spent < limit
+
+    def may_spend(self) -> bool:
+        """Return whether it has a credit left; call this under the policy lock.
+
+        Raises:
+            OSError: that cannot be told.
+        """
+        path = f"{self.folder}/{LAST}"
+        if reading.read_small(path) != self._mark:
+            self._context.storage.make_folder(self.folder)
+            self._context.storage.write_small(path, self._mark)
+            self._count()
+        limit = self.selector.credit or 0
+        if self._spent >= limit:
+            self._count()
+        return self._spent < limit
+
+    def spend(self, via: Via, credit: Credit) -> None:
+        """Make the file of a credit; call this under the policy lock, after `may_spend`."""
+        credits.spend(self._context, via, credit)
+        self._spent += 1
+
+    def _count(self) -> None:
+        began = time.monotonic()
+        self._spent = len(credits.spent(self._context.layout, self.selector.token))
+        now, timing = time.monotonic(), self._context.timing
+        took = now - began
+        self._counted_until = now + timing.max_age
+        self.counts_at = now + took * timing.listing_share if took > timing.long_look else 0.0
 
     def takes(self, file: MessageFile) -> bool | None:
         """Return whether it takes a waiting message; None where that cannot be told now."""
@@ -121,6 +168,11 @@ class Selectors:
             selector = replace(selector, token=give_token(self._context, name, content.decode()))
             version = _version(path)
         return None if version is None else InUse(self._context, selector, version)
+
+    @property
+    def counts_at(self) -> float:
+        """When the first of them is to count its credits again, by `time.monotonic()`; 0 if none is."""
+        return min((one.counts_at for one in self.in_use if one.counts_at), default=0.0)
 
     @property
     def may_take(self) -> bool:

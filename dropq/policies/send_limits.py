@@ -35,6 +35,18 @@ _NUMBER = re.compile("[+-]?[0-9]{1,18}")
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
+class Overflows(QueueFull):
+    """Raised where a full queue has an overflow selector: what is sent goes to the queue that this names.
+
+    Attributes:
+        to: the address of that queue.
+    """
+
+    def __init__(self, text: str, to: str) -> None:
+        super().__init__(text)
+        self.to = to
+
+
 class SendLimits:
     """The send limits of one queue, for the process that made this object.
 
@@ -42,13 +54,17 @@ class SendLimits:
         name: the queue's name.
         context: the queue.
         then: the limits of the topic that what this queue lets in is published to; None of any other queue.
+        rejects: whether the queue rejects what is beyond its limit, whatever it says: it takes what another is too full
+            for.
     """
 
-    def __init__(self, name: str, context: QueueContext, *, then: SendLimits | None = None) -> None:
+    def __init__(
+        self, name: str, context: QueueContext, *, then: SendLimits | None = None, rejects: bool = False
+    ) -> None:
         most = context.config.max_unprocessed
         self._then = then
         self._write_lock = WriteLock(name, context)
-        self._limit = None if most is None else Limit(name, context, most)
+        self._limit = None if most is None else Limit(name, context, most, rejects=rejects)
         self._pid = os.getpid()
 
     @property
@@ -160,15 +176,17 @@ class Limit:
         name: the queue's name.
         context: the queue.
         most: the limit.
+        rejects: as of `SendLimits`.
     """
 
-    def __init__(self, name: str, context: QueueContext, most: int) -> None:
+    def __init__(self, name: str, context: QueueContext, most: int, *, rejects: bool = False) -> None:
         layout = context.layout
         self._name = name
         self._context = context
         self._most = most
         self._full = f"queue {name} is full (max_unprocessed = {most})"
-        self._overflow = context.config.overflow
+        self._overflow = "reject" if rejects else context.config.overflow
+        self._follows = not rejects
         folders = layout.delayed, layout.target, layout.processing
         self._tally = Tally(folders, context.config.ignore, most, context.timing, committed=context)
         self._discarded = 0
@@ -183,6 +201,8 @@ class Limit:
             )
         if entering := self._enter(count, whole):
             return entering
+        if self._follows and (to := self._overflows_to()) is not None:
+            raise Overflows(f"{self._full}, and its overflow selector sends to {to}", to)
         if self._overflow == "discard":
             return self._discard(count if whole else 1)
         if self._overflow == "reject":
@@ -191,6 +211,15 @@ class Limit:
                 f"when consumers have settled some, `dropq ls {self._name}` shows how many there are"
             )
         return self._wait(count, whole)
+
+    def _overflows_to(self) -> str | None:
+        """Return the address that the queue's overflow selector sends to; None without one that can be used."""
+        if not reading.exists(self._context.layout.selectors):
+            return None
+        from dropq.policies.selectors import read
+
+        found, _ = read(self._context)
+        return next((one.to for one in found if one.role == "overflow"), None)
 
     def has_room(self) -> bool:
         """Admit one message if there is room, and return whether there is."""

@@ -21,11 +21,12 @@ from dropq.durations import Duration as Duration
 from dropq.durations import parse_duration
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, StorageError
 from dropq.format.claims import Claim, Location
-from dropq.format.layout import WAITING, WITH_REASON
+from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.lifecycle.claims import find_claim, listing_once
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.dead_letters import is_letter
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
@@ -121,6 +122,9 @@ class Message:
             return claim.path
         if self._state == "removed":
             raise NoSuchMessage(f"message {self.id} was settled; queue {self.context.name} keeps no history")
+        if self._state == DEAD_LETTER:
+            letters = self.context.config.dead_letter_queue
+            raise NoSuchMessage(f"message {self.id} is a dead letter now, in queue {letters}")
         return f"{self.context.layout.folder(self._state)}/{self.file}"
 
     @property
@@ -229,6 +233,16 @@ class Message:
         except FileNotFoundError:
             return None
 
+    @property
+    def origin(self) -> str | None:
+        """The queue that it was in last, or was sent to, before it became a dead letter; None if it is none."""
+        return self._name.origin or None
+
+    @property
+    def dead_letter_reason(self) -> str | None:
+        """Why it became a dead letter, in a word such as `max_deliveries` or `no_such_queue`; None if it is none."""
+        return self._name.reason or None
+
     # -- what it says ----------------------------------------------------------------------------------------
 
     @property
@@ -320,7 +334,7 @@ class Message:
         Raises:
             ValueError: the message has no `reply_to`; nothing was sent.
             InvalidName: its `reply_to` cannot be the name of a queue; nothing was sent.
-            NoSuchQueue: its `reply_to` names no queue of the root; nothing was sent.
+            NoSuchQueue: its `reply_to` names no queue of the root, which has no dead-letter queue; nothing was sent.
             QueueFull, StorageError: as of `Queue.send`.
         """
         from dropq.queue.replies import correlated, reply_queue
@@ -358,11 +372,14 @@ class Message:
     def fail(self, reason: str, **details: object) -> None:
         """Report that handling it failed: it returns to target/ while redelivery_attempts last, then goes to error/.
 
+        A dead letter goes to error/ at once: its delivery count is not of this queue.
+
         Args:
             reason: what went wrong, for people who look into error/.
             details: what else to keep with the reason, such as `traceback`, `exit_status` or `stderr`.
         """
-        if self._claimed().number <= self.context.config.redelivery_attempts:
+        tries = self.context.config.redelivery_attempts
+        if self._claimed().number <= tries and not is_letter(self.context, self._name):
             self._give_back()
         else:
             self._set_aside("error", "failed", {"detail": reason, **details})

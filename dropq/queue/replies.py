@@ -13,7 +13,8 @@ from dropq.errors import InvalidName, NoSuchQueue
 from dropq.format import names
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.queue.open_queue import open_queue
+from dropq.queue.lost_sends import lost_sends
+from dropq.queue.open_queue import find_layout, open_queue
 from dropq.queue.sender import Sender
 
 
@@ -47,13 +48,13 @@ class ReplyQueue(Sender):
         return Transitions(self._context)
 
 
-def reply_queue(request: Request) -> ReplyQueue:
-    """Open the queue that a message's answers go to.
+def reply_queue(request: Request) -> Sender:
+    """Open the queue that a message's answers go to; if it is not there, the root's dead-letter queue takes them.
 
     Raises:
         ValueError: the message has no reply_to.
         InvalidName: the reply_to cannot be the name of a queue.
-        NoSuchQueue: the reply_to names no queue of the root.
+        NoSuchQueue: the reply_to names no queue of the root, which has no dead-letter queue.
         ConfigError, StorageError: the queue cannot be opened.
     """
     name, of_message = request.reply_to, f"message {request.id} of queue {request.context.name}"
@@ -69,6 +70,10 @@ def reply_queue(request: Request) -> ReplyQueue:
             context = _open(request.context.root, view.default_publish_target or view.underlying_topic)
         return ReplyQueue(context)
     except (InvalidName, NoSuchQueue) as error:
+        address = name.removeprefix(names.TOPIC_REPLY)
+        missing = isinstance(error, NoSuchQueue) and find_layout(request.context.root.layout.path, address) is None
+        if missing and (letters := lost_sends(request.context.root, address)) is not None:
+            return letters
         if names.is_temporary(name):
             raise NoSuchQueue(
                 f"nobody waits any more for the answer to {of_message}, correlation id "

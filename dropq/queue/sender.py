@@ -10,17 +10,17 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from io import BufferedWriter
 from typing import IO, Any, NamedTuple
 
 from dropq.durations import Duration, parse_duration
-from dropq.errors import DropqError, QueueFull, StorageError
+from dropq.errors import DropqError, NoSuchQueue, QueueFull, StorageError
 from dropq.format import names
 from dropq.format.typed import Typed, check_text
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.send_limits import SendLimits
+from dropq.policies.send_limits import Overflows, SendLimits
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
 from dropq.storage.files import Draft
@@ -54,8 +54,8 @@ class Sent(NamedTuple):
     """What became of a send: the message's id, whether the queue took it, and the queue or topic that it went to.
 
     A queue that is full and discards does not take it: then nothing was sent, and it went to no queue. Of what is
-    published to a topic, `distributed` says whether every receiver has it; False: they will get it, and it is not to be
-    sent again. Elsewhere it is None.
+    published to a topic, `distributed` says whether every receiver has it, or a route of the topic took it; False: they
+    will get it, and it is not to be sent again. Elsewhere it is None.
     """
 
     id: str
@@ -68,8 +68,8 @@ class Sender:
     """What sends to a queue; `Queue` is one."""
 
     name: str
-    #: The client that publishes, whose no-local subscriptions do not get what it sends.
-    _publisher = ""
+    #: What the names of its messages say that no argument of a send says, by attribute of `Name`.
+    _marks: Mapping[str, Any] = {}
     #: What lets messages in, from the first send on, and when it is to be asked again, by `time.monotonic()`.
     _limits: SendLimits | None = None
     _asks_at = 0.0
@@ -84,6 +84,18 @@ class Sender:
     def _goal(self) -> QueueContext:
         """The queue that messages are sent to: of a view on topics, the topic's."""
         return self._transitions.context
+
+    def _letters(self) -> Sender | None:
+        """Return what takes the messages instead if the queue is not there; None if it is, or nothing takes them."""
+        return None
+
+    def _overflow(self, full: Overflows) -> Sender:
+        """Return what takes the messages instead while the queue is full.
+
+        Raises:
+            QueueFull: it is not there.
+        """
+        raise full
 
     def send(
         self,
@@ -101,7 +113,9 @@ class Sender:
     ) -> Sent:
         """Send a message: once this returns, it is in target/, as durable as the queue's configuration asks.
 
-        Where the queue has a write-lock, or is full and blocks, it waits first; periods count from the call.
+        Where the queue has a write-lock, or is full and blocks, it waits first; periods count from the call. If
+        the queue is not there, and the root has a dead-letter queue, the message becomes a dead letter there, which
+        neither expires nor is delayed: `delivered_to` says so.
 
         Args:
             body: bytes, or text, which is sent as UTF-8 and as class T.
@@ -121,8 +135,19 @@ class Sender:
         headers = Headers(
             priority, type, correlation_id, reply_to, expires_in, delay, properties, message_class, message_id
         )
+        try:
+            return self._send(body, headers)
+        except Overflows as full:
+            return self._overflow(full)._send(body, headers)
+        except NoSuchQueue:
+            letters = self._letters()
+            if letters is None:
+                raise
+            return letters._send(body, headers)
+
+    def _send(self, body: bytes | str, headers: Headers) -> Sent:
         transitions = self._opened or self._transitions  # a queue that is refused is refused before all else
-        if headers == PLAIN and not self._publisher:
+        if headers == PLAIN and not self._marks:
             message_id, not_before = transitions.context.root.ids.next(), 0
             file = names.plain_name(message_id, 4, "T" if isinstance(body, str) else "B")
             if time.monotonic() >= self._asks_at and not self._admit():
@@ -183,10 +208,22 @@ class Sender:
         for message in messages:
             batch.append(message)
             if len(batch) == BATCH:
-                self._send_admitted(batch, sent)
+                self._send_batch_or_letters(batch, sent)
                 batch = []
         if batch:
+            self._send_batch_or_letters(batch, sent)
+
+    def _send_batch_or_letters(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
+        before = len(sent)
+        try:
             self._send_admitted(batch, sent)
+        except Overflows as full:
+            self._overflow(full)._send_admitted(batch[len(sent) - before :], sent)
+        except NoSuchQueue:
+            letters = self._letters()
+            if letters is None:
+                raise
+            letters._send_admitted(batch[len(sent) - before :], sent)
 
     def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         """Send a batch, in as many parts as the queue lets it in; what it discards is passed over."""
@@ -238,7 +275,7 @@ class Sender:
             context.storage.together(context.layout.working, len(batch)) as each,
         ):
             for message in batch:
-                if isinstance(message, Mapping) or self._publisher:
+                if isinstance(message, Mapping) or self._marks:
                     message = message if isinstance(message, Mapping) else {"body": message}
                     body = _body_of(message)
                     headers = Headers(**{key: value for key, value in message.items() if key != "body"})
@@ -271,6 +308,24 @@ class Sender:
         self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
     ) -> None:
         """Send a file, as `send_file` does; add what became of it to a list, also where an error follows the send."""
+        goal: Sender = self
+        if not isinstance(path, str | os.PathLike):  # what was read of it cannot be sent again: look first
+            goal = self._letters() or self
+        try:
+            goal._send_one_file(sent, path, move=move, **fields)
+        except Overflows as full:  # it was asked before anything was read
+            self._overflow(full)._send_one_file(sent, path, move=move, **fields)
+        except NoSuchQueue:
+            if goal is not self or not isinstance(path, str | os.PathLike):
+                raise
+            letters = self._letters()
+            if letters is None:
+                raise
+            letters._send_one_file(sent, path, move=move, **fields)
+
+    def _send_one_file(
+        self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
+    ) -> None:
         source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
         file, message_id, not_before = self._address_of(b"", Headers(**fields), asks=True)
         if not file:
@@ -331,7 +386,7 @@ class Sender:
             self._goal.storage.adopt(source, staged)
         except OSError as error:
             if isinstance(error, FileNotFoundError):
-                raise storage_error(error, "nothing was sent") from error
+                raise self._goal.refused(error, "nothing was sent") from error
             return False  # another file system, or not ours to move: copy it
         return True
 
@@ -354,6 +409,15 @@ class Sender:
         Raises:
             QueueFull: the queue is full, and rejects.
         """
+        with ExitStack() as stack:
+            try:
+                writing = stack.enter_context((self._letters() or self)._writer(**fields))
+            except Overflows as full:
+                writing = stack.enter_context(self._overflow(full)._writer(**fields))
+            yield writing
+
+    @contextmanager
+    def _writer(self, **fields: Any) -> Iterator[IO[bytes]]:
         file, _, not_before = self._address_of(b"", Headers(**fields), asks=True)
         if not file:
             with open(os.devnull, "wb") as nowhere:
@@ -412,8 +476,7 @@ class Sender:
             if (text := getattr(headers, header)) is not None:
                 check_text(header, text)
                 known[header] = text
-        if self._publisher:
-            known["from_client"] = self._publisher
+        known |= self._marks
         if headers.expires_in is not None:
             known["expiration"] = self._in(headers.expires_in)
         if headers.properties is not None:

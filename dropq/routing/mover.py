@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
-from dropq.format.claims import claim_owners
+from dropq.format.claims import router_claims
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.message_file import MessageFile
 from dropq.format.names import TOPIC_REPLY
@@ -29,7 +29,6 @@ from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors
 from dropq.policies.send_limits import SendLimits
 from dropq.queue.open_queue import open_queue
-from dropq.queue.subscription import subscription_id
 from dropq.staging.fan_out import fan_out
 from dropq.staging.receivers import Receiver, make_known
 from dropq.storage import liveness, reading
@@ -88,7 +87,7 @@ class Mover:
         self.selectors = Selectors(context)
         self._lock = PolicyLock(context)
         self._targets: dict[str, Target] = {}
-        self._owners = claim_owners(subscription_id("route"))
+        self._owners = router_claims()
         self._subscribed_at: float | None = None
         self._has_subscriptions = False
         self._warned: dict[str, str] = {}
@@ -180,11 +179,11 @@ class Mover:
                 return f"another process holds the lock {context.layout.lock}"
             if not one.is_current:
                 return "it was changed just now"  # RACE: the next look reads it again
-            if len(credits.spent(context.layout, selector.token)) >= (selector.credit or 0):
-                return f"it has no credit left of {selector.credit}"
             with context.error_context("the message stays in target/"):
+                if not one.may_spend():
+                    return f"it has no credit left of {selector.credit}"
                 below = credits.below(context.root.layout, file.filename)[: HOPS_LIMIT - 1]
-                credits.spend(context, via, Credit(file.name.id, target.context.name, below))
+                one.spend(via, Credit(file.name.id, target.context.name, below))
             try:
                 gone = self._transitions.move_on(file, target.context, via) is None
             except DropqError:
@@ -305,12 +304,8 @@ class Mover:
         return self._hold(f"no selector takes it; after {patience:g} s without a subscription it is unroutable")
 
     def _set_aside(self, file: MessageFile, reason: str, details: dict[str, object]) -> bool:
-        """Move a message that cannot be delivered to where such messages go; return True: it has left its place."""
-        claim = self._transitions.claim(file, next(self._owners), lease_end(self._context.clock, LEASE))
-        if claim is not None:
-            claim.number -= 1  # it was delivered to nobody
-            with suppress(LeaseLost):
-                self._transitions.set_aside(claim, "error", reason, details)
+        """Make a dead letter of a message that cannot be delivered; return True: it has left its place."""
+        self._transitions.to_dead_letter(file, reason, details)
         return True
 
     def _hold(self, why: str) -> bool:

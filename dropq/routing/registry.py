@@ -165,6 +165,7 @@ def finish(context: QueueContext, name: str) -> bool:
     if token and credits.spent(context.layout, token):
         return False
     if token:
+        context.storage.unlink(f"{context.layout.credits}/{token}/{selectors.LAST}")
         context.storage.remove_folder(f"{context.layout.credits}/{token}")
     context.storage.unlink(_removed(context, name))
     return True

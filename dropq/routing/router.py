@@ -17,10 +17,10 @@ from collections.abc import Callable
 from functools import partial
 
 from dropq.errors import DropqError
-from dropq.format.claims import claim_owners
+from dropq.format.claims import router_claims
 from dropq.lifecycle.context import QueueContext
 from dropq.queue.offers import UNTOUCHED, Offers
-from dropq.queue.subscription import SweepOnTheWay, subscription_id
+from dropq.queue.subscription import SweepOnTheWay
 from dropq.queue.waiting import Waiting
 from dropq.routing.looks import Looks
 from dropq.routing.mover import Mover
@@ -57,7 +57,7 @@ class Router:
             context,
             None,
             filter=None,
-            owners=claim_owners(subscription_id("route")),
+            owners=router_claims(),
             deadline=partial(lease_end, context.clock, LEASE),
         )
         layout = context.layout
@@ -174,8 +174,10 @@ class Router:
 
     def _next_look(self) -> float:
         """Return the seconds after which to look without an event: a delay or a lease may have ended."""
-        again = RESCAN if self._sweep is None else self._sweep.again - time.monotonic()
-        return max(min(again, RESCAN), 0.001)
+        now = time.monotonic()
+        again = RESCAN if self._sweep is None else self._sweep.again - now
+        counts = self._mover.selectors.counts_at - now
+        return max(min(again, RESCAN, counts if counts > 0 else RESCAN), 0.001)
 
     def _sweep_on_the_way(self, sweep: SweepOnTheWay) -> None:
         try:

@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy as shallow
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -322,6 +323,12 @@ class Storage:
     def writes_as(self, other: Storage) -> bool:
         """Return whether it gives its files the modes and the group that another one gives."""
         return (self._file_mode, self._group) == (other._file_mode, other._group)
+
+    def at(self, base: str) -> Storage:
+        """Return what writes in another folder of the file system as this writes, and never makes that folder."""
+        other = shallow(self)
+        other._base = base
+        return other
 
     def copy(self, source: str, destination: str, *, synced: bool = True, like: Storage | None = None) -> None:
         """Copy a file to a new file; remove the copy when that fails.

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from dropq.errors import DropqError, LeaseLost, Unavailable
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage, Unavailable
 from dropq.filters import check_chooses
+from dropq.format.addresses import check_address
 from dropq.format.claims import Claim
-from dropq.format.layout import SETTLED, WITH_REASON
+from dropq.format.layout import SETTLED, WAITING, WITH_REASON
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.browsing import browse
 from dropq.queue.message import Message
+from dropq.queue.open_queue import open_queue
 from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.upkeep.recovery import is_recovering, recover_if_needed
@@ -95,16 +98,93 @@ def requeue(
     if state not in REQUEUED:
         raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}")
     goal = to or context
-
-    def act(message: Message) -> str | None:
-        folder = context.layout.folder(state)
-        inode = _inode(message) if state in WITH_REASON else None
-        file = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
-        if file is not None and inode is not None:
-            context.reasons.drop(state, message.file, inode)
-        return file
-
+    act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
     return _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run)
+
+
+def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
+    context, state = message.context, message.state
+    inode = _inode(message) if state in WITH_REASON else None
+    folder = context.layout.folder(state)
+    file = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+    if file is not None and inode is not None:
+        context.reasons.drop(state, message.file, inode)
+    return file
+
+
+def requeue_to_origin(
+    context: QueueContext,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str = "error",
+    filter: str | None = None,
+    keep_expiration: bool = False,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Move each dead letter back into target/ of the queue that it came from, as `requeue` does.
+
+    There it is no dead letter any more. A letter whose queue is not there stays. What is no dead letter stays, too, and
+    is passed over unless its id was given.
+
+    Args:
+        context: the queue that they lie in.
+        ids, filter: which; without both, all of the state.
+        state: as for `requeue`, or target or delayed.
+        keep_expiration: keep their own expiration, which they may have got in the queue that they lie in.
+        dry_run: only say what would be done.
+
+    Raises:
+        ValueError: messages of that state cannot be requeued.
+    """
+    if state not in (*REQUEUED, *WAITING):
+        raise ValueError(f"state {state!r}: dead letters are requeued from {', '.join((*REQUEUED, *WAITING))}")
+    return _requeue_to_origin(context, ids, state, filter, keep_expiration, dry_run)
+
+
+def _requeue_to_origin(
+    context: QueueContext,
+    ids: Iterable[str] | None,
+    state: str,
+    filter: str | None,
+    keep_expiration: bool,
+    dry_run: bool,
+) -> Iterator[Outcome]:
+    wanted, found = None if ids is None else list(dict.fromkeys(ids)), set[str]()
+    origins = dict[str, QueueContext]()
+    run = partial(each, context, state, dry_run=dry_run)
+    for message in select(context, state, ids=wanted, filter=filter):
+        found |= {message.id, message.name, message.file}
+        if wanted is None and not _is_letter(message):
+            continue
+        try:
+            goal = _origin(message, origins)
+        except DropqError as error:
+            yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {error}")
+            continue
+        act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
+        yield from run([message], wanted=None, act=act, done=f"requeued to {goal.name}")
+    missing = [id for id in wanted or () if id not in found]
+    yield from run([], wanted=missing, act=lambda message: None, done="")
+
+
+def _is_letter(message: Message) -> bool:
+    return message.dead_letter_reason is not None and message.origin not in (None, message.context.name)
+
+
+def _origin(message: Message, opened: dict[str, QueueContext]) -> QueueContext:
+    """Open the queue that a dead letter came from, unless it is open already.
+
+    Raises:
+        NoSuchMessage: it is no dead letter.
+        DropqError: its queue cannot be opened; the error names it.
+    """
+    origin = message.origin
+    if origin is None or not _is_letter(message):
+        raise NoSuchMessage("it is no dead letter")
+    if origin not in opened:
+        check_address(origin)  # it is read from a name, which anybody may have written
+        opened[origin] = open_queue(message.context.root, origin)
+    return opened[origin]
 
 
 def move(

@@ -110,7 +110,7 @@ def _make(
     if found is not None and found.is_topic:
         raise QueueExists(f"queue {name!r} was not made: the root has a topic of this name, {found.home}")
     where, root_file = f"options of queue {name}", root.layout.config_file
-    config = validate_options(options, where, root=root.config, root_file=root_file)
+    config = validate_options(options, where, root=root.config, root_file=root_file, queue=name)
     if config.underlying_topic is not None:
         underlies(config.underlying_topic, name)  # refused without RE2: each topic of the root would wait for this view
     group = group_number(config.group)
@@ -153,7 +153,8 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     if layout.is_subscription:
         if not force:
             refuse_unsettled(context)
-        subscriptions.take_away(root, layout)
+        if not subscriptions.take_away(root, layout, force=force):
+            raise subscriptions.routed_error(context)
         return
     if layout.is_topic:
         refuse_subscriptions(root, context)

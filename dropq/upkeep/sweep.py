@@ -408,7 +408,7 @@ def _older(context: QueueContext, claims: Iterable[Claim], seconds: float) -> li
 def _returned(context: QueueContext, report: SweepReport, claim: Claim, *, lapsed: str = "") -> bool:
     """Return a claim to target/; False if its holder, or another sweep, was first."""
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
-    delivers = not context.layout.is_topic  # a distribution is no delivery
+    delivers = not context.layout.is_topic and not claim.of_router  # what distributes or copies delivers nothing
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
         Transitions(context).give_back(claim, counted=delivers, delay=None if delivers else 0, lapsed=lapsed)
         return True

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from dropq.durations import format_duration
+from dropq.format.layout import DEAD_LETTER
 from dropq.queue.message import Message, utc
 
 log = logging.getLogger("dropq")
@@ -76,7 +77,7 @@ class Handled:
         if due := due_ms(message):
             seconds = max(due - message.context.clock.now_ms(), 0) / 1000
             return f"again in {format_duration(round(seconds, 1))}"
-        return f"in {message.state}/ now"
+        return f"in {place(message)} now"
 
 
 class Reporter:
@@ -92,6 +93,13 @@ class Reporter:
 
     def stopping(self, running: int) -> None:
         """Hear that the worker was asked to stop, and how many messages it still handles."""
+
+
+def place(message: Message) -> str:
+    """Return where a message is that is not delivered again: a state of its queue, or the dead-letter queue."""
+    if message.state == DEAD_LETTER:
+        return f"dead-letter queue {message.context.config.dead_letter_queue}"
+    return f"{message.state}/"
 
 
 def due_ms(message: Message) -> int:

@@ -281,6 +281,14 @@ def absent_queue(queue: Queue) -> Path:
     return note
 
 
+def letters_of_the_queue(queue: Queue) -> Path:
+    return write(base(queue) / "queue.toml", b'dead_letter_queue = "letters"')
+
+
+def letters_of_the_root(queue: Queue) -> Path:
+    return write(queue.root.path / "dropq.toml", b'format = 1\ndead_letter_queue = "letters"\n')
+
+
 #: Kind, how it comes about, and whether it has to be old to be found.
 PLANTED: list[tuple[str, Plant, bool]] = [
     ("configuration", broken_toml, False),
@@ -312,6 +320,8 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("damaged-sidecar", damaged_sidecar, False),
     ("unreferenced-sidecar", unreferenced_sidecar, True),
     ("absent-queue", absent_queue, False),
+    ("absent-letters", letters_of_the_queue, False),
+    ("absent-letters", letters_of_the_root, False),
     ("abandoned-send", lambda queue: write(base(queue) / "working" / "half.csv", b"1,2,"), True),
     ("abandoned-job", job, True),
     ("unfinished-job", committed_job, True),

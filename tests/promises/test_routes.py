@@ -19,7 +19,21 @@ from typing import Any
 
 import pytest
 from children import killed_at_each_call
-from helpers import FRESH, Clock, Make, RecordingOs, base, drop, files, make_queue, names_in, take, until, where
+from helpers import (
+    FRESH,
+    Clock,
+    Make,
+    RecordingOs,
+    add_route,
+    base,
+    drop,
+    files,
+    make_queue,
+    names_in,
+    take,
+    until,
+    where,
+)
 
 import dropq
 from dropq import Queue, Root, StorageError, aio
@@ -34,20 +48,6 @@ from dropq.upkeep.sweep import QuickSweep
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "dropboxmq-1.2-routes.json").read_text("utf-8"))
 #: Where the tests look for a second file system.
 SHARED_MEMORY = Path("/dev/shm")
-
-
-def add_route(queue: Queue, name: str, selector: str | None, *, to: Path | None = None, folder: bool = True) -> Path:
-    """Make a route of a queue, in use; return its folder. `to` makes that a link."""
-    routing = base(queue) / "routing"
-    routing.mkdir(exist_ok=True)
-    if to is not None:
-        (routing / name).symlink_to(to)
-    elif folder:
-        (routing / name).mkdir()
-    with open(base(queue) / "routing.properties", "a") as properties:
-        properties.write("" if selector is None else f"{name}.selector={selector}\n")
-    (routing / f"{name}.in-use").touch()
-    return routing / name
 
 
 def routed(queue: Queue, name: str = "hi") -> dict[str, bytes]:

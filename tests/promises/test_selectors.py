@@ -9,14 +9,16 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from helpers import FRESH, drop, files, timed, until
 from helpers import take as taken
 
-from dropq import LeaseLost, Queue, Root
+from dropq import LeaseLost, Queue, QueueFull, Root
 from dropq.lifecycle.credits import spent
-from dropq.routing import router
+from dropq.lifecycle.transitions import Transitions
+from dropq.routing import mover, router
 
 
 @pytest.fixture
@@ -30,9 +32,8 @@ def bodies(queue: Queue, state: str = "target") -> list[str]:
 
 def granted(queue: Queue) -> dict[str, int]:
     """How many credits each selector of a queue has spent."""
-    folder = Path(queue.layout.credits)
     return {
-        one.name: len(os.listdir(folder / one.token)) if (folder / one.token).exists() else 0
+        one.name: len(files(Path(queue.layout.credits, one.token)))
         for one in queue.selectors()
         if one.credit is not None
     }
@@ -397,3 +398,86 @@ def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.Monkey
         ended.set()
         serving.wake()
         thread.join()
+
+
+def test_what_cannot_be_routed_goes_to_the_dead_letter_queue_and_frees_its_credits(root: Root) -> None:
+    root.create_queue("dead")
+    first = root.create_queue("first")
+    second = root.create_queue("second", unroutable_after="0s", dead_letter_queue="dead")
+    root.create_queue("eu")
+    first.add_selector("on", to="second")
+    second.add_selector("eu", to="eu", filter="region = 'eu'")
+    second.add_selector("back", op="bounce", filter="back")
+    for body in ("nobody's", "no return address"):
+        first.send(body, properties={"back": body == "no return address"})
+        run(first, second)
+    assert granted(first) == {"on": 0}
+    letters = {message.body.decode(): message for message in root.queue("dead").browse()}
+    assert {body: (letter.origin, letter.dead_letter_reason) for body, letter in letters.items()} == {
+        "nobody's": ("second", "unroutable"),
+        "no return address": ("second", "no_return_address"),
+    }
+
+
+# -- overflow ------------------------------------------------------------------------------------------------------
+
+SENDS: dict[str, Callable[[Queue, Path], object]] = {
+    "send": lambda queue, path: queue.send("more").delivered_to,
+    "send with headers": lambda queue, path: queue.send("more", priority=9).delivered_to,
+    "send_many": lambda queue, path: queue.send_many(["more"])[0].delivered_to,
+    "send_file": lambda queue, path: queue.send_file(path).delivered_to,
+}
+
+
+@pytest.mark.parametrize("overflow", ["reject", "discard", "block"])
+@pytest.mark.parametrize("send", SENDS)
+def test_the_overflow_selector_takes_what_is_sent_to_a_full_queue(
+    root: Root, tmp_path: Path, send: str, overflow: str
+) -> None:
+    queue = root.create_queue("queue", max_unprocessed=1, overflow=overflow)
+    rest = root.create_queue("rest", max_unprocessed=1, overflow="discard")
+    queue.add_selector("rest", to="rest", role="overflow")
+    (tmp_path / "file").write_text("more")
+    queue.send("first")
+    assert SENDS[send](queue, tmp_path / "file") == "rest"
+    assert (bodies(queue), bodies(rest)) == (["first"], ["more"])
+    with pytest.raises(QueueFull):
+        SENDS[send](queue, tmp_path / "file")  # the other is full, too
+    assert (bodies(queue), bodies(rest)) == (["first"], ["more"])
+
+
+def test_a_writer_and_the_rest_of_a_batch_go_to_the_overflow_selector(root: Root) -> None:
+    queue, rest = root.create_queue("queue", max_unprocessed=3), root.create_queue("rest")
+    queue.add_selector("rest", to="rest", role="overflow")
+    sent = queue.send_many(str(number) for number in range(5))
+    assert [one.delivered_to for one in sent] == ["queue"] * 3 + ["rest"] * 2
+    with queue.writer() as writing:
+        writing.write(b"5")
+    assert (bodies(queue), bodies(rest)) == (["0", "1", "2"], ["3", "4", "5"])
+
+
+def test_an_overflow_selector_whose_queue_is_missing_rejects(root: Root) -> None:
+    queue, _ = root.create_queue("queue", max_unprocessed=1), root.create_queue("rest")
+    queue.add_selector("rest", to="rest", role="overflow")
+    root.delete_queue("rest")
+    queue.send("first")
+    with pytest.raises(QueueFull, match="rest, which is not there"):
+        queue.send("second")
+
+
+def test_a_router_that_dies_while_it_copies_delivers_nothing(root: Root) -> None:
+    source = root.create_queue("source", max_deliveries=1, redelivery_delay="1h")
+    root.create_queue("audit")
+    source.add_selector("audit", op="copy", to="audit")
+    source.send("a")
+    dies = mock.patch.object(mover, "fan_out", side_effect=KeyboardInterrupt)
+    with dies, mock.patch.object(Transitions, "give_back"), pytest.raises(KeyboardInterrupt):
+        source.route()
+    (held,) = files(Path(source.layout.processing))
+    owner, _, rest = held.partition(",")
+    os.rename(
+        Path(source.layout.processing, held), Path(source.layout.processing, f"{owner},1,{rest.split(',', 1)[1]}")
+    )
+    source.sweep()
+    message = taken(source)
+    assert (message.body, message.delivery_count) == (b"a", 1)

@@ -113,6 +113,8 @@ SETTINGS = (
 LONG = {"text": "x" * 300}
 CSV = "report.csv"
 ROUTED = "routed.csv"
+#: The queue's selector, which takes none of its messages.
+SELECTOR = "spare"
 
 
 def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
@@ -131,6 +133,7 @@ def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
     reader = _journal(queue) if setting.settles else None
     _leave_behind(queue)
     _route(queue)
+    queue.add_selector(SELECTOR, to="other", filter="nobody = 'here'")
     for number in range(2):
         queue.send(body(f"waits {number}", 3000), priority=8 - number, properties=LONG)
     _drop(queue, "ä" * 110 + ".csv", "waits, foreign")
@@ -241,6 +244,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "keep_count": lambda scene: [0],
     "label": lambda scene: ["more"],
     "context": lambda scene: [scene.queue.context],
+    "credit": lambda scene: [2],
     "limit": lambda scene: [2],
     "message": lambda scene: [scene.message],
     "messages": lambda scene: [[body("new 1"), {"body": body("new 2"), "properties": LONG}]],
@@ -248,8 +252,10 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "n": lambda scene: [2],
     "name": lambda scene: ["made"],
     "Root.delete_queue.name": lambda scene: ["spare"],
+    "Queue.remove_selector.name": lambda scene: [SELECTOR],
     "fsck.name": lambda scene: ["q"],
     "older_than": lambda scene: [0],
+    "op": lambda scene: ["copy"],
     "owners": lambda scene: [()],
     "path": lambda scene: [scene.folder / "source"],
     "Root.create.path": lambda scene: [scene.folder / "new root"],
@@ -259,12 +265,14 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "reason": lambda scene: ["r"],
     "receipt": lambda scene: [scene.message.receipt or scene.message.id],
     "repair": lambda scene: [True],
+    "role": lambda scene: ["default"],
     "root": lambda scene: [scene.root.context],
     "sent": lambda scene: [[]],
     "stalled_for": lambda scene: [0],
     "state": lambda scene: ["error", "expired", "processed", "processing", "target", "delayed"],
     "Queue.request.timeout": lambda scene: ["1ms"],
     "to": lambda scene: [scene.other.context, scene.far.context],
+    "Queue.add_selector.to": lambda scene: [scene.other.name],
     "unleased_older_than": lambda scene: ["1ms"],
     "until_empty": lambda scene: [True],
     "value": lambda scene: [body("new", 3000).decode()],
@@ -277,8 +285,8 @@ NO_MATTER = {
     "max_error", "message_class", "message_id", "priority",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
 }  # fmt: skip
-#: What would not end without it.
-ALWAYS = {"work": ("until_empty",)}
+#: What would not end, or not begin, without it.
+ALWAYS = {"work": ("until_empty",), "add_selector": ("to",)}
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ AMPS = {
 
 #: A value, other than the default, of each key that is not built.
 NOT_BUILT: dict[str, object] = {
-    "dead_letter_queue": "letters",
     "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],
     "self_destruct": True,
 }
@@ -73,7 +72,10 @@ WRONG: list[tuple[str, object, str]] = [
     ("semantics", "exactly-once", 'one of "at-least-once", "at-most-once"'),
     ("leasing", ["strict"], 'one of "sublet", "strict"'),
     ("expiration_model", {"a": 1}, '"earliest"'),
-    ("exhausted", "processed", 'one of "error", "expired"'),
+    ("exhausted", "processed", 'one of "error", "expired", "dead-letter"'),
+    ("dead_letter_queue", "", "the name of a queue"),
+    ("dead_letter_queue", "sales.eu/audit.hq", "the name of a queue"),
+    ("dead_letter_queue", ["letters"], "the name of a queue"),
     ("durability", "FULL", 'one of "none", "file", "full"'),
     ("fairness_model", "slow", '"proportional"'),
     ("overflow", "drop", '"reject"'),
@@ -471,7 +473,8 @@ def test_a_newer_root_is_refused_with_both_numbers(files: Files) -> None:
         ("format = 0", "the number 1 is allowed"),
         ("format = true", "the number 1 is allowed"),
         ('reply_to_style = "long"', 'one of "bare", "typed" is allowed'),
-        ('dead_letter_queue = "letters"', 'dead_letter_queue = "letters": this key is not built'),
+        ("dead_letter_queue = true", "the name of a queue is allowed"),
+        ('dead_letter_queue = "../letters"', "the name of a queue is allowed"),
         ("defaults = 5", "a table of keys"),
         ('lease_period = "5s"', "under [defaults]"),
         ("formt = 1", "the nearest is format"),
@@ -492,6 +495,117 @@ def test_a_wrong_root_is_refused(files: Files, text: str, expected: str) -> None
 
 def test_a_root_has_its_reply_style(files: Files) -> None:
     assert files.write(root='format = 1\nReplyToStyle = "typed"\n').load_root().reply_to_style == "typed"
+
+
+# Dead letters.
+
+
+def make_letters(files: Files, name: str = "letters") -> None:
+    (files.root_file.parent / name / "target").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("root", "queue", "expected"),
+    [
+        ("", "", None),
+        ('dead_letter_queue = "letters"', "", "letters"),
+        ('[defaults]\ndead_letter_queue = "letters"', "", "letters"),
+        ("", 'dead_letter_queue = "letters"', "letters"),
+        ('dead_letter_queue = "of-root"\n[defaults]\ndead_letter_queue = "of-all"', "", "of-all"),
+        ('dead_letter_queue = "of-root"\n[defaults]\ndead_letter_queue = "of-all"', 'DeadLetterQueue = "own"', "own"),
+        (
+            'dead_letter_queue = "of-root"\n[defaults]\ndead_letter_queue = "of-all"',
+            'dead_letter_queue = "unset"',
+            "of-root",
+        ),
+    ],
+)
+def test_a_queue_has_its_own_dead_letter_queue_else_that_of_the_root(
+    files: Files, root: str, queue: str, expected: str | None
+) -> None:
+    assert files.write(root=root, queue=queue).load().dead_letter_queue == expected
+
+
+def test_a_queue_says_which_file_names_its_dead_letter_queue(files: Files) -> None:
+    files.write(root='dead_letter_queue = "letters"')
+    assert files.explain()["dead_letter_queue"] == Setting("dead_letter_queue", "letters", str(files.root_file))
+
+
+def test_no_queue_is_its_own_dead_letter_queue(files: Files) -> None:
+    (problem,) = problems_of(files.write(root="", queue='dead_letter_queue = "orders"').load)
+    assert problem.startswith(f'{files.queue_file}: dead_letter_queue = "orders": a queue cannot be its own')
+    assert problem in check_file(str(files.queue_file))
+    with pytest.raises(ConfigError, match="cannot be its own"):
+        validate_options({"dead_letter_queue": "orders"}, "here", root=RootConfig(), queue="orders")
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        'dead_letter_queue = "orders"',
+        '[defaults]\ndead_letter_queue = "orders"\nexhausted = "dead-letter"',
+        'dead_letter_queue = "orders"\n[defaults]\ndead_letter_queue = "other"\nexhausted = "dead-letter"',
+        'dead_letter_queue = "other"\n[defaults]\ndead_letter_queue = "orders"\nexhausted = "dead-letter"',
+    ],
+)
+def test_the_queue_that_the_root_names_needs_no_other_whatever_the_defaults_say(files: Files, root: str) -> None:
+    there = files.write(root=root).load()
+    assert (there.dead_letter_queue, there.exhausted) == (None, "error")
+    written = validate_options({}, "here", root=files.load_root(), root_file=str(files.root_file), queue="orders")
+    assert written.dead_letter_queue is None
+
+
+def test_the_queue_that_the_root_names_may_have_another_of_its_own(files: Files) -> None:
+    files.write(root='dead_letter_queue = "orders"', queue='dead_letter_queue = "more"\nexhausted = "dead-letter"')
+    there = files.load()
+    assert (there.dead_letter_queue, there.exhausted) == ("more", "dead-letter")
+
+
+@pytest.mark.parametrize("root", ["", 'dead_letter_queue = "orders"'])
+def test_exhausted_messages_cannot_go_to_a_dead_letter_queue_that_nobody_names(files: Files, root: str) -> None:
+    files.write(root=root, queue='exhausted = "dead-letter"')
+    (problem,) = problems_of(files.load)
+    assert problem == (
+        f'{files.queue_file}: exhausted = "dead-letter": there is no dead_letter_queue, neither of the queue nor of '
+        "the root: set one"
+    )
+    assert check_file(str(files.queue_file)) == [problem]
+
+
+def test_exhausted_messages_may_go_to_the_dead_letter_queue_of_the_root(files: Files) -> None:
+    files.write(root='dead_letter_queue = "letters"', queue='exhausted = "dead-letter"')
+    assert files.load().exhausted == "dead-letter" and check_file(str(files.queue_file)) == []
+    assert toml_text({"exhausted": "dead-letter"}) == 'exhausted = "dead-letter"\n'
+
+
+def test_the_defaults_may_leave_it_to_each_queue_to_name_a_dead_letter_queue(files: Files) -> None:
+    files.write(root='[defaults]\nexhausted = "dead-letter"', queue='dead_letter_queue = "letters"')
+    assert files.load().exhausted == "dead-letter"
+    (problem,) = check_file(str(files.root_file))
+    assert problem.startswith(f'{files.root_file}: [defaults]: exhausted = "dead-letter": there is no dead_letter')
+
+
+@pytest.mark.parametrize(
+    ("root", "queue", "at_root"),
+    [
+        ('dead_letter_queue = "letters"', "", True),
+        ('[defaults]\ndead_letter_queue = "letters"', "", True),
+        ("", 'dead_letter_queue = "letters"', False),
+    ],
+)
+def test_check_finds_a_dead_letter_queue_that_is_missing_where_it_is_named(
+    files: Files, root: str, queue: str, at_root: bool
+) -> None:
+    files.write(root=root, queue=queue)
+    found = {True: check_file(str(files.root_file)), False: check_file(str(files.queue_file))}
+    (problem,) = found[at_root]
+    assert problem.endswith(
+        'dead_letter_queue = "letters": the root has no queue of this name: `dropq create letters` makes it'
+    )
+    assert found[not at_root] == []
+    assert files.load().dead_letter_queue == "letters", "it may be made later"
+    make_letters(files)
+    assert check_file(str(files.root_file)) == check_file(str(files.queue_file)) == []
 
 
 # check_file.

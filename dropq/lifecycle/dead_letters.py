@@ -1,0 +1,63 @@
+"""Dead letters: messages that cannot be delivered, in the target/ of a dead-letter queue.
+
+A dead letter is a message like any other. Its name says which queue it was in last (`originS`), and why it left
+(`reasonS`, one word). It keeps its delivery count and its cancels, for people: no limit of the queue that it is in now
+looks at them. It has no expiration any more, and the clock of its new queue starts with its arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dropq.format.addresses import layouts
+from dropq.format.layout import QueueLayout
+from dropq.format.names import Name
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.sidecars import Sidecars
+from dropq.storage import reading
+
+
+def find_layout(root: str, name: str) -> QueueLayout | None:
+    """Return where the dead-letter queue of a name is; None if the root has no queue of this name."""
+    reading.ask_server(root)  # on NFS another host may have made it just now
+    possible = (layout for layout in layouts(root, name) if not layout.topic)
+    return next((layout for layout in possible if reading.is_folder(layout.target)), None)
+
+
+def sidecars_at(context: QueueContext, letters: QueueLayout) -> Sidecars:
+    """Return what writes the names of dead letters: as `context` writes them, and as long as their queue has them."""
+    own = context.sidecars
+    return Sidecars(
+        own.folder,
+        context.storage.at(letters.base),
+        typed_replies=own.typed_replies,
+        queue=letters.private,
+        name_budget=letters.name_budget,
+    )
+
+
+def letter(name: Name, origin: str, reason: str, now: int) -> Name:
+    """Return what the name of a dead letter says; its counters and hops stay.
+
+    Args:
+        name: what the message's name said.
+        origin: the address of the queue that it is in.
+        reason: why it cannot be delivered there, in a word of at most 32 bytes.
+        now: the time in ms, from which the expiration of its new queue counts.
+    """
+    return replace(
+        name.unmarked,
+        expiration=0,
+        not_before=0,
+        since=now,
+        via="",
+        copied=False,
+        origin=origin,
+        reason=reason,
+        foreign=False,
+    )
+
+
+def is_letter(context: QueueContext, name: Name) -> bool:
+    """Return whether a message of a queue is a dead letter there; in the queue that it came from it is not."""
+    return bool(name.reason) and context.sidecars.full(name).origin != context.name

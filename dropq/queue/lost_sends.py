@@ -1,0 +1,70 @@
+"""Sends to a queue that does not exist: they become dead letters in the root's dead-letter queue, if it has one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from dropq.durations import parse_duration
+from dropq.errors import DropqError
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.queue.open_queue import open_queue
+from dropq.queue.sender import Headers, Sender
+
+log = logging.getLogger("dropq")
+
+#: Why a message is a dead letter that was sent to a queue that does not exist.
+NO_SUCH_QUEUE = "no_such_queue"
+
+
+class LostSends(Sender):
+    """What sends to the dead-letter queue what was meant for a queue that is not there.
+
+    The limits of the dead-letter queue are for its own senders: they refuse no dead letter.
+
+    Args:
+        letters: the dead-letter queue.
+        origin: the address that the messages were sent to.
+    """
+
+    def __init__(self, letters: QueueContext, origin: str) -> None:
+        self.name = origin
+        self._opened = Transitions(letters)
+        self._marks = {"origin": origin, "reason": NO_SUCH_QUEUE}
+
+    @property
+    def _transitions(self) -> Transitions:
+        assert self._opened is not None
+        return self._opened
+
+    def _admit(self, count: int = 1, *, whole: bool = False) -> int:
+        return count
+
+    def _address_of(self, body: bytes | str, headers: Headers, **how: Any) -> tuple[str, str, int]:
+        """Do what a sender does; a dead letter neither expires nor is delayed."""
+        for period in (headers.expires_in, headers.delay):
+            if period is not None:
+                parse_duration(period)
+        return super()._address_of(body, headers._replace(expires_in=None, delay=None), **how)
+
+
+def lost_sends(root: RootContext, origin: str) -> LostSends | None:
+    """Return what takes the sends to a queue that is not there; None if the root has no dead-letter queue.
+
+    Args:
+        root: the root.
+        origin: the address that the messages were sent to.
+    """
+    name = root.config.dead_letter_queue
+    if name is None or name == origin:
+        return None
+    try:
+        letters = open_queue(root, name)
+    except DropqError as error:
+        log.warning("queue %s is not there, and its messages cannot become dead letters: %s", origin, error)
+        return None
+    if letters.layout.topic:
+        log.warning("queue %s is not there, and the dead-letter queue %s is a topic: it gets nothing", origin, name)
+        return None
+    return LostSends(letters, origin)
