@@ -57,7 +57,11 @@ def spent(layout: QueueLayout, token: str) -> list[str]:
 
 
 def below(root: RootLayout, file: str) -> tuple[Via, ...]:
-    """Return the credits under which a message has come, the latest first, by its file name and what they say."""
+    """Return the credits under which a message has come, the latest first, by its file name and what they say.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
     via = via_of(file)
     if via is None:
         return ()
@@ -66,7 +70,11 @@ def below(root: RootLayout, file: str) -> tuple[Via, ...]:
 
 
 def find(root: RootLayout, via: Via) -> Credit | None:
-    """Return what a credit's file says; None if there is none that can be used."""
+    """Return what a credit's file says; None if there is none that can be used.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     with _opened(root, via) as folder:
         return None if folder is None else read_in(folder, via.key)
 
@@ -128,8 +136,12 @@ def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
 
 
 def read_in(folder: int, key: str) -> Credit | None:
-    """Return what a credit's file in an open folder says; None if there is none that can be used."""
-    return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT)))
+    """Return what a credit's file in an open folder says; None if there is none that can be used.
+
+    Raises:
+        OSError: it cannot be read: whether a message needs it, nobody knows.
+    """
+    return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT, strict=True)))
 
 
 def _parsed(content: bytes | None) -> object:

@@ -45,6 +45,7 @@ A, B, C = "first", "second", "third"
 #: A filter that no message matches.
 NEVER = "nobody IS NOT NULL"
 
+_KEY = re.compile(r"[0-9a-z]{10}")
 _VIA = re.compile(r"viaS=([0-9a-z]{6}-[0-9a-z]{10})")
 
 
@@ -72,7 +73,8 @@ class Books:
                     if name.endswith(".toml") and not name.startswith("."):
                         books._add_selector(Path(folder, name))
             elif above.endswith("/.dropq/credits"):
-                books.spent |= {f"{last}-{name}": _below(Path(folder, name)) for name in names}
+                keys = filter(_KEY.fullmatch, names)
+                books.spent |= {f"{last}-{key}": _below(Path(folder, key)) for key in keys}
             elif last in ("target", "processing") or folder.endswith("/.dropq/delayed"):
                 found = ((name, _VIA.search(name)) for name in names)
                 books.unsettled |= {f"{folder}/{name}": via[1] for name, via in found if via is not None}
