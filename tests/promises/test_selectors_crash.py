@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,28 @@ def test_a_message_waits_while_the_credits_under_which_it_came_cannot_be_read(
     assert (bodies(second), spent(second)) == ([b"a"], [])
     second.route()
     assert bodies(third) == [b"a"]
+
+
+def test_the_removal_of_a_copied_file_returns_nothing_of_the_other_selector(
+    chained: tuple[Queue, Queue, Queue],
+) -> None:
+    first, second, _ = chained
+    first.send("a")
+    first.route()
+    shutil.copy(Path(first.layout.selectors, "on.toml"), Path(first.layout.selectors, "copy.toml"))
+    assert first.remove_selector("copy")
+    assert (bodies(second), len(spent(first))) == ([b"a"], 1)
+    assert first.remove_selector("on")
+    assert bodies(first) == [b"a"]
+
+
+def test_a_removal_ends_although_a_router_died_as_it_wrote_beside_the_credits(
+    chained: tuple[Queue, Queue, Queue],
+) -> None:
+    first, _, _ = chained
+    first.send("a")
+    first.route()
+    token = first.selectors()[0].token
+    Path(first.layout.credits, token, "..last.0123456789ab.tmp").write_bytes(b"half")
+    assert first.remove_selector("on")
+    assert (bodies(first), os.listdir(first.layout.credits), os.listdir(first.layout.selectors)) == ([b"a"], [], [])
