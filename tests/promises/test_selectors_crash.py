@@ -24,6 +24,7 @@ from dropq.lifecycle import credits
 from dropq.lifecycle.transitions import Transitions
 from dropq.routing import looks, mover, registry
 from dropq.storage import reading
+from dropq.storage.files import Storage
 
 
 def few(seed: int, many: int) -> Callable[[list[Any]], list[Any]]:
@@ -241,3 +242,46 @@ def test_a_removal_ends_although_a_router_died_as_it_wrote_beside_the_credits(
     Path(first.layout.credits, token, "..last.0123456789ab.tmp").write_bytes(b"half")
     assert first.remove_selector("on")
     assert (bodies(first), os.listdir(first.layout.credits), os.listdir(first.layout.selectors)) == ([b"a"], [], [])
+
+
+def test_a_message_that_cannot_be_moved_holds_no_other(
+    chained: tuple[Queue, Queue, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, _ = chained
+    for body in ("bad", "good"):
+        first.send(body, properties={"body": body})
+    move_on = Transitions.move_on
+
+    def refused(self: Transitions, file: Any, *args: Any) -> Any:
+        if "bad" in file.filename:
+            raise StorageError("refused; the message stays in target/")
+        return move_on(self, file, *args)
+
+    monkeypatch.setattr(Transitions, "move_on", refused)
+    with pytest.raises(StorageError, match="refused"):
+        first.route()
+    assert (bodies(first), bodies(second), len(spent(first))) == ([b"bad"], [b"good"], 1)
+
+
+@pytest.mark.parametrize("verb", ["unlink", "scandir or listdir"])
+def test_a_refused_call_of_a_router_is_an_error_of_dropq_that_says_where_the_message_is(
+    chained: tuple[Queue, Queue, Queue], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    first, second, _ = chained
+    first.send("a")
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as refusing:
+        if verb == "unlink":
+            refusing.setattr(Storage, "unlink", refused)
+            refusing.setattr(Transitions, "move_on", lambda *_: None)  # as where a consumer was first
+            assert first.route() == {}
+        else:
+            refusing.setattr(credits, "spent", refused)
+            with pytest.raises(StorageError, match=r"no message was touched|stays in target"):
+                first.route()
+    assert (bodies(first), bodies(second)) == ([b"a"], [])
+    first.sweep()
+    assert first.route() == {"on": 1}
