@@ -21,11 +21,15 @@ from typing import NamedTuple
 
 import dropq
 from bench import scratch
+from dropq.format.credits import Credit, Via
+from dropq.lifecycle import credits
 from dropq.routing.router import Router
 from dropq.storage.system_calls import CREATE, FILE_MODE
 
 KIB = 1 << 10
 BODY = b"x" * KIB
+#: How the keys of credits begin that are spent on what waits downstream.
+KEPT = "0000"
 #: A loop of `mv`, for a folder and a folder that it moves to.
 MV = 'for file in "$1"/*; do mv -n "$file" "$2"/; done'
 
@@ -122,7 +126,7 @@ class Ours:
         queues = [root.create_queue(name, durability=case.durability) for name in names(case)]
         self.homes = [queue.layout.home for queue in queues]
         self._acks = "credit of 1" in case.what
-        self._last = queues[-1]
+        self._first, self._last = queues[0], queues[-1]
         if case.what.startswith("one COPY"):
             for queue in queues[1:]:
                 queues[0].add_selector(queue.name, op="copy", to=queue.name)
@@ -130,6 +134,15 @@ class Ours:
             for queue, following in itertools.pairwise(queues):
                 queue.add_selector("on", to=following.name, credit=1 if self._acks else 1_000_000)
         self._routers = [Router(queue.context, sweep=None) for queue in queues[:-1]]
+
+    def spend(self, count: int) -> None:
+        """Spend credits on messages that wait downstream."""
+        (selector, *_) = self._first.selectors()
+        if count:
+            os.makedirs(f"{self._first.layout.credits}/{selector.token}", exist_ok=True)
+        for number in range(count):
+            via, credit = Via(selector.token, f"{KEPT}{number:06}"), Credit(f"waits-{number:06}", self._last.name)
+            credits.spend(self._first.context, via, credit)
 
     def run(self) -> None:
         """Do with what waits what the selectors say."""
@@ -185,10 +198,11 @@ def clear(homes: list[str], case: Case) -> tuple[int, int]:
             for name in os.listdir(f"{home}/{folder}"):
                 if name.startswith("4."):
                     os.unlink(f"{home}/{folder}/{name}")
-        credits = f"{home}/.dropq/credits"
-        for token in os.listdir(credits) if os.path.isdir(credits) else ():
-            for key in os.listdir(f"{credits}/{token}"):
-                os.unlink(f"{credits}/{token}/{key}")
+        spent = f"{home}/.dropq/credits"
+        for token in os.listdir(spent) if os.path.isdir(spent) else ():
+            for key in os.listdir(f"{spent}/{token}"):
+                if not key.startswith((KEPT, ".")):
+                    os.unlink(f"{spent}/{token}/{key}")
     return lost, doubled
 
 
@@ -206,6 +220,7 @@ def row(case: Case, base: str, rounds: int) -> dict[str, object]:
             for number in range(case.downstream):
                 with open(f"{homes[-1]}/target/0.waits-{number:06}.B", "wb"):
                     pass
+        own.spend(case.downstream)
         for number in range(rounds + 1):
             for name, homes, run in loops if number % 2 else loops[::-1]:
                 took = taken(homes, run, case, number * case.messages)

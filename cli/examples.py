@@ -58,7 +58,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq work orders invoices -- wc -c {}",
         "dropq work orders -j 4 --until-empty --timeout 1m -- grep -q item",
     ),
-    "route": ("dropq route orders --once",),
+    "route": ("dropq route orders --once", "dropq route --once"),
     "wait": (
         "dropq wait orders --empty --timeout 1h",
         "dropq wait orders --count 1 --filter 'JMSPriority = 4' --timeout 30s",

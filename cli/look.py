@@ -41,6 +41,7 @@ PLAIN = {
     "acked": "its ack came first",
     "filter": "it does not match",
     "route": "it goes elsewhere",
+    "selector": "a selector decides",
     "barrier": "not settled yet",
     "backlog": "the limit is reached",
     "turn": "it is for one consumer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from errno import EACCES
 from pathlib import Path
@@ -225,25 +225,35 @@ def config_check(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check configuration files, and each routing.properties, and print every problem.
+    """Check configuration files, each routing.properties and each selector, and print every problem.
 
     Exits with 78 when there is a problem.
     """
-    from dropq.config.load import check_file
-    from dropq.policies import routes
+    from dropq.diagnosis import selector_checks
 
     shell = Shell(ctx, json)
     checked = files or list(_config_files(shell))
-
-    problems = [
-        {"file": file, "problem": problem}
-        for file in checked
-        for problem in (routes.check_file if os.path.basename(file) == ROUTES_FILE else check_file)(file)
-    ]
+    found = [(file, problem) for file in checked for problem in _check_of(file)(file)]
+    if not files:  # in their queues, which other queues may belong to
+        for queue in shell.root.queues():
+            checked += selector_checks.files_of(shell.root.context, queue.name)
+            found += selector_checks.problems_of(shell.root.context, queue.name)
+    problems = [{"file": file, "problem": problem} for file, problem in found]
     shell.show(problems, ("problem",))
     if not problems:
         output.note(f"{len(checked)} files checked, no problem found")
     return CONFIGURATION if problems else OK
+
+
+def _check_of(file: str) -> Callable[[str], list[str]]:
+    """Return what checks a file, by its name and its folder's."""
+    from dropq.config.load import check_file
+    from dropq.diagnosis import selector_checks
+    from dropq.policies import routes
+
+    if os.path.basename(file) == ROUTES_FILE:
+        return routes.check_file
+    return selector_checks.check_file if selector_checks.is_selector_file(file) else check_file
 
 
 def _config_files(shell: Shell) -> Iterator[str]:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dropq.api import Queue, Root, Topic
+    from dropq.api import Queue, Root, Topic, route
     from dropq.config.selectors import Selector
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
@@ -78,6 +78,7 @@ __all__ = [
     "Typed",
     "Unavailable",
     "WorkReport",
+    "route",
     "work",
 ]
 
@@ -108,6 +109,7 @@ _HOMES = {
     "Topic": "api",
     "Typed": "format.typed",
     "WorkReport": "worker.loop",
+    "route": "api",
     "work": "worker.loop",
 }
 

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import date
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from dropq.upkeep.bulk import Outcome
     from dropq.upkeep.requests import Requesters, Send
     from dropq.upkeep.sweep import SweepReport
+    from dropq.worker.loop import Stop
 
 log = logging.getLogger("dropq")
 
@@ -1179,6 +1181,42 @@ class Topic:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None = None) -> dict[str, dict[str, int]]:
+    """Serve the routes and selectors of every queue and subscription of a root, and distribute what is published.
+
+    It runs until it is asked to stop. A queue that comes later, or gets its first route or selector, is served within a
+    second. A queue that cannot be served, or is deleted, is passed over, with a warning in the log; the others go on.
+    What no route and no selector takes stays in target/. SIGTERM, SIGHUP and Ctrl-C ask to stop, if this is the main
+    thread and the program does not handle them.
+
+    Args:
+        root: the root.
+        once: end after one pass over each queue.
+        stop: asks to stop; a `threading.Event` is seen within a second.
+
+    Returns:
+        How many messages each route and each selector took, by its name, and by the address of its queue.
+
+    Raises:
+        StorageError: the root cannot be listed; what was moved stays moved.
+    """
+    from dropq.routing import Routers, Serving
+    from dropq.upkeep.sweep import QuickSweep
+    from dropq.worker.loop import stop_if_asked
+
+    routers = Routers(root.context, sweep=partial(QuickSweep, routes=False))
+    serving = Serving(routers, root.context.timing)
+    with stop_if_asked(stop) as asked, asked.waking(serving.wake):
+        try:
+            if once:
+                routers.one_pass(lambda: asked.asked)
+            else:
+                serving.run(lambda: asked.asked)
+        finally:
+            routers.close()
+    return {address: dict(taken.routes + taken.selectors) for address, taken in routers.taken.items() if any(taken)}
 
 
 def _remove(root: Root, layout: QueueLayout, holder: Holder) -> None:

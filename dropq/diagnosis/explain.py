@@ -21,6 +21,7 @@ from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
+from dropq.routing.outlook import Outlook, came_from
 from dropq.storage import liveness, reading
 
 
@@ -30,8 +31,9 @@ class Explanation:
 
     Attributes:
         message: the message.
-        why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `barrier`, `backlog`, `turn`, `delay`,
-            `receiver`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
+        why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
+            `delay`, `receiver`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`,
+            `barrier`.
         detail: a sentence about it, with the way out where there is one.
         holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
         until: when that ends by itself; None when that is not known.
@@ -68,7 +70,7 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
                 why, detail, *rest = explained(file)  # also for those that are left out: one may be a barrier
                 if wanted is None or wanted(file):
                     message = Message(transitions, where, file)
-                    yield Explanation(message, why, f"{detail}{_way_back(message)}", *rest)
+                    yield Explanation(message, why, f"{detail}{_way_back(message)}{_way_here(context, file)}", *rest)
 
 
 #: The last fields of an explanation: why, the detail, and, if known, the holders, and until when.
@@ -86,6 +88,7 @@ class _Snapshot:
         self._belongs = belonging(context)
         self._routes = Routes(context)
         self._routes.look()
+        self._outlook = Outlook(context)
         expression = context.config.barrier_expression
         self._is_barrier = None if expression is None else wanting(context, expression)
         self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
@@ -121,7 +124,8 @@ class _Snapshot:
             return "filter", "it does not match the queue's filter: no consumer gets it"
         if self._context.layout.is_topic:
             return self._routed(file) or self._undistributed(file)
-        return self._behind_barrier(file) or self._over_backlog() or self._routed(file) or self._ready()
+        sent_on = self._routed(file) or self._selected(file)
+        return self._behind_barrier(file) or self._over_backlog() or sent_on or self._ready()
 
     def _undistributed(self, file: MessageFile) -> _Why:
         if self._held_topic is None:
@@ -164,6 +168,13 @@ class _Snapshot:
             return None
         movers = f"the next consumer, or `dropq route {self._name} --once`, moves it to {route.folder}"
         return "route", f"it goes to route {route.name}: {movers}"
+
+    def _selected(self, file: MessageFile) -> _Why | None:
+        """Return for which selector a message waits, or by which it goes; None where a consumer may take it first."""
+        prospect = self._outlook.of(file)
+        if prospect is None or self._alive:
+            return None
+        return "selector", prospect.says
 
     def _ready(self) -> _Why:
         turns = self._next_turns()
@@ -217,6 +228,12 @@ class _Snapshot:
             return "held", "its holder is alive, and has no lease that could run out", holder
         way_out = f"`dropq sweep {self._name} --unleased-older-than 2h` returns it, if it is that old"
         return "unleased", f"it has no lease, and its holder is not known: {way_out}", holder
+
+
+def _way_here(context: QueueContext, file: MessageFile) -> str:
+    """Return by which selector a message came, if it came under a credit; else nothing."""
+    came = came_from(context, file)
+    return f"; {came}" if came else ""
 
 
 def _way_back(message: Message) -> str:

@@ -43,7 +43,8 @@ UNDER_WAY = 3_600_000
 #: Milliseconds without a change after which a send, a job or a script's claim counts as given up.
 ABANDONED = 86_400_000
 
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
+#: The name of a small file that was not finished.
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _SCRATCH_DIR = re.compile(rf"(?:{re.escape(PRIVATE)}-)?{DOCTOR_PREFIX}[0-9a-f]{{12}}")
 
 
@@ -388,7 +389,7 @@ def leftovers(queue: ExaminedQueue) -> Iterator[Finding]:
 def temporaries(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find small files whose writer died before they were finished."""
     layout = queue.layout
-    private = (layout.private, layout.acks, layout.ledger, *layout.reason_folders)
+    private = (layout.private, layout.acks, layout.ledger, layout.selectors, *layout.reason_folders)
     streams = (entry.path for entry in entries(layout.streams, queue.now) if stat.S_ISDIR(entry.status.st_mode))
     return temporaries_in((layout.base, *private, *streams), queue.now)
 
@@ -397,7 +398,7 @@ def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:
     """Find in some folders the unfinished files of dead writers, and the scratch folders of a dead doctor."""
     for path in paths:
         for entry in entries(path, now):
-            if _TEMPORARY.fullmatch(entry.name):
+            if TEMPORARY.fullmatch(entry.name):
                 yield entry.finding_at_rest("temporary")
             elif _SCRATCH_DIR.fullmatch(entry.name):
                 yield entry.finding_at_rest("temporary", "`dropq doctor` was killed, and left its scratch folder")

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dropq.diagnosis import fsck, topic_checks
+from dropq.diagnosis import fsck, selector_checks, topic_checks
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
@@ -280,6 +280,7 @@ class _Snapshot:
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
         yield from self._topic_reasons()
         yield from self._unusable_routes()
+        yield from self._selector_reasons()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
 
     def _topic_reasons(self) -> Iterator[Reason]:
@@ -302,6 +303,13 @@ class _Snapshot:
             text = f"route {name} is in use, and takes nothing: {why}"
             in_use = shlex.quote(f"{self._context.layout.routing}/{name}{IN_USE}")
             yield Reason("route", f"{text}; correct it, or remove {in_use}")
+
+    def _selector_reasons(self) -> Iterator[Reason]:
+        """Yield which selectors can take nothing, and which removed ones are not finished."""
+        for why in selector_checks.unusable(self._context):
+            yield Reason("selector", f"a selector takes nothing: {why}; or remove its file")
+        ages = selector_checks.removal_ages(self._context, self._now)
+        yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
 
     def notes(self) -> Iterator[Reason]:
         """Yield what does no harm, but explains much."""
@@ -381,6 +389,9 @@ class _Snapshot:
         """Return what to do when too much waits."""
         if self._pause:
             return self._pause
+        if out := selector_checks.out_of_credit(self._context):
+            spent = " and ".join(f"selector {one.name} has no credit left of {one.credit} for {one.to}" for one in out)
+            return f"{spent}: consumers there must settle messages first"
         if not self._held:
             return f"no message is held: start a consumer, then see `dropq ls {self._name}`"
         return f"{_count(len(self._held), 'message')} held: {self._holders()}"

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from dropq.config.selectors import Selector, name_of, parse, with_token
 from dropq.errors import ConfigError, DropqError
@@ -112,9 +113,28 @@ class InUse:
         self._counted_until = now + timing.max_age
         self.counts_at = now + took * timing.listing_share if took > timing.long_look else 0.0
 
+    @property
+    def out_of_credit(self) -> str:
+        """That it has no credit left; "" if it has."""
+        return "" if self.has_credit else f"it has no credit left of {self.selector.credit}"
+
     def takes(self, file: MessageFile) -> bool | None:
         """Return whether it takes a waiting message; None where that cannot be told now."""
         return True if self._decide is None else self._decide(file)
+
+
+class Choice(NamedTuple):
+    """Which selectors of a queue a waiting message is for.
+
+    Attributes:
+        copying: those that copy it first, all of them at once.
+        moving: those that may move or bounce it, any one of them.
+        stays: whether its copies are made, and it is for consumers now.
+    """
+
+    copying: list[InUse]
+    moving: list[InUse]
+    stays: bool
 
 
 class Selectors:
@@ -122,14 +142,16 @@ class Selectors:
 
     Args:
         context: the queue.
+        only_looks: give no token to a selector that has none.
 
     Attributes:
         in_use: those that can be used, in the order of their names.
         unusable: why each of the others takes nothing, by the name of its file.
     """
 
-    def __init__(self, context: QueueContext) -> None:
+    def __init__(self, context: QueueContext, *, only_looks: bool = False) -> None:
         self._context = context
+        self._only_looks = only_looks
         self._warned: dict[str, str] = {}
         self.in_use: tuple[InUse, ...] = ()
         self.unusable: dict[str, str] = {}
@@ -154,7 +176,7 @@ class Selectors:
         self.in_use = tuple(found)
         self._warned = {file: why for file, why in self._warned.items() if self.unusable.get(file) == why}
         for file, why in self.unusable.items():
-            if file not in self._warned:
+            if file not in self._warned and not self._only_looks:
                 self._warned[file] = why
                 log.warning("queue %s: selector %s is passed over: %s", self._context.name, file, why)
 
@@ -165,8 +187,8 @@ class Selectors:
         selector = parse(name, content, path, queue=self._context.name)
         owner = (self._context.name, name)
         if selector.credit is not None and credits.queue_of(self._context.root.layout, selector.token) != owner:
-            selector = replace(selector, token=give_token(self._context, name, content.decode()))
-            version = _version(path)
+            token = new_token() if self._only_looks else give_token(self._context, name, content.decode())
+            selector, version = replace(selector, token=token), _version(path)
         return None if version is None else InUse(self._context, selector, version)
 
     @property
@@ -178,6 +200,20 @@ class Selectors:
     def may_take(self) -> bool:
         """Whether one of them may take a message, as far as credits say."""
         return any(one.has_credit for one in self.in_use if one.selector.role != "overflow")
+
+    def choice(self, file: MessageFile) -> Choice | None:
+        """Return which selectors a waiting message is for, the least busy first; None where that cannot be told now."""
+        asked = self.asked(file)
+        if asked is None:
+            return None
+        copying = [one for one in asked if one.selector.op == "copy"]
+        moving = [one for one in asked if one.selector.op != "copy"]
+        if not asked and (default := self.of_role("default")) is not None:
+            moving = [default]
+        moving.sort(key=lambda one: (one.busy, one.selector.name))
+        if file.name.copied:
+            return Choice([], moving, stays=bool(copying))
+        return Choice(copying, moving, stays=False)
 
     def asked(self, file: MessageFile) -> list[InUse] | None:
         """Return the normal selectors that take a waiting message; None where that cannot be told now."""

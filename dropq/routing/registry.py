@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from dropq.config import selectors as files
@@ -196,13 +197,31 @@ def _bring_back(context: QueueContext, via: Via) -> None:
     if said is None:
         return
     for found in _under(context, said.to, via):
-        under = str(said.below[0]) if said.below else ""
-        moved = Transitions(found.context).return_to(found.folder, found.file, context, under)
+        with _locked(context, said.below) as locked:
+            if not locked:
+                return
+            under = str(said.below[0]) if said.below else ""
+            moved = Transitions(found.context).return_to(found.folder, found.file, context, under)
         if moved is not None:
             for upper, credit in found.above:
                 credits.give_back(upper, credit)
             credits.give_back(context, via)
             return
+
+
+@contextmanager
+def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
+    """Hold the policy lock of the queue under whose credit a message comes back; yield False if it cannot be had.
+
+    RACE: with a look at that queue, which lists messages, credits, and messages again: what came nearer meanwhile could
+    be in none of the three.
+    """
+    owner = credits.queue_of(context.root.layout, below[0].token) if below else None
+    if owner is None or credits.layout_of(context.root.layout, owner[0]) is None:
+        yield True
+        return
+    with PolicyLock(open_queue(context.root, owner[0])).held(lambda: None) as locked:
+        yield locked
 
 
 def _under(source: QueueContext, address: str, via: Via, depth: int = 0) -> Iterator[_Found]:

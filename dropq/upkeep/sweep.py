@@ -314,7 +314,7 @@ def _sweep_topic(context: QueueContext, report: SweepReport, ephemeral_older_tha
 
 def _sweep_credits(context: QueueContext, report: SweepReport) -> None:
     """Go on with selectors that are being removed; remove the credits that belong to no message."""
-    if not reading.exists(context.layout.credits):
+    if not reading.exists(context.layout.credits) and not reading.exists(context.layout.selectors):
         return
     from dropq.routing.looks import Looks
     from dropq.routing.registry import finish_removed

@@ -92,6 +92,12 @@ def test_the_tour_of_the_topics_paper_prints_what_it_shows(tmp_path: Path) -> No
     check_tour(paper, tmp_path, example)
 
 
+def test_the_tour_of_the_routing_paper_prints_what_it_shows(tmp_path: Path) -> None:
+    paper = TOP / "docs/routing.md"
+    ((_, example),) = blocks(paper, "python")
+    check_tour(paper, tmp_path, example)
+
+
 def test_the_tour_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
     (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs the extra" not in text)
     check_tour(TOP / "README.md", tmp_path, example)

@@ -18,7 +18,7 @@ from helpers import take as taken
 from dropq import LeaseLost, Queue, QueueFull, Root
 from dropq.lifecycle.credits import spent
 from dropq.lifecycle.transitions import Transitions
-from dropq.routing import mover, router
+from dropq.routing import Serving, mover, router
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.Monkey
     source.add_selector("on", to="goal")
     for body in ("first", "second"):
         source.send(body)
-    serving = router.Router(source.context, sweep=None)
+    serving = Serving(router.Router(source.context, sweep=None), source.context.timing)
     ended = threading.Event()
     thread = threading.Thread(target=serving.run, args=(ended.is_set,))
     thread.start()
@@ -481,3 +481,17 @@ def test_a_router_that_dies_while_it_copies_delivers_nothing(root: Root) -> None
     source.sweep()
     message = taken(source)
     assert (message.body, message.delivery_count) == (b"a", 1)
+
+
+def test_a_credit_that_leads_elsewhere_is_not_kept_by_a_message_that_came_back_by_hand(root: Root) -> None:
+    source, goal = chain(root, "source", "goal", credit=2)
+    source.send("a")
+    source.route()
+    (file,) = files(Path(goal.layout.target))
+    os.rename(f"{goal.layout.target}/{file}", f"{source.layout.target}/{file}")  # with the name that it has there
+    assert source.route() == {"on": 1}
+    assert granted(source) == {"on": 2}
+    source.sweep()
+    assert granted(source) == {"on": 1}
+    take(goal)
+    assert granted(source) == {"on": 0}

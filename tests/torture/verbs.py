@@ -255,6 +255,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "Queue.remove_selector.name": lambda scene: [SELECTOR],
     "fsck.name": lambda scene: ["q"],
     "older_than": lambda scene: [0],
+    "once": lambda scene: [True],
     "op": lambda scene: ["copy"],
     "owners": lambda scene: [()],
     "path": lambda scene: [scene.folder / "source"],
@@ -267,12 +268,14 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "repair": lambda scene: [True],
     "role": lambda scene: ["default"],
     "root": lambda scene: [scene.root.context],
+    "route.root": lambda scene: [scene.root],
     "sent": lambda scene: [[]],
     "stalled_for": lambda scene: [0],
     "state": lambda scene: ["error", "expired", "processed", "processing", "target", "delayed"],
     "Queue.request.timeout": lambda scene: ["1ms"],
     "to": lambda scene: [scene.other.context, scene.far.context],
     "Queue.add_selector.to": lambda scene: [scene.other.name],
+    "to_origin": lambda scene: [True],
     "unleased_older_than": lambda scene: ["1ms"],
     "until_empty": lambda scene: [True],
     "value": lambda scene: [body("new", 3000).decode()],
@@ -286,7 +289,7 @@ NO_MATTER = {
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
 }  # fmt: skip
 #: What would not end, or not begin, without it.
-ALWAYS = {"work": ("until_empty",), "add_selector": ("to",)}
+ALWAYS = {"work": ("until_empty",), "add_selector": ("to",), "route": ("once",)}
 
 
 @dataclass(frozen=True)
