@@ -64,6 +64,9 @@ def below(context: QueueContext, file: str) -> tuple[Via, ...]:
     Args:
         context: the queue.
         file: the message's file name.
+
+    Raises:
+        OSError: one of them cannot be read.
     """
     via = via_of(file)
     said = None if via is None else find(context.root.layout, via)
@@ -73,7 +76,11 @@ def below(context: QueueContext, file: str) -> tuple[Via, ...]:
 
 
 def find(root: RootLayout, via: Via) -> Credit | None:
-    """Return what a credit's file says; None if there is none that can be used."""
+    """Return what a credit's file says; None if there is none that can be used.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     with _opened(root, via) as folder:
         return None if folder is None else read_in(folder, via.key)
 
@@ -135,8 +142,12 @@ def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
 
 
 def read_in(folder: int, key: str) -> Credit | None:
-    """Return what a credit's file in an open folder says; None if there is none that can be used."""
-    return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT)))
+    """Return what a credit's file in an open folder says; None if there is none that can be used.
+
+    Raises:
+        OSError: it cannot be read: whether a message needs it, nobody knows.
+    """
+    return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT, strict=True)))
 
 
 def _parsed(content: bytes | None) -> object:

@@ -33,6 +33,7 @@ from dropq.staging.fan_out import fan_out
 from dropq.staging.receivers import Receiver, make_known
 from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
+from dropq.storage.failures import describe
 from dropq.topics.publishing import outlet
 
 log = logging.getLogger("dropq")
@@ -134,6 +135,10 @@ class Mover:
         self.held_by = ""
         if not self.selectors.in_use:
             return False
+        with self._context.error_context("the message stays in target/, unless another process took it"):
+            return self._take(file)
+
+    def _take(self, file: MessageFile) -> bool:
         choice = self.selectors.choice(file)
         if choice is None:
             return self._hold(UNREADABLE)
@@ -189,12 +194,20 @@ class Mover:
             try:
                 gone = self._transitions.move_on(file, target.context, via) is None
             except DropqError:
-                if reading.exists(f"{context.layout.target}/{file.filename}"):
-                    credits.give_back(context, via)
+                with suppress(OSError):  # of the look, whose error would hide this one
+                    if reading.exists(f"{context.layout.target}/{file.filename}"):
+                        self._give_back(via)
                 raise
             if gone:
-                credits.give_back(context, via)  # RACE: a consumer or another router took it
+                self._give_back(via)  # RACE: a consumer or another router took it
         return not gone
+
+    def _give_back(self, via: Via) -> None:
+        """Remove the credit of a message that was not moved; what cannot be removed now, a look removes."""
+        try:
+            credits.give_back(self._context, via)
+        except OSError as error:
+            log.info("queue %s: credit %s is free only after a look: %s", self._context.name, via, describe(error))
 
     def _bounce(self, file: MessageFile) -> bool | str:
         """Move a message to its return address; return False if it is gone, or why it stays."""

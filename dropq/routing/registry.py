@@ -61,7 +61,8 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
         )
     path = selectors.path_of(context, name)
     selector = files.check(name, options, f"selector {name}", queue=context.name)
-    present, _ = selectors.read(context)
+    with context.error_context("the selector was not made"):
+        present, _ = selectors.read(context)
     for other in present:
         if _exclude_each_other(other, selector):
             raise QueueExists(
@@ -160,16 +161,16 @@ def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> b
     """
     files.check_name(name)
     path = selectors.path_of(context, name)
-    with context.error_context("the selector was not removed"):
-        with PolicyLock(context).held(lambda: None) as locked:
-            if not locked:
-                raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
-            if reading.exists(path):
-                context.storage.rename(path, _removed(context, name))
-                context.storage.sync(context.layout.selectors)
-            elif not reading.exists(_removed(context, name)):
-                there = ", ".join(selectors.names_in(context)) or "it has none"
-                raise NoSuchQueue(f"queue {context.name} has no selector {name}: {there}; nothing was changed")
+    with context.error_context("the selector was not removed"), PolicyLock(context).held(lambda: None) as locked:
+        if not locked:
+            raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
+        if reading.exists(path):
+            context.storage.rename(path, _removed(context, name))
+            context.storage.sync(context.layout.selectors)
+        elif not reading.exists(_removed(context, name)):
+            there = ", ".join(selectors.names_in(context)) or "it has none"
+            raise NoSuchQueue(f"queue {context.name} has no selector {name}: {there}; nothing was changed")
+    with context.error_context("the selector takes nothing more, and a sweep returns what it moved"):
         looks, until = Looks(context), time.monotonic() + patience
         watch = Watch(context.layout.selectors)
         while not finish(context, name):
@@ -204,6 +205,8 @@ def finish(context: QueueContext, name: str) -> bool:
         token = files.parse(name, content, name, queue=context.name).token
     except ConfigError:
         token = ""  # it took nothing
+    if credits.queue_of(context.root.layout, token) != (context.name, name):
+        token = ""  # the file is a copy of another selector's, and took nothing under that token
     for key in credits.spent(context.layout, token) if token else ():
         via = Via(token, key)
         try:
@@ -213,8 +216,11 @@ def finish(context: QueueContext, name: str) -> bool:
     if token and credits.spent(context.layout, token):
         return False
     if token:
-        context.storage.unlink(f"{context.layout.credits}/{token}/{selectors.LAST}")
-        context.storage.remove_folder(f"{context.layout.credits}/{token}")
+        folder = f"{context.layout.credits}/{token}"
+        for file in reading.names_in(folder):
+            if file.startswith("."):  # what routers wrote there, or were about to write
+                context.storage.unlink(f"{folder}/{file}")
+        context.storage.remove_folder(folder)
     context.storage.unlink(_removed(context, name))
     return True
 

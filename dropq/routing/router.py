@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from dropq.errors import DropqError
+from dropq.errors import DropqError, StorageError
 from dropq.format.claims import router_claims
 from dropq.lifecycle.context import QueueContext
 from dropq.policies import routes, selectors
@@ -86,7 +86,8 @@ class Router:
 
         Raises:
             NoSuchQueue: the queue is gone.
-            StorageError: target/ cannot be listed; or a message was moved and not synced, after all others were moved.
+            StorageError: target/ cannot be listed; or a message was not moved, or moved and not synced, after all
+                others were moved.
         """
         if self._sweep is not None and self._sweep.due:
             self._sweep_on_the_way(self._sweep)
@@ -98,10 +99,12 @@ class Router:
         if not self._may_move():
             return
         known = self._mover.selectors
-        if known.in_use and not known.may_take:
-            self._looks.run()
-            if self._may_rest():
-                return
+        with self._context.error_context(UNTOUCHED):
+            may_take = not known.in_use or known.may_take
+            if not may_take:
+                self._looks.run()
+        if not may_take and self._may_rest():
+            return
         self._look_at_each(stopped)
 
     def _look_at_each(self, stopped: Callable[[], bool]) -> None:
@@ -114,10 +117,20 @@ class Router:
             elif (name := offers.route_waiting(file)) is not None:
                 self.moved[name] += 1
             else:
-                self._mover.take(file)
-                if self._mover.held_by and not self._mover.selectors.may_take and self._may_rest():
+                try:
+                    self._mover.take(file)
+                except StorageError as error:  # the others may be as good as before
+                    offers.pass_over(file, error)
+                if self._must_rest():
                     break
         offers.raise_refused()
+
+    def _must_rest(self) -> bool:
+        """Return whether the message that was looked at last stays, and so do those behind it."""
+        if not self._mover.held_by:
+            return False
+        with self._context.error_context(UNTOUCHED):
+            return not self._mover.selectors.may_take and self._may_rest()
 
     def _may_rest(self) -> bool:
         """Return whether the messages behind the first need not be looked at now, as no selector has a credit left."""
