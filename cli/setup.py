@@ -171,11 +171,12 @@ def delete(
         raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
     if queue.layout.is_topic:
         refuse_subscriptions(shell.root.context, queue.context)
-    counts, routed = queue.counts(), queue.routed()
+    counts, routed, carried = queue.counts(), queue.routed(), queue.in_transit()
     held = {**counts, **{f"routing/{name}": count for name, count in routed.items()}}
+    held |= {f"transit to {goal}": count for goal, count in carried.items()}
     listed = in_states(held)
     if dry_run:
-        refused = not force and (any(counts[state] for state in TO_WORK_ON) or bool(routed))
+        refused = not force and (any(counts[state] for state in TO_WORK_ON) or bool(routed) or bool(carried))
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK
