@@ -25,6 +25,7 @@ from dropq import Queue, Root, StorageError
 from dropq.carrier import lists
 from dropq.cli import main as cli
 from dropq.diagnosis.fsck import fsck
+from dropq.lifecycle.known_queues import look
 from dropq.staging.jobs import TransferJob
 from dropq.storage import reading, system_calls
 from dropq.upkeep import bulk
@@ -534,6 +535,13 @@ def test_messages_wait_in_sight_while_the_other_queue_is_away(
     assert scene.here.sweep().carried == 1
     assert scene.arrived() == [b"0", b"1"]
     assert health(scene.here).healthy and scene.here.in_transit() == {}
+
+
+def test_the_sidecar_of_a_given_message_counts_as_used(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.here.send(b"body", properties={"a": "x" * 250})
+    give(scene, monkeypatch)
+    (sidecar,) = (scene.here.root.path / ".dropq" / "meta").iterdir()
+    assert look(str(scene.here.root.path)).references == {sidecar.stem}
 
 
 def test_another_queue_of_the_name_gets_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
