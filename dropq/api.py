@@ -611,6 +611,17 @@ class Queue(Sender):
         with self.context.error_context("nothing was changed"):
             return routed(self.layout, self.config.ignore)
 
+    def in_transit(self) -> dict[str, int]:
+        """Return the number of messages on their way to each queue on another file system.
+
+        `counts` leaves these out: they have left the queue's states. Any sweep of the queue goes on with what was left
+        on the way.
+        """
+        from dropq.carrier.transfers import in_transit
+
+        with self.context.error_context("nothing was changed"):
+            return in_transit(self.layout)
+
     def counts(self) -> dict[str, int]:
         """Return the number of messages in each state, by one listing of each folder."""
         with self.context.error_context("nothing was changed"):

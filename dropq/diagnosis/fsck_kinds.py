@@ -105,6 +105,16 @@ KINDS: Mapping[str, Kind] = {
         "a message is committed for the receivers of a topic, and a copy has not reached its receiver: "
         "`dropq sweep QUEUE` moves it",
     ),
+    "unfinished-move": Kind(
+        "warning",
+        "messages have been on the way to another file system for over a day: `dropq sweep QUEUE` carries them, or "
+        "says why it cannot",
+    ),
+    "damaged-transfer": Kind(
+        "warning",
+        "it cannot be read, so nobody carries what lies here: put the file back from a copy, or move "
+        "the messages in given/ to a target/",
+    ),
     "not-a-subscription": Kind(
         "warning",
         "a folder among the subscriptions is none, as its name is not SUBSCRIPTION.CLIENT: dropq passes it over, and a "

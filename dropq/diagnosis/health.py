@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dropq.carrier.transfers import given_messages
 from dropq.diagnosis import fsck, selector_checks, topic_checks
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
@@ -213,6 +215,7 @@ class _Snapshot:
             "processing": len(self._held),
             **{state: sum(1 for _ in self._files(state)) for state in (*SETTLED, "working")},
         }
+        self._given = list(given_messages(context.layout))
 
     def _files(self, state: str) -> Iterator[str]:
         for entry in reading.entries(self._context.layout.folder(state)):
@@ -282,6 +285,8 @@ class _Snapshot:
         yield from self._unusable_routes()
         yield from self._selector_reasons()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
+        given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
+        yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
 
     def _topic_reasons(self) -> Iterator[Reason]:
         """Yield what keeps published messages from the receivers of a topic."""
@@ -330,6 +335,9 @@ class _Snapshot:
             text = f"{_count(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --state target --to-origin --all` puts them back"
             yield Reason("letters", f"{text}; {way_back}", letters)
+        for goal, count in Counter(row.goal for row, _ in self._given).items():
+            text = f"{_count(count, 'message')} on the way to {goal}, which lies on another file system"
+            yield Reason("in-transit", f"{text}: whoever moves them there, or any sweep, carries them", count)
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
             yield Reason("paused", f"{means}; {self._pause}")

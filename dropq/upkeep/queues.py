@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from dropq.carrier.transfers import in_transit
 from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import underlies
 from dropq.config.selectors import SUFFIX, Selector, given, text
@@ -248,8 +249,10 @@ def refuse_unsettled(context: QueueContext) -> None:
     with context.error_context("nothing was changed"):
         counts = browsing.counts(context)
         routed = routes.routed(context.layout, context.config.ignore)
+        carried = in_transit(context.layout)
     waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
     waiting |= {f"routing/{name}": count for name, count in routed.items()}
+    waiting |= {f"transit to {goal}": count for goal, count in carried.items()}
     if waiting:
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
         raise StorageError(
@@ -271,7 +274,7 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
             raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
         if context.layout.is_topic and has_committed(gone):
             raise OSError(errno.ENOTEMPTY, "a message was committed", gone.staged)
-        if routes.routed(gone, context.config.ignore):
+        if routes.routed(gone, context.config.ignore) or in_transit(gone):
             raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
     except OSError:
         for folder in (gone.target, gone.processing):
