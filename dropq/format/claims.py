@@ -136,6 +136,11 @@ def client_part(client_id: str) -> str:
     return re.sub(r"%.?$", "", encode(client_id)[:16]) or "client"
 
 
+def client_of(subscription: str) -> str:
+    """Return the readable start of a subscription's id."""
+    return subscription.rpartition("-")[0]
+
+
 def claim_owner(subscription: str, n: int) -> str:
     """Return the owner of a subscription's nth claim."""
     return f"{subscription}-{n:x}"

@@ -41,7 +41,7 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     if found is not None:
         raise QueueExists(f"{'topic' if found.is_topic else 'queue'} {name!r} is there already: {found.home}")
     config = validate_options(
-        options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, may_be_view=False
+        options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, is_queue=False
     )
     store = Storage(
         config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group_number(config.group)
