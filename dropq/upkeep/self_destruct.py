@@ -96,6 +96,8 @@ def look_at_all(root: RootContext) -> Iterator[int]:
 
 def is_needed(context: QueueContext) -> bool:
     """Return whether a queue has a selector, or a credit of one, or a named subscription that may be alive."""
+    for folder in (context.layout.base, context.layout.private):
+        reading.ask_server(folder)  # on NFS another host may have made a folder in it just now
     return bool(
         selectors.names_in(context)
         or registry.removed_in(context)

@@ -345,9 +345,11 @@ def committed_job(queue: Queue, row: bytes) -> None:
     job.begin()
     attempt = job.attempt("0")
     attempt.write_all([f"4.{queue.root.context.ids.next()}.B"], [row])
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    staged = [attempt.finish()]
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs, "finish", dies)
-        job.commit([attempt.finish()])
+        with pytest.raises(KeyboardInterrupt):
+            job.commit(staged)
 
 
 def dies(*_: object, **__: object) -> None:
@@ -513,6 +515,35 @@ def test_a_queue_that_died_half_way_and_was_made_anew_is_kept_beside_the_new_one
     assert where(queue) == {"target": [b"new"]}
     (kept,) = (name for name in there(root) if name.startswith("service.deleted-"))
     assert [path.read_bytes() for path in Path(root.path, kept, "target").iterdir()] == [b"old"]
+
+
+# -- what people are told ----------------------------------------------------------------------------------------------
+
+
+def test_health_says_that_a_queue_is_about_to_destroy_itself(root: Root, clock: Clock) -> None:
+    queue = served(root)
+    assert queue.health().notes == ()
+    root.sweep()
+    clock.advance(20)
+    (note,) = queue.health().notes
+    assert queue.health().healthy and (note.kind, note.figure) == ("alone", 40)
+    assert "it destroys itself in 40s" in note.message and "`dropq work service --client-id C -- CMD`" in note.message
+    queue.send(b"a")
+    message = take(queue)
+    clock.advance(60)
+    (note,) = queue.health().notes
+    assert "when its message in processing/ is settled" in note.message
+    message.ack()
+    (note,) = queue.health().notes
+    assert "at the next sweep" in note.message
+    with queue.subscribe(client_id="worker", named=True):
+        assert queue.health().notes == ()
+
+
+def test_fsck_finds_nothing_wrong_in_a_queue_that_is_alone(root: Root, clock: Clock) -> None:
+    queue = served(root)
+    root.sweep()
+    assert private(queue, "named") == ["worker"] and queue.fsck() == [] and fsck_root(root.context) == []
 
 
 # -- the service-lookup test -------------------------------------------------------------------------------------------
