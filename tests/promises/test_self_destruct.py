@@ -48,7 +48,7 @@ def alone_since(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         is_new = path.endswith("/alone") and not os.path.exists(path)
         touch(self, path)
         if is_new:
-            os.utime(path, (clock.ms / 1000, clock.ms / 1000))
+            os.utime(path, ns=(clock.ms * 1_000_000, clock.ms * 1_000_000))
 
     monkeypatch.setattr(Storage, "touch", touched)
 
