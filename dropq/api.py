@@ -455,6 +455,7 @@ class Queue(Sender):
         self,
         *,
         client_id: str | None = None,
+        named: bool = False,
         filter: str | None = None,
         max_backlog: int | None = 1,
         lease_period: Duration | None = None,
@@ -464,6 +465,8 @@ class Queue(Sender):
 
         Args:
             client_id: who receives, for people who read processing/; None takes the names of host and process.
+            named: the client comes back: a queue with `self_destruct` stays while it is here, and for
+                `self_destruct_after` when it has gone. It has a client_id.
             filter: receive only messages that match it, and the queue's own filter.
             max_backlog: how many messages the subscription may hold at once; None takes the queue's
                 max_per_subscription_backlog, which may be no limit.
@@ -475,7 +478,8 @@ class Queue(Sender):
             ConfigError: a detached subscription has no lease.
             InvalidFilter: the filter cannot be read, or is empty.
             Unavailable: a filter needs an extra that is not installed.
-            ValueError: max_backlog is below 1, or lease_period is 0 or no period.
+            ValueError: max_backlog is below 1, or lease_period is 0 or no period; or named without a client_id, or
+                detached.
         """
         from dropq.queue.subscription import subscribe
         from dropq.upkeep.sweep import QuickSweep
@@ -484,6 +488,7 @@ class Queue(Sender):
         return subscribe(
             context,
             client_id=client_id,
+            named=named,
             filter=filter,
             max_backlog=max_backlog,
             lease_period=lease_period,

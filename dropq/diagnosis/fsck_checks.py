@@ -390,7 +390,7 @@ def leftovers(queue: ExaminedQueue) -> Iterator[Finding]:
 def temporaries(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find small files whose writer died before they were finished."""
     layout = queue.layout
-    private = (layout.private, layout.acks, layout.ledger, layout.selectors, *layout.reason_folders)
+    private = (layout.private, layout.acks, layout.ledger, layout.selectors, layout.named, *layout.reason_folders)
     streams = (entry.path for entry in entries(layout.streams, queue.now) if stat.S_ISDIR(entry.status.st_mode))
     return temporaries_in((layout.base, *private, *streams), queue.now)
 

@@ -98,7 +98,8 @@ KINDS: Mapping[str, Kind] = {
     "left-queue": Kind("warning", "the requester of this temporary queue is dead: `dropq sweep` removes the queue"),
     "deleted-queue": Kind(
         "info",
-        "a DropboxMQ deleted this queue, topic or subscription, and kept its content: remove it when nobody needs that",
+        "a DropboxMQ deleted this queue, topic or subscription, or it destroyed itself, and its content is kept: "
+        "remove it when nobody needs that",
     ),
     "unfinished-distribution": Kind(
         "warning",

@@ -31,6 +31,7 @@ from dropq.queue.open_queue import open_queue, refuse_closed
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
 from dropq.storage.failures import describe
+from dropq.upkeep import self_destruct
 
 __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", "queues"]
 
@@ -338,6 +339,7 @@ class _Snapshot:
         for goal, count in Counter(row.goal for row, _ in self._given).items():
             text = f"{_count(count, 'message')} on the way to {goal}, which lies on another file system"
             yield Reason("in-transit", f"{text}: whoever moves them there, or any sweep, carries them", count)
+        yield from self._alone()
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
             yield Reason("paused", f"{means}; {self._pause}")
@@ -348,6 +350,20 @@ class _Snapshot:
             text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
             outcome = _OVERFLOW[self._context.config.overflow]
             yield Reason("full", f"{text}: {outcome}; {self._way_out()}", count, most)
+
+    def _alone(self) -> Iterator[Reason]:
+        """Yield when the queue destroys itself, if nothing needs it any more."""
+        layout, config = self._context.layout, self._context.config
+        if not config.self_destruct or not (reading.exists(layout.kept) and reading.exists(layout.alone)):
+            return
+        left = max(self_destruct.left_ms(self._context), 0) / 1000
+        when = f"in {_duration(left)}" if left else "at the next sweep"
+        if not left and self._held:
+            noun = "message" if len(self._held) == 1 else "messages"
+            verb = "is" if len(self._held) == 1 else "are"
+            when = f"when its {noun} in processing/ {verb} settled"
+        text = f"it has no selector and no named subscription any more: it destroys itself {when}"
+        yield Reason("alone", f"{text}; `dropq work {self._name} --client-id C -- CMD` keeps it", left)
 
     def _unswept(self, kind: str, ages: Iterable[int], noun: str, what: str) -> Iterator[Reason]:
         """Yield a reason where a sweep should have brought something in order by now; ages are in ms."""

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from dropq.config import selectors as files
 from dropq.config.selectors import Selector
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
+from dropq.format import names
 from dropq.format.credits import HOPS_LIMIT, Via, via_of
-from dropq.lifecycle import credits
+from dropq.lifecycle import credits, named
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
@@ -83,6 +84,7 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
             context.storage.unlink(temporary)
             raise QueueExists(f"{path} was made just now by somebody else; nothing was changed") from error
         context.storage.sync(context.layout.selectors)
+        named.keep(context)
     return selector
 
 
@@ -222,6 +224,35 @@ def finish(context: QueueContext, name: str) -> bool:
                 context.storage.unlink(f"{folder}/{file}")
         context.storage.remove_folder(folder)
     context.storage.unlink(_removed(context, name))
+    return True
+
+
+def return_from(context: QueueContext, folder: str, file: str) -> bool:
+    """Return a message that a selector moved into a queue to where it came from, and remove its credit.
+
+    A crash in between leaves a credit without a message, which a look removes.
+
+    Args:
+        context: the queue that it was moved into.
+        folder: the folder that it is in.
+        file: its name there.
+
+    Returns:
+        Whether it is back; False where it came under no credit, or what spent the credit is gone.
+
+    Raises:
+        DropqError: it cannot be moved; it stays where it was.
+    """
+    via = via_of(file)
+    said = None if via is None else credits.find(context.root.layout, via)
+    known = None if via is None else credits.queue_of(context.root.layout, via.token)
+    if via is None or known is None or said is None or not names.bears(said.id)(file):
+        return False
+    source = open_queue(context.root, known[0])
+    under = str(said.below[0]) if said.below else ""
+    if Transitions(context).return_to(folder, file, source, under) is None:
+        return False
+    credits.give_back(source, via)
     return True
 
 

@@ -87,6 +87,8 @@ class SweepReport:
     carried: int = 0
     #: Temporary queues, and subscriptions, whose holders died.
     ephemeral: int = 0
+    #: Queues that destroyed themselves.
+    destroyed: int = 0
     #: Credits that belonged to no message, and selectors whose removal was finished.
     credits: int = 0
     sidecars: int = 0
@@ -232,6 +234,7 @@ class QuickSweep:
             self._upkeep = chain(
                 _upkeep(context, self._upkeep_report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
                 _clear_temporary(context, self._upkeep_report),
+                _destroy_alone(context, self._upkeep_report),
                 _collect(context, self._upkeep_report),
             )
         done, started = self._upkeep_report.total, time.monotonic()
@@ -267,6 +270,11 @@ def sweep(
         _return_foreign(context, report, foreign_older_than)
     for _ in _upkeep(context, report, jobs_older_than=jobs_older_than):
         pass
+    if context.config.self_destruct:
+        from dropq.upkeep import self_destruct
+
+        with _passing_over(context, report, "whether it is to destroy itself"):
+            report.destroyed += self_destruct.look(context)
     return report
 
 
@@ -538,6 +546,16 @@ def _clear_temporary(context: QueueContext, report: SweepReport) -> Iterator[Non
     with _passing_over(context, report, context.root.layout.path):
         for removed in temporary.clear(context.root):
             report.ephemeral += removed
+            yield
+
+
+def _destroy_alone(context: QueueContext, report: SweepReport) -> Iterator[None]:
+    """Let the queues of the root go that are to destroy themselves, and look whether this one is."""
+    from dropq.upkeep import self_destruct
+
+    with _passing_over(context, report, context.root.layout.path):
+        for destroyed in chain([self_destruct.look(context)], self_destruct.look_at_all(context.root)):
+            report.destroyed += destroyed
             yield
 
 
