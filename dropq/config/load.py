@@ -1,8 +1,7 @@
 """Reads queue.toml and dropq.toml: which value wins, which values conflict, and where each value comes from.
 
-Invariant: no key is accepted and then ignored. A key is in force, or it is reported as unknown, wrong or not built
-yet. All problems of a file are reported together, each with file, key, value and what is allowed. This module writes
-no files.
+Invariant: no key is accepted and then ignored. A key is in force, or it is reported as unknown or wrong. All problems
+of a file are reported together, each with file, key, value and what is allowed. This module writes no files.
 """
 
 from __future__ import annotations

@@ -242,17 +242,6 @@ def _key(kind: Kind, default: Any = None) -> Any:
     return field(default=default, metadata={"kind": kind})
 
 
-def _not_built(default: object = None) -> Any:
-    """Return a field for a key that is known but not built yet: it takes only its default."""
-
-    def read(value: object) -> object:
-        if value not in (default, _plain(default)):
-            raise ValueError("this key is not built in this version of dropq; leave it out")
-        return default
-
-    return _key(Kind(read, ""), default)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
     """The configuration of a queue. Durations are in seconds; None means that a key is unset: no limit, no filter."""

@@ -249,9 +249,12 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
     if via is None or known is None or said is None or not names.bears(said.id)(file):
         return False
     source = open_queue(context.root, known[0])
-    under = str(said.below[0]) if said.below else ""
-    if Transitions(context).return_to(folder, file, source, under) is None:
-        return False
+    with _locked(source, said.below) as locked:
+        if not locked:
+            raise Unavailable(f"another process keeps the lock of a queue above {source.name}; the message stays")
+        under = str(said.below[0]) if said.below else ""
+        if Transitions(context).return_to(folder, file, source, under) is None:
+            return False
     credits.give_back(source, via)
     return True
 
