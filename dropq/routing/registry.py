@@ -68,8 +68,10 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
                 f"`dropq selector rm {context.name} {other.name}` removes it; nothing was changed"
             )
     if selector.to is not None:
-        open_queue(context.root, selector.to)
-        if ring := circle(context, selector):
+        with context.error_context("the selector was not made"):
+            open_queue(context.root, selector.to)
+            ring = circle(context, selector)
+        if ring:
             raise ConfigError(f"selector {name}: messages would go round: {' -> '.join(ring)}; nothing was changed")
     with context.error_context("the selector was not made"):
         if selector.credit is not None:
