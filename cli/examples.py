@@ -19,6 +19,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "show": ("dropq show orders report.csv",),
     "cat": ("dropq cat orders report.csv",),
     "tail": ("dropq tail orders -n 3", "dropq tail -f orders --state error --filter 'JMSXDeliveryCount > 1'"),
+    "graph": ("dropq graph", "dropq graph --format mermaid"),
     "send": (
         "echo '{\"item\": 7}' | dropq send orders -p customer=ann --priority 6",
         "dropq send orders *.csv",

@@ -11,7 +11,7 @@ from errno import EACCES
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -128,9 +128,9 @@ def _diagnosis_text(diagnosis: Diagnosis, root: str) -> str:
     return "\n".join(filled)
 
 
-def options_of(settings: Sequence[str] | None) -> dict[str, object]:
+def options_of(settings: Sequence[str] | None) -> dict[str, Any]:
     """Return the options that `--set` names, by key."""
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     for setting in settings or ():
         key, equals, text = setting.partition("=")
         if not equals or not key:

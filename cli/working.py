@@ -44,7 +44,8 @@ def work(
     fair: Annotated[bool, typer.Option("--fair", help="Take from the queues by turns.")] = False,
     filter: Filter = None,
     client_id: Annotated[
-        str | None, typer.Option("--client-id", metavar="NAME", help="The worker's name in processing/.")
+        str | None,
+        typer.Option("--client-id", metavar="NAME", help="The worker's lasting name, also for self_destruct."),
     ] = None,
     lease: Annotated[
         float | None,
@@ -90,7 +91,11 @@ def work(
         subscriptions = [
             stack.enter_context(
                 queue.subscribe(
-                    max_backlog=jobs, lease_period=lease_of(queue, lease), filter=filter, client_id=client_id
+                    max_backlog=jobs,
+                    lease_period=lease_of(queue, lease),
+                    filter=filter,
+                    client_id=client_id,
+                    named=bool(client_id),
                 )
             )
             for queue in queues

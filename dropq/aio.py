@@ -111,6 +111,7 @@ class Queue:
         self,
         *,
         client_id: str | None = None,
+        named: bool = False,
         filter: str | None = None,
         max_backlog: int | None = 1,
         lease_period: Duration | None = None,
@@ -120,6 +121,7 @@ class Queue:
         opening = partial(
             self.queue.subscribe,
             client_id=client_id,
+            named=named,
             filter=filter,
             max_backlog=max_backlog,
             lease_period=lease_period,

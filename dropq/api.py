@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
 from difflib import get_close_matches
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.fsck_kinds import Finding
+    from dropq.diagnosis.graph import Graph
     from dropq.diagnosis.health import Health
     from dropq.lifecycle.ephemeral import Holder
     from dropq.queue.subscription import Subscription
@@ -147,23 +148,27 @@ class Root:
         subscriptions.create_topic(self.context, name, options)
         return self.topic(name)
 
-    def create_queue(self, name: str, *, dropboxmq: bool = False, **options: Any) -> Queue:
+    def create_queue(
+        self, name: str, *, dropboxmq: bool = False, selector: Sequence[Mapping[str, Any]] = (), **options: Any
+    ) -> Queue:
         """Create a queue; it appears complete, by one rename.
 
         Args:
             name: the queue's name.
             dropboxmq: lay it out as DropboxMQ 1.2 does, with its folders in `incoming/`.
+            selector: its selectors, each a table with a name and the arguments of `Queue.add_selector`.
             options: keys of queue.toml, which are written there.
 
         Raises:
             QueueExists: something of that name is there already.
-            InvalidName, ConfigError: the name, or an option, cannot be used; nothing was created.
+            InvalidName, ConfigError: the name, a selector or an option cannot be used; nothing was created.
+            NoSuchQueue: a queue that a selector sends to is not there; nothing was created.
             Unavailable: `underlying_topic` is a regular expression, and RE2 is not installed; nothing was created.
         """
         from dropq.upkeep import queues
 
         names.check_queue_name(name)
-        queues.create(self.context, name, options, dropboxmq=dropboxmq)
+        queues.create(self.context, name, options, dropboxmq=dropboxmq, selector=selector)
         return Queue(self, name)
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:
@@ -250,6 +255,19 @@ class Root:
 
         with error_context("nothing was changed"):
             return list(health_root(self.context, max_age=max_age, max_count=max_count, max_error=max_error))
+
+    def graph(self) -> Graph:
+        """Return the queues of the root, how messages go from one to another, and what is stuck and why.
+
+        Queues that cannot be opened are in it, too. Nothing is changed.
+
+        Raises:
+            StorageError: the root cannot be listed.
+        """
+        from dropq.diagnosis.graph import graph
+
+        with error_context("nothing was changed"):
+            return graph(self.context)
 
     def doctor(self, queues: Iterable[str] | None = None) -> list[Diagnosis]:
         """Report whether the root's file system is fit for dropq, and what this user may do there.
@@ -437,6 +455,7 @@ class Queue(Sender):
         self,
         *,
         client_id: str | None = None,
+        named: bool = False,
         filter: str | None = None,
         max_backlog: int | None = 1,
         lease_period: Duration | None = None,
@@ -446,6 +465,8 @@ class Queue(Sender):
 
         Args:
             client_id: who receives, for people who read processing/; None takes the names of host and process.
+            named: the client comes back: a queue with `self_destruct` stays while it is here, and for
+                `self_destruct_after` when it has gone. It has a client_id.
             filter: receive only messages that match it, and the queue's own filter.
             max_backlog: how many messages the subscription may hold at once; None takes the queue's
                 max_per_subscription_backlog, which may be no limit.
@@ -457,7 +478,8 @@ class Queue(Sender):
             ConfigError: a detached subscription has no lease.
             InvalidFilter: the filter cannot be read, or is empty.
             Unavailable: a filter needs an extra that is not installed.
-            ValueError: max_backlog is below 1, or lease_period is 0 or no period.
+            ValueError: max_backlog is below 1, or lease_period is 0 or no period; or named without a client_id, or
+                detached.
         """
         from dropq.queue.subscription import subscribe
         from dropq.upkeep.sweep import QuickSweep
@@ -466,6 +488,7 @@ class Queue(Sender):
         return subscribe(
             context,
             client_id=client_id,
+            named=named,
             filter=filter,
             max_backlog=max_backlog,
             lease_period=lease_period,
@@ -592,6 +615,17 @@ class Queue(Sender):
 
         with self.context.error_context("nothing was changed"):
             return routed(self.layout, self.config.ignore)
+
+    def in_transit(self) -> dict[str, int]:
+        """Return the number of messages on their way to each queue on another file system.
+
+        `counts` leaves these out: they have left the queue's states. Any sweep of the queue goes on with what was left
+        on the way.
+        """
+        from dropq.carrier.transfers import in_transit
+
+        with self.context.error_context("nothing was changed"):
+            return in_transit(self.layout)
 
     def counts(self) -> dict[str, int]:
         """Return the number of messages in each state, by one listing of each folder."""

@@ -31,6 +31,10 @@ _NO_GROUPS = (
     "this key belongs to AMPS's GroupLocalQueue, which one server of a group owns; dropq has no servers,"
     " and every host that sees the root shares its queues: leave it out"
 )
+_NO_SELECTORS = (
+    "this is no key of queue.toml: each selector is a file of its own, selectors/NAME.toml in the queue's folder; "
+    "`dropq selector add QUEUE NAME` writes it"
+)
 #: A line of TOML whose value is a duration without quotes: the key and the duration.
 _BARE_PERIOD = re.compile(r"\s*(\S+)\s*=\s*([0-9.]+[a-zA-Z]\w*)")
 #: Pairs of keys that a queue cannot both have, and why.
@@ -47,8 +51,13 @@ _TOPIC_KEYS = frozenset(
         *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore"),
     )
 )
-#: The keys that make a queue a view on topics, which neither a topic nor a subscription can be.
-_OF_VIEWS = ("underlying_topic", "default_publish_target")
+#: The keys that neither a topic nor a subscription can have, and why.
+_OF_QUEUES = {
+    "underlying_topic": "only a queue can be a view",
+    "default_publish_target": "only a queue can be a view",
+    "self_destruct": "only a queue can destroy itself; a topic and a subscription of a topic are removed by commands",
+    "self_destruct_after": "only a queue can destroy itself",
+}
 #: The key that names where dead letters go, and the value of `exhausted` that needs it.
 _LETTERS, _TO_LETTERS = "dead_letter_queue", "dead-letter"
 #: What becomes of messages for a subscription that is full, where nobody says: the topic waits.
@@ -130,7 +139,7 @@ def validate_options(
     root: RootConfig | None = None,
     root_file: str = "",
     queue: str = "",
-    may_be_view: bool = True,
+    is_queue: bool = True,
 ) -> QueueConfig:
     """Check options of a queue before they are written; return them as a configuration.
 
@@ -140,14 +149,14 @@ def validate_options(
         root: the root's configuration, whose [defaults] go into the result.
         root_file: the file of that configuration, for errors about a default, and to find the topics of a view.
         queue: the name of the queue, which cannot be its own dead-letter queue.
-        may_be_view: False where the options are a topic's or a subscription's.
+        is_queue: False where the options are a topic's or a subscription's.
 
     Raises:
         ConfigError: the options have problems; the error lists all of them.
     """
     entries, problems = _queue_entries(root, root_file, options, where, name="", queue=queue)
-    if not may_be_view:
-        problems += _view_keys(entries)
+    if not is_queue:
+        problems += _keys_of_queues({key: entry for key, entry in entries.items() if entry.source == where})
     return _build_or_raise(entries, problems)
 
 
@@ -257,7 +266,7 @@ def _entries_of(
     problems += more
     if layout.is_topic:
         problems += _values(QueueConfig, {key: entries[key] for key in entries.keys() - _TOPIC_KEYS})[1]
-        problems += _view_keys(entries)
+        problems += _keys_of_queues(entries)
         merged = defaults | entries
         obeyed = {key: merged[key] for key in merged if key in _TOPIC_KEYS}
         # What a distributor gives back was given to nobody, and waits for nothing.
@@ -265,16 +274,17 @@ def _entries_of(
     topic_file = f"{layout.topic}/queue.toml"
     of_topic, more = _table_entries(_read(topic_file) or {}, topic_file, name=None)
     problems += more
-    problems += _view_keys(entries)
+    problems += _keys_of_queues(entries)
     if "overflow" in entries and entries["overflow"].value == "reject":
         problems.append(
             entries["overflow"].problem(
                 'a subscription cannot reject what was published; "block" makes the topic wait, "discard" drops it'
             )
         )
-    defaults = {key: defaults[key] for key in defaults if key not in (*_OF_VIEWS, "overflow")}
+    defaults = {key: defaults[key] for key in defaults if key not in (*_OF_QUEUES, "overflow")}
     defaults["overflow"] = _Entry(_BLOCKS, "overflow", "default")
-    inherited = {key: of_topic[key] for key in of_topic if key not in _TOPIC_KEYS or key == "message_type"}
+    inherited = {key: of_topic[key] for key in of_topic if key not in (*_TOPIC_KEYS, *_OF_QUEUES)}
+    inherited |= {key: of_topic[key] for key in of_topic if key == "message_type"}
     merged, more = _with_letters(defaults | inherited | entries, entries, root, root_file, name)
     return merged, problems + more
 
@@ -355,9 +365,9 @@ def _absent(letters: _Entry, root: str) -> list[str]:
     return [letters.problem(f"the root has no queue of this name: `dropq create {shlex.quote(queue)}` makes it")]
 
 
-def _view_keys(entries: Mapping[str, _Entry]) -> list[str]:
-    """Return a problem for each key of a topic or a subscription that only a view can have."""
-    return [entries[key].problem("only a queue can be a view") for key in _OF_VIEWS if key in entries]
+def _keys_of_queues(entries: Mapping[str, _Entry]) -> list[str]:
+    """Return a problem for each key of a topic or a subscription that only a queue can have."""
+    return [entries[key].problem(why) for key, why in _OF_QUEUES.items() if key in entries]
 
 
 def _type_problems(entries: Mapping[str, _Entry], defaults: Mapping[str, _Entry], root: str) -> list[str]:
@@ -414,6 +424,8 @@ def _table_entries(
     for key, entry in entries.items():
         if key in _GROUP_LOCAL:
             problems.append(entry.problem(_NO_GROUPS))
+        elif key == "selector":
+            problems.append(f"{source}: {entry.spelling}: {_NO_SELECTORS}")
         elif key == "name":
             problems += _name_problems(entry, name)
         elif key not in _QUEUE_KEYS:

@@ -194,6 +194,7 @@ def _one_of(choices: tuple[str, ...]) -> Kind:
     return _values("one of " + ", ".join(f'"{choice}"' for choice in choices), lambda value: value in choices)
 
 
+_SWITCH = _values("true or false", lambda value: isinstance(value, bool))
 _PERIOD = Kind(_period, durations.ALLOWED, format_duration)
 _LIFETIME = Kind(_lifetime, durations.ALLOWED, format_duration)
 _COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
@@ -280,7 +281,7 @@ class QueueConfig:
     max_unprocessed: int | None = _key(_LIMIT)
     overflow: Literal["reject", "discard", "block"] = "reject"
     unroutable_after: float = _key(_PERIOD, 60.0)
-    history: bool = _key(_values("true or false", lambda value: isinstance(value, bool)), True)
+    history: bool = _key(_SWITCH, True)
     max_history: int | None = _key(_COUNT)
     history_age: float | None = _key(_PERIOD)
     message_type: Literal["json", "text", "binary"] = "json"
@@ -291,8 +292,8 @@ class QueueConfig:
     file_backed_metadata: Literal["enabled"] = _key(Kind(_metadata, '"enabled"'), "enabled")
     #: Of the queue itself, else of [defaults], else of the root.
     dead_letter_queue: str | None = _key(_QUEUE)
-    self_destruct: Literal[False] = _not_built(False)
-    selector: tuple[()] = _not_built(())
+    self_destruct: bool = _key(_SWITCH, False)
+    self_destruct_after: float = _key(_PERIOD, 60.0)
     durability: Literal["none", "file", "full"] = "full"
     ignore: tuple[str, ...] = _key(
         Kind(_patterns, "patterns of file names, as a list of strings or one string with spaces between"),

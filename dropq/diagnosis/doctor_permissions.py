@@ -91,7 +91,7 @@ def _consumers_folders(layout: QueueLayout) -> list[str]:
 
     Nothing is tried in them: a file there would count as a sign of life, or as a body.
     """
-    private = (layout.consumers, layout.held, *layout.reason_folders, layout.delayed)
+    private = (layout.consumers, layout.named, layout.held, *layout.reason_folders, layout.delayed)
     return list(dict.fromkeys(map(_nearest, private)))
 
 

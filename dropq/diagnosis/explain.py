@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from shlex import quote
 
+from dropq.carrier.transfers import given_messages
 from dropq.diagnosis import topic_checks
 from dropq.format.layout import UNSETTLED
 from dropq.format.message_file import MessageFile
+from dropq.format.transfers import own_name_of
 from dropq.lifecycle.claims import claimed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
@@ -33,7 +35,8 @@ class Explanation:
         message: the message.
         why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
             `delay`, `receiver`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`,
-            `barrier`.
+            `barrier`;
+            `transit` for a message that goes to another file system, whose state is `in-transit`.
         detail: a sentence about it, with the way out where there is one.
         holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
         until: when that ends by itself; None when that is not known.
@@ -71,6 +74,8 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
                 if wanted is None or wanted(file):
                     message = Message(transitions, where, file)
                     yield Explanation(message, why, f"{detail}{_way_back(message)}{_way_here(context, file)}", *rest)
+        if state is None:
+            yield from _in_transit(transitions, filter)
 
 
 #: The last fields of an explanation: why, the detail, and, if known, the holders, and until when.
@@ -245,6 +250,33 @@ def _way_back(message: Message) -> str:
         return letter
     command = f"dropq requeue {quote(message.context.name)} {quote(message.id)} --state {message.state} --to-origin"
     return f"{letter}: `{command}` puts it back"
+
+
+class _GivenMessage(Message):
+    """A message on its way to another file system."""
+
+    __slots__ = ("_folder",)
+
+    def __init__(self, transitions: Transitions, folder: str, file: MessageFile) -> None:
+        super().__init__(transitions, "in-transit", file)
+        self._folder = folder
+
+    @property
+    def path(self) -> str:
+        """Where its file lies."""
+        return f"{self._folder}/{self.file}"
+
+
+def _in_transit(transitions: Transitions, filter: str | None) -> Iterator[Explanation]:
+    context = transitions.context
+    wanted = None if filter is None else wanting(context, filter, "target")
+    for row, name in sorted(given_messages(context.layout), key=lambda given: own_name_of(given[1]) or given[1]):
+        file = context.sidecars.file(name)
+        detail = (
+            f"it is on its way to {row.goal}: who moves it there, or `dropq sweep {quote(context.name)}`, carries it"
+        )
+        if wanted is None or wanted(file):
+            yield Explanation(_GivenMessage(transitions, row.given, file), "transit", detail)
 
 
 def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:

@@ -98,12 +98,23 @@ KINDS: Mapping[str, Kind] = {
     "left-queue": Kind("warning", "the requester of this temporary queue is dead: `dropq sweep` removes the queue"),
     "deleted-queue": Kind(
         "info",
-        "a DropboxMQ deleted this queue, topic or subscription, and kept its content: remove it when nobody needs that",
+        "a DropboxMQ deleted this queue, topic or subscription, or it destroyed itself, and its content is kept: "
+        "remove it when nobody needs that",
     ),
     "unfinished-distribution": Kind(
         "warning",
         "a message is committed for the receivers of a topic, and a copy has not reached its receiver: "
         "`dropq sweep QUEUE` moves it",
+    ),
+    "unfinished-move": Kind(
+        "warning",
+        "messages have been on the way to another file system for over a day: `dropq sweep QUEUE` carries them, or "
+        "says why it cannot",
+    ),
+    "damaged-transfer": Kind(
+        "warning",
+        "it cannot be read, so nobody carries what lies here: put the file back from a copy, or move "
+        "the messages in given/ to a target/",
     ),
     "not-a-subscription": Kind(
         "warning",

@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dropq.carrier.transfers import given_messages
 from dropq.diagnosis import fsck, selector_checks, topic_checks
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
@@ -29,6 +31,7 @@ from dropq.queue.open_queue import open_queue, refuse_closed
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
 from dropq.storage.failures import describe
+from dropq.upkeep import self_destruct
 
 __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", "queues"]
 
@@ -213,6 +216,7 @@ class _Snapshot:
             "processing": len(self._held),
             **{state: sum(1 for _ in self._files(state)) for state in (*SETTLED, "working")},
         }
+        self._given = list(given_messages(context.layout))
 
     def _files(self, state: str) -> Iterator[str]:
         for entry in reading.entries(self._context.layout.folder(state)):
@@ -282,6 +286,8 @@ class _Snapshot:
         yield from self._unusable_routes()
         yield from self._selector_reasons()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
+        given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
+        yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
 
     def _topic_reasons(self) -> Iterator[Reason]:
         """Yield what keeps published messages from the receivers of a topic."""
@@ -330,6 +336,10 @@ class _Snapshot:
             text = f"{_count(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --state target --to-origin --all` puts them back"
             yield Reason("letters", f"{text}; {way_back}", letters)
+        for goal, count in Counter(row.goal for row, _ in self._given).items():
+            text = f"{_count(count, 'message')} on the way to {goal}, which lies on another file system"
+            yield Reason("in-transit", f"{text}: whoever moves them there, or any sweep, carries them", count)
+        yield from self._alone()
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
             yield Reason("paused", f"{means}; {self._pause}")
@@ -340,6 +350,20 @@ class _Snapshot:
             text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
             outcome = _OVERFLOW[self._context.config.overflow]
             yield Reason("full", f"{text}: {outcome}; {self._way_out()}", count, most)
+
+    def _alone(self) -> Iterator[Reason]:
+        """Yield when the queue destroys itself, if nothing needs it any more."""
+        layout, config = self._context.layout, self._context.config
+        if not config.self_destruct or not (reading.exists(layout.kept) and reading.exists(layout.alone)):
+            return
+        left = max(self_destruct.left_ms(self._context), 0) / 1000
+        when = f"in {_duration(left)}" if left else "at the next sweep"
+        if not left and self._held:
+            noun = "message" if len(self._held) == 1 else "messages"
+            verb = "is" if len(self._held) == 1 else "are"
+            when = f"when its {noun} in processing/ {verb} settled"
+        text = f"it has no selector and no named subscription any more: it destroys itself {when}"
+        yield Reason("alone", f"{text}; `dropq work {self._name} --client-id C -- CMD` keeps it", left)
 
     def _unswept(self, kind: str, ages: Iterable[int], noun: str, what: str) -> Iterator[Reason]:
         """Yield a reason where a sweep should have brought something in order by now; ages are in ms."""

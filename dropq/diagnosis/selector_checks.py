@@ -48,7 +48,7 @@ def problems_of(root: RootContext, name: str) -> list[tuple[str, str]]:
             continue
         if missing := why_missing(context, one):
             listed.append((path, f"{path}: to: {missing}"))
-        elif ring := circle(context, one):
+        elif ring := circle(context.root, context.name, one):
             listed.append((path, f"{path}: to: messages would go round: {' -> '.join(ring)}"))
     return listed
 
@@ -202,6 +202,8 @@ def _folder_of_credits(
     for credit in queue.entries(entry.path):
         if is_key(credit.name) and stat.S_ISREG(credit.status.st_mode):
             spent = True
+        elif TEMPORARY.fullmatch(credit.name):
+            yield credit.finding_at_rest("temporary")
         elif credit.name != selectors.LAST:
             yield credit.finding_at_rest("not-a-credit")
     owner = credits.queue_of(root, entry.name)

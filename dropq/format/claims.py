@@ -149,6 +149,11 @@ def router_claims() -> Iterator[str]:
     return claim_owners(f"{ROUTER}-{secrets.token_hex(5)}")
 
 
+def client_of(subscription: str) -> str:
+    """Return the readable start of a subscription's id."""
+    return subscription.rpartition("-")[0]
+
+
 def claim_owner(subscription: str, n: int) -> str:
     """Return the owner of a subscription's nth claim."""
     return f"{subscription}-{n:x}"

@@ -105,6 +105,8 @@ class QueueLayout:
         self.write_lock = f"{base}/write-lock.properties"
         self.private = private
         self.acks = f"{private}/acks"
+        #: Says since when nothing needs a queue that destroys itself.
+        self.alone = f"{private}/alone"
         self.barriers = f"{private}/barriers"
         self.consumers = f"{private}/consumers"
         #: The spent credits of its selectors.
@@ -113,8 +115,12 @@ class QueueLayout:
         self.deleting = f"{private}/deleting"
         self.ephemeral = f"{private}/ephemeral"
         self.held = f"{private}/held"
+        #: Says that the queue has had a selector or a named subscription.
+        self.kept = f"{private}/kept"
         self.ledger = f"{private}/ledger"
         self.lock = f"{private}/lock"
+        #: The clients that have named subscriptions.
+        self.named = f"{private}/named"
         #: Where a topic builds its subscriptions before they appear.
         self.new = f"{private}/new"
         self.recovering = f"{private}/recovering"
@@ -125,6 +131,8 @@ class QueueLayout:
         self.staged = f"{private}/staged"
         self.streams = f"{private}/streams"
         self.swept = f"{private}/swept"
+        #: What goes to queues on other file systems.
+        self.transfers = f"{private}/transfers"
         self.turns = f"{private}/turns"
         #: The folder of each state.
         self.folders: dict[str, str] = {state: getattr(self, state) for state in ALL_STATES}
@@ -174,7 +182,15 @@ class QueueLayout:
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are never links."""
         own = (self.new, self.deleting, self.receivers) if self.is_topic else ()  # a queue's `deleting` is a file
-        return (*self._first_private_folders, self.credits, self.staged, self.set_aside, *own)
+        return (
+            *self._first_private_folders,
+            self.credits,
+            self.named,
+            self.staged,
+            self.set_aside,
+            self.transfers,
+            *own,
+        )
 
     @property
     def _first_private_folders(self) -> tuple[str, ...]:

@@ -20,12 +20,14 @@ from typing import NamedTuple
 from dropq.config.selectors import Selector, name_of, parse, with_token
 from dropq.errors import ConfigError, DropqError
 from dropq.format.credits import Credit, Via, new_token
+from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.policies.wanted import deciding
 from dropq.storage import reading
 from dropq.storage.failures import describe
+from dropq.storage.files import Storage
 
 log = logging.getLogger("dropq")
 
@@ -273,16 +275,16 @@ def give_token(context: QueueContext, name: str, content: str) -> str:
     Raises:
         OSError: this user may not write there.
     """
-    token = reserve_token(context, name)
+    token = reserve_token(context.root.layout, context.name, name, context.storage)
     context.storage.write_small(path_of(context, name), with_token(content, token).encode())
     return token
 
 
-def reserve_token(context: QueueContext, name: str) -> str:
-    """Return a new token that is reserved for a selector of a queue."""
+def reserve_token(root: RootLayout, queue: str, name: str, storage: Storage) -> str:
+    """Return a new token that is reserved for a selector of a queue; arguments as of `credits.reserve`."""
     while True:
         token = new_token()
-        if credits.reserve(context.root.layout, token, context.name, name, context.storage):
+        if credits.reserve(root, token, queue, name, storage):
             return token
 
 

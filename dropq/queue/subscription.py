@@ -29,6 +29,7 @@ from dropq.durations import parse_duration
 from dropq.errors import BacklogReached, ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format.claims import Claim, Location, claim_owners, client_part, subscription_of
 from dropq.format.message_file import MessageFile
+from dropq.lifecycle import named as named_clients
 from dropq.lifecycle.claims import claims_of, listing_once
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
@@ -86,6 +87,7 @@ class Subscription:
         filter: which messages it takes; None for all.
         sweep: the sweep that it does on the way.
         detached: its claims outlive it: they have a lease, but no sign of life, and closing does not return them.
+        named: its client counts as coming back; it cannot be detached.
         at_end: called once it has ended.
 
     Raises:
@@ -103,6 +105,7 @@ class Subscription:
         filter: str | None = None,
         sweep: SweepOnTheWay,
         detached: bool = False,
+        named: bool = False,
         at_end: Callable[[], None] | None = None,
     ) -> None:
         self.id = subscription_id(client_id)
@@ -126,7 +129,7 @@ class Subscription:
         self._at_end = at_end
         _OF_THIS_PROCESS[self.id] = self
         policies = policies_for(context, self.id, allowed=max_backlog, filter=filter, lasting=not detached)
-        self._presence = None if detached else _presence(context, self.id)
+        self._presence = None if detached else _presence(context, self.id, client_id if named else None)
         self._offers = Offers(context, self._presence, filter=filter, owners=self._owners, deadline=self._deadline)
         self._admission: Admission | None = None
         if policies is not None:
@@ -532,10 +535,15 @@ def subscription_id(client_id: str) -> str:
     return f"{client_part(client_id)}-{random}"
 
 
-def _presence(context: QueueContext, subscription: str) -> Presence:
-    """Show that a subscription lives."""
+def _presence(context: QueueContext, subscription: str, client_id: str | None) -> Presence:
+    """Show that a subscription lives, and note its client if it is named."""
     try:
-        return Presence(context.layout.consumers, subscription, context.storage)
+        if client_id is not None:
+            named_clients.note(context, client_id)
+        presence = Presence(context.layout.consumers, subscription, context.storage)
+        if client_id is not None and not presence.is_locked:
+            named_clients.note_unlocked(context, client_id)
+        return presence
     except FileNotFoundError as error:
         raise NoSuchQueue(f"queue {context.name} is not there any more: {context.layout.home}") from error
     except OSError as error:
@@ -562,6 +570,7 @@ def subscribe(
     max_backlog: int | None,
     lease_period: Duration | None,
     detached: bool,
+    named: bool = False,
     sweep: SweepOnTheWay,
     at_end: Callable[[], None] | None = None,
 ) -> Subscription:
@@ -575,6 +584,8 @@ def subscribe(
     lease = context.config.lease_period if lease_period is None else parse_duration(lease_period)
     if lease_period is not None and (lease or 0) < LEAST_LEASE:
         raise ValueError(f"lease_period {lease_period!r}: at least 1ms, or None for the queue's own")
+    if named and (detached or not client_id):
+        raise ValueError("a named subscription has a client_id, by which it comes back, and is not detached")
     if detached and not lease:
         raise ConfigError("a claim that outlives its process needs a lease: give a lease_period")
     limits = [limit for limit in (max_backlog, context.config.max_per_subscription_backlog) if limit is not None]
@@ -586,5 +597,6 @@ def subscribe(
         filter=filter,
         sweep=sweep,
         detached=detached,
+        named=named,
         at_end=at_end,
     )

@@ -96,12 +96,18 @@ class Outlook:
     Args:
         context: the queue.
         whereabouts: where the messages of its spent credits lie.
+
+    Attributes:
+        selectors: the selectors.
+        refused: why selectors take nothing, by their names, once a message was asked about that waits for them.
     """
 
     def __init__(self, context: QueueContext, whereabouts: Whereabouts | None = None) -> None:
         self._context = context
         self._whereabouts = whereabouts or Whereabouts(context.root.layout)
-        self._targets: dict[str, Target | str] = {}
+        self._targets: dict[str, Target] = {}
+        self._refusals: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
         self._taken = Counter[str]()
         self.selectors = Selectors(context, only_looks=True)
         self.selectors.look()
@@ -127,47 +133,55 @@ class Outlook:
 
     def _copied(self, copying: list[InUse]) -> Prospect:
         names = tuple(one.selector.name for one in copying)
-        if refused := [why for one in copying if (why := self._refusal(one, copies=True))]:
-            return Prospect(f"its copies wait: {'; '.join(refused)}", stays=True, selectors=names)
+        if refused := {one.selector.name: why for one in copying if (why := self.unreachable(one))}:
+            self.refused |= refused
+            return Prospect(f"its copies wait: {'; '.join(refused.values())}", stays=True, selectors=tuple(refused))
         goals = ", ".join(one.selector.to or "" for one in copying)
         return Prospect(f"the next router copies it to {goals}", stays=False, selectors=names)
 
     def _moved(self, file: MessageFile, moving: list[InUse]) -> Prospect:
         why = list[str]()
         for one in moving:
-            name = one.selector.name
+            name, credit = one.selector.name, one.selector.credit
             if one.selector.op == "bounce":
                 return Prospect(self._bounced(file, name), stays=False, selectors=(name,))
-            if not (refused := self.why_not(one)):
+            if refused := self._out_of_credit(one) or self.unreachable(one):
+                self.refused[name] = refused
+            elif credit is not None and one.busy + self._taken[name] >= credit:
+                refused = "messages before this one take the credits that it has left"
+            elif refused := self._targets[one.selector.to or ""].why_not():
+                self.refused[name] = refused
+            else:
                 self._taken[name] += 1
                 text = f"the next router moves it to {one.selector.to} by selector {name}"
                 return Prospect(text, stays=False, selectors=(name,))
             why.append(f"selector {name}: {refused}")
         return Prospect("; ".join(why), stays=True, selectors=tuple(one.selector.name for one in moving))
 
-    def why_not(self, one: InUse) -> str:
-        """Return why a selector moves no message now; "" if it moves one."""
-        if out := one.out_of_credit:
-            held = self._whereabouts.told(self._whereabouts.spent_by(self._context, one.selector.token))
-            return f"{out}: {held}" if held else out
-        if one.selector.credit is not None and one.busy + self._taken[one.selector.name] >= one.selector.credit:
-            return "messages before this one take the credits that it has left"
-        return self._refusal(one)
+    def _out_of_credit(self, one: InUse) -> str:
+        if not (out := one.out_of_credit):
+            return ""
+        held = self._whereabouts.told(self._whereabouts.spent_by(self._context, one.selector.token))
+        return f"{out}: {held}" if held else out
 
-    def _refusal(self, one: InUse, *, copies: bool = False) -> str:
-        """Return why the queue that a selector sends to takes no message; "" if it takes one."""
-        address = one.selector.to or ""
-        if address not in self._targets:
+    def unreachable(self, one: InUse) -> str:
+        """Return why no message can go to the queue that a selector sends to; "" if one can, or it is a bounce."""
+        address = one.selector.to
+        if address is None or address in self._targets:
+            return ""
+        if address not in self._refusals:
             try:
-                self._targets[address] = Target(self._context, address)
+                target = Target(self._context, address)
             except NoSuchQueue:
-                self._targets[address] = f"{address} is missing"
+                self._refusals[address] = f"{address} is missing"
             except DropqError as error:
-                self._targets[address] = str(error)
-        target = self._targets[address]
-        if isinstance(target, str):
-            return target
-        return target.why_not() if target.is_far or not copies else ""
+                self._refusals[address] = str(error)
+            else:
+                if not target.is_far:
+                    self._targets[address] = target
+                    return ""
+                self._refusals[address] = target.why_not()
+        return self._refusals[address]
 
     def _bounced(self, file: MessageFile, name: str) -> str:
         address = (self._context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)

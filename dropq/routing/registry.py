@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from dropq.config import selectors as files
 from dropq.config.selectors import Selector
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
+from dropq.format import names
 from dropq.format.credits import HOPS_LIMIT, Via, via_of
-from dropq.lifecycle import credits
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle import credits, named
+from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
 from dropq.policies.lock import PolicyLock
@@ -35,6 +36,8 @@ log = logging.getLogger("dropq")
 REMOVED = ".removed"
 #: Seconds for which a command waits until all has returned.
 PATIENCE = 10.0
+
+_TABLES = 'give a list of tables, each with a name, such as [{"name": "eu", "to": "orders-eu"}]'
 
 
 def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
@@ -62,20 +65,17 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     with context.error_context("the selector was not made"):
         present, _ = selectors.read(context)
     for other in present:
-        if other.name == name or (other.role == selector.role != "normal"):
+        if _exclude_each_other(other, selector):
             raise QueueExists(
                 f"queue {context.name} has a selector {other.name}, with role {other.role}, already: "
                 f"`dropq selector rm {context.name} {other.name}` removes it; nothing was changed"
             )
-    if selector.to is not None:
-        with context.error_context("the selector was not made"):
-            open_queue(context.root, selector.to)
-            ring = circle(context, selector)
-        if ring:
-            raise ConfigError(f"selector {name}: messages would go round: {' -> '.join(ring)}; nothing was changed")
+    with context.error_context("the selector was not made"):
+        _check_way(context.root, context.name, selector)
     with context.error_context("the selector was not made"):
         if selector.credit is not None:
-            selector = files.given(selector, selectors.reserve_token(context, name))
+            token = selectors.reserve_token(context.root.layout, context.name, name, context.storage)
+            selector = files.given(selector, token)
         context.storage.make_folder(context.layout.selectors)
         temporary = f"{context.layout.selectors}/.{name}.{os.urandom(6).hex()}.tmp"
         context.storage.write_new(temporary, files.text(selector).encode())
@@ -85,22 +85,70 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
             context.storage.unlink(temporary)
             raise QueueExists(f"{path} was made just now by somebody else; nothing was changed") from error
         context.storage.sync(context.layout.selectors)
+        named.keep(context)
     return selector
 
 
-def circle(context: QueueContext, selector: Selector) -> list[str]:
+def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
+    """Return the selectors that a queue is to be made with.
+
+    Args:
+        root: the root.
+        queue: the name of the queue, which is not there yet.
+        tables: the tables of the selectors, each with its name and the keys of its file.
+
+    Raises:
+        InvalidName, ConfigError, NoSuchQueue: as of `add`.
+    """
+    where = f"options of queue {queue}: selector"
+    if not isinstance(tables, list | tuple):
+        raise ConfigError(f"{where}: {_TABLES}")
+    found = list[Selector]()
+    for table in tables:
+        name = table.get("name") if isinstance(table, Mapping) else None
+        if not isinstance(name, str):
+            raise ConfigError(f"{where}: {_TABLES}")
+        files.check_name(name)
+        if "token" in table:
+            raise ConfigError(f"{where} {name}: token: leave it out: each selector gets one that is its own")
+        options = {key: value for key, value in table.items() if key != "name" and value is not None}
+        selector = files.check(name, options, f"{where} {name}", queue=queue)
+        for other in found:
+            if _exclude_each_other(other, selector):
+                which = f"the name {name}" if other.name == name else f"the role {selector.role}"
+                raise ConfigError(f"{where}: two selectors have {which}: a queue has one")
+        _check_way(root, queue, selector)
+        found.append(selector)
+    return found
+
+
+def _exclude_each_other(one: Selector, other: Selector) -> bool:
+    """Return whether a queue cannot have both of two selectors."""
+    return one.name == other.name or (one.role == other.role != "normal")
+
+
+def _check_way(root: RootContext, queue: str, selector: Selector) -> None:
+    """Raise an error if the queue that a selector sends to is not there, or if messages would come back from it."""
+    if selector.to is not None:
+        open_queue(root, selector.to)
+        if ring := circle(root, queue, selector):
+            way = " -> ".join(ring)
+            raise ConfigError(f"selector {selector.name}: messages would go round: {way}; nothing was changed")
+
+
+def circle(root: RootContext, queue: str, selector: Selector) -> list[str]:
     """Return the addresses by which messages of a selector would come back to its queue; empty if they would not."""
-    ahead: list[list[str]] = [[context.name, selector.to or ""]]
+    ahead: list[list[str]] = [[queue, selector.to or ""]]
     seen = set[str]()
     while ahead:
         way = ahead.pop()
-        if way[-1] == context.name:
+        if way[-1] == queue:
             return way
         if way[-1] in seen:
             continue
         seen.add(way[-1])
         try:
-            there, _ = selectors.read(open_queue(context.root, way[-1]))
+            there, _ = selectors.read(open_queue(root, way[-1]))
         except DropqError:
             continue  # `config check` names it
         ahead += [[*way, one.to] for one in there if one.to is not None]
@@ -177,6 +225,35 @@ def finish(context: QueueContext, name: str) -> bool:
                 context.storage.unlink(f"{folder}/{file}")
         context.storage.remove_folder(folder)
     context.storage.unlink(_removed(context, name))
+    return True
+
+
+def return_from(context: QueueContext, folder: str, file: str) -> bool:
+    """Return a message that a selector moved into a queue to where it came from, and remove its credit.
+
+    A crash in between leaves a credit without a message, which a look removes.
+
+    Args:
+        context: the queue that it was moved into.
+        folder: the folder that it is in.
+        file: its name there.
+
+    Returns:
+        Whether it is back; False where it came under no credit, or what spent the credit is gone.
+
+    Raises:
+        DropqError: it cannot be moved; it stays where it was.
+    """
+    via = via_of(file)
+    said = None if via is None else credits.find(context.root.layout, via)
+    known = None if via is None else credits.queue_of(context.root.layout, via.token)
+    if via is None or known is None or said is None or not names.bears(said.id)(file):
+        return False
+    source = open_queue(context.root, known[0])
+    under = str(said.below[0]) if said.below else ""
+    if Transitions(context).return_to(folder, file, source, under) is None:
+        return False
+    credits.give_back(source, via)
     return True
 
 

@@ -19,7 +19,7 @@ from dropq.queue.open_queue import find_layout, open_queue, queue_names
 from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.router import Router
 from dropq.storage import reading
-from dropq.storage.failures import describe, error_context
+from dropq.storage.failures import describe
 from dropq.storage.watch import RESCAN, Watch
 
 log = logging.getLogger("dropq")
@@ -142,7 +142,7 @@ class Routers:
             try:
                 router.one_pass(stopped)
                 self._folders[address] = router.arrivals, router.departures
-            except DropqError as error:
+            except (DropqError, OSError) as error:
                 self._pass_over(address, error)
             else:
                 self.passed_over.pop(address, None)
@@ -153,24 +153,23 @@ class Routers:
         present = queue_names(self._root)
         for address in sorted({*present, *self._routers}):
             try:
-                with error_context("it is looked at again within a second"):
-                    layout = find_layout(self._root.layout.path, address)
-                    if layout is None:
-                        if address in self._routers:
-                            raise NoSuchQueue(f"queue {address!r} is gone")
-                    elif not _has_something(layout):
-                        self._end(address)
-                    elif address not in self._routers:
-                        context = open_queue(self._root, address)
-                        self._routers[address] = Router(context, sweep=self._sweep(context))
-            except DropqError as error:
+                layout = find_layout(self._root.layout.path, address)
+                if layout is None:
+                    if address in self._routers:
+                        raise NoSuchQueue(f"queue {address!r} is gone")
+                elif not _has_something(layout):
+                    self._end(address)
+                elif address not in self._routers:
+                    context = open_queue(self._root, address)
+                    self._routers[address] = Router(context, sweep=self._sweep(context))
+            except (DropqError, OSError) as error:
                 self._pass_over(address, error)
         for address in self.passed_over.keys() - {*present}:
             del self.passed_over[address]
         now = time.monotonic()
         self._lists_at = now + max(RESCAN, self._root.timing.listing_share * (now - began))
 
-    def _pass_over(self, address: str, error: DropqError) -> None:
+    def _pass_over(self, address: str, error: DropqError | OSError) -> None:
         """Serve a queue no more until the root is listed again; log why, unless the log says so already."""
         self._end(address)
         why = describe(error)

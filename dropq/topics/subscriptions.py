@@ -54,7 +54,7 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
             f"remove the queue, by `dropq delete {shlex.quote(name)}`"
         )
     config = validate_options(
-        options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, may_be_view=False
+        options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, is_queue=False
     )
     store = Storage(
         config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group_number(config.group)

@@ -6,9 +6,11 @@ Each function returns an iterator: what it yielded is done, and what it did not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from dropq.carrier.lists import LIST_LENGTH
+from dropq.carrier.transfers import Passage
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, Unavailable
 from dropq.filters import check_chooses
 from dropq.format.addresses import check_address
@@ -98,15 +100,18 @@ def requeue(
     if state not in REQUEUED:
         raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}")
     goal = to or context
-    act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
-    return _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run)
+    passage = Passage(context, goal)
+    act = partial(_requeue, goal=goal, keep_expiration=keep_expiration, passage=passage)
+    return _carried(passage, _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run))
 
 
-def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
+def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool, passage: Passage) -> str | None:
     context, state = message.context, message.state
     inode = _inode(message) if state in WITH_REASON else None
-    folder = context.layout.folder(state)
-    file = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+    transitions, folder = Transitions(context), context.layout.folder(state)
+    file = passage.move(
+        lambda given: transitions.requeue(folder, message.file, goal, keep_expiration=keep_expiration, given=given)
+    )
     if file is not None and inode is not None:
         context.reasons.drop(state, message.file, inode)
     return file
@@ -161,8 +166,9 @@ def _requeue_to_origin(
         except DropqError as error:
             yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {error}")
             continue
-        act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
-        yield from run([message], wanted=None, act=act, done=f"requeued to {goal.name}")
+        passage = Passage(context, goal)
+        act = partial(_requeue, goal=goal, keep_expiration=keep_expiration, passage=passage)
+        yield from _carried(passage, run([message], wanted=None, act=act, done=f"requeued to {goal.name}"))
     missing = [id for id in wanted or () if id not in found]
     yield from run([], wanted=missing, act=lambda message: None, done="")
 
@@ -196,12 +202,44 @@ def move(
     filter: str | None = None,
     dry_run: bool = False,
 ) -> Iterator[Outcome]:
-    """Move messages into another queue's target/, with their counters and expirations as they are."""
+    """Move messages into another queue's target/, with their counters and expirations as they are.
+
+    Where that queue lies on another file system, messages are reported once they are there, many at a time.
+    """
+    passage, transitions, folder = Passage(context, to), Transitions(context), context.layout.folder(state)
 
     def act(message: Message) -> str | None:
-        return Transitions(context).carry(context.layout.folder(state), message.file, to)
+        return passage.move(lambda given: transitions.carry(folder, message.file, to, given=given))
 
-    return _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run)
+    return _carried(passage, _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run))
+
+
+def _carried(passage: Passage, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Yield outcomes; those of messages that go to another file system once they are there.
+
+    If this is not iterated to its end, sweeps of the queue carry what is on its way.
+    """
+    on_the_way: list[Outcome] = []
+    for outcome in outcomes:
+        if not (outcome.ok and passage.is_carried):
+            yield outcome
+            continue
+        on_the_way.append(outcome)
+        if len(on_the_way) == LIST_LENGTH:
+            yield from _arrived(passage, on_the_way)
+            on_the_way = []
+    yield from _arrived(passage, on_the_way)
+
+
+def _arrived(passage: Passage, outcomes: list[Outcome]) -> Iterator[Outcome]:
+    why = passage.carry() if outcomes else ""
+    for outcome in outcomes:
+        given = outcome.target or ""
+        if passage.has_left(given):
+            yield replace(outcome, target=passage.arrived.get(given))
+        else:
+            detail = f"it is on its way to another file system, and any sweep of this queue goes on with it: {why}"
+            yield replace(outcome, ok=False, detail=detail, target=None)
 
 
 def expire(

@@ -11,13 +11,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from dropq.carrier.transfers import in_transit
 from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import underlies
+from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import DropqError, QueueExists, StorageError
 from dropq.format import names
 from dropq.format.addresses import topic_layout
@@ -28,6 +29,7 @@ from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
 from dropq.lifecycle.sidecars import collect
 from dropq.policies import routes
+from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.staging import jobs
@@ -37,14 +39,13 @@ from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
 from dropq.topics.views import forget_view, link_views, note_view, tidy_views
 from dropq.upkeep import temporary
+from dropq.upkeep.hidden import DECIDED, UNDECIDED, cut, note_name, whole_name
 from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")
 
 #: Milliseconds after which a delete that is undecided counts as dead.
 UNDECIDED_LIMIT = 60_000
-
-_UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 
 #: States whose messages keep a queue from being deleted.
 TO_WORK_ON = ("working", *UNSETTLED)
@@ -68,9 +69,14 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
         raise storage_error(error, "the root was not made") from error
 
 
-def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool) -> None:
+def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool, selector: object = ()) -> None:
     """Make a queue, as `Root.create_queue` says."""
-    layout, store, _ = _make(root, name, options, dropboxmq=dropboxmq)
+    selectors = list[Selector]()
+    if selector != ():
+        from dropq.routing.registry import check_new  # few queues are made with selectors
+
+        selectors = check_new(root, name, selector)
+    layout, store, _ = _make(root, name, options, dropboxmq=dropboxmq, selectors=selectors)
     with error_context(f"queue {name!r} is made, but a power cut may take it back"):
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
@@ -102,7 +108,13 @@ def create_temporary(asked: QueueContext) -> tuple[str, Holder]:
 
 
 def _make(
-    root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool, holds: bool = False
+    root: RootContext,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    dropboxmq: bool,
+    holds: bool = False,
+    selectors: Sequence[Selector] = (),
 ) -> tuple[QueueLayout, Storage, Holder | None]:
     """Make a queue under a hidden name, and rename it; return where it is, what wrote it, and what holds it."""
     home = f"{root.layout.path}/{name}"
@@ -115,7 +127,7 @@ def _make(
         underlies(config.underlying_topic, name)  # refused without RE2: each topic of the root would wait for this view
     group = group_number(config.group)
     store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
-    hidden = f"{root.layout.path}/.{_cut(name)}.creating-{os.urandom(6).hex()}"
+    hidden = f"{root.layout.path}/.{cut(name)}.creating-{os.urandom(6).hex()}"
     layout = (QueueLayout.incoming if dropboxmq else QueueLayout.flat)(hidden)
     holder: Holder | None = None
     try:
@@ -125,6 +137,8 @@ def _make(
         store.touch(layout.created)  # its modification time is when the queue was made
         if options:
             store.write_small(layout.config_file, toml_text(options).encode())
+        if selectors:
+            _write_selectors(root, name, layout, selectors, store)
         if holds:
             holder = Holder(layout, store)
         store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
@@ -146,6 +160,18 @@ def _make(
     return layout.moved(home), store, holder
 
 
+def _write_selectors(
+    root: RootContext, name: str, layout: QueueLayout, selectors: Sequence[Selector], store: Storage
+) -> None:
+    """Write the files of the selectors that a queue is made with."""
+    store.make_folder(layout.selectors, parents=False, passing=True)
+    for selector in selectors:
+        if selector.credit is not None:
+            selector = given(selector, reserve_token(root.layout, name, selector.name, store))
+        store.write_small(f"{layout.selectors}/{selector.name}{SUFFIX}", text(selector).encode())
+    store.sync(layout.selectors, layout.base)
+
+
 def delete(root: RootContext, name: str, *, force: bool) -> None:
     """Remove a queue, as `Root.delete_queue` says."""
     context = open_queue(root, name)
@@ -163,7 +189,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             jobs.sweep(context)  # what was committed and is not sent yet waits to be worked on
         refuse_unsettled(context)
     mark = f"{root.clock.now_ms()}-{os.urandom(3).hex()}"
-    hidden = layout.base if layout.is_topic else f"{root.layout.path}/.{_cut(name)}"
+    hidden = layout.base if layout.is_topic else f"{root.layout.path}/.{cut(name)}"
     layout = QueueLayout.flat(layout.base) if layout.is_topic else layout
     away = f"{hidden}.deleted-{mark}"
     store = context.storage
@@ -172,9 +198,8 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             store.rename_folder(layout.home, away)
         else:
             undecided = f"{hidden}.deleting-{mark}"
-            if _cut(name) != name and not context.layout.is_topic:
-                store.make_folder(layout.private)
-                store.write_small(layout.deleting, os.fsencode(name))  # the folder has only a part of it
+            if not context.layout.is_topic:
+                note_name(context)
             store.rename_folder(layout.home, undecided)
             _restore_if_unsettled(context, layout.moved(undecided), layout.home)
             store.rename_folder(undecided, away)
@@ -221,8 +246,10 @@ def refuse_unsettled(context: QueueContext) -> None:
     with context.error_context("nothing was changed"):
         counts = browsing.counts(context)
         routed = routes.routed(context.layout, context.config.ignore)
+        carried = in_transit(context.layout)
     waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
     waiting |= {f"routing/{name}": count for name, count in routed.items()}
+    waiting |= {f"transit to {goal}": count for goal, count in carried.items()}
     if waiting:
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
         raise StorageError(
@@ -244,7 +271,7 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
             raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
         if context.layout.is_topic and has_committed(gone):
             raise OSError(errno.ENOTEMPTY, "a message was committed", gone.staged)
-        if routes.routed(gone, context.config.ignore):
+        if routes.routed(gone, context.config.ignore) or in_transit(gone):
             raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
     except OSError:
         for folder in (gone.target, gone.processing):
@@ -264,6 +291,7 @@ def tidy(root: RootContext) -> SweepReport:
     """Do what a sweep does outside of the queues, as `Root.tidy` says."""
     with error_context("the queues are swept; the next sweep goes on with what is the root's"):
         _undo_cut_short_deletes(root)
+        _finish_deletes(root)
         tidy_views(root)
         ephemeral = sum(temporary.clear(root))
         sidecars = sum(collect(root.layout.path, root.layout.meta, Storage(), root.clock))
@@ -274,7 +302,7 @@ def _undo_cut_short_deletes(root: RootContext) -> None:
     """Bring back queues whose delete died before it was decided: a send may have returned just before it."""
     homes = (f"{topic_layout(root.layout.path, topic).home}" for topic in topics(root.layout))
     for entry in [entry for folder in (root.layout.path, *homes) for entry in reading.entries(folder)]:
-        found = _UNDECIDED.fullmatch(entry.name)
+        found = UNDECIDED.fullmatch(entry.name)
         if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
             continue
         store = _private_store(entry.path)
@@ -283,8 +311,13 @@ def _undo_cut_short_deletes(root: RootContext) -> None:
         try:
             for folder in FOLDERS:
                 store.make_folder(layout.folder(folder))
-            name = _whole_name(layout, found["name"])
+            name = whole_name(layout, found["name"])
             above = os.path.dirname(entry.path)
+            if above == root.layout.path and reading.exists(f"{above}/{name}"):
+                # RACE: a queue of its name was made meanwhile. What waits in this one is not lost with it.
+                store.move_folder(entry.path, kept := f"{above}/{cut(name)}.deleted-{found['since']}")
+                log.warning("%s: its delete was cut short, and a new queue has its name", kept)
+                continue
             store.move_folder(entry.path, f"{above}/{name}" if above == root.layout.path else f"{above}/.{name}")
         except OSError as error:
             why = describe(error)
@@ -293,15 +326,21 @@ def _undo_cut_short_deletes(root: RootContext) -> None:
             log.warning("queue %s: its delete was cut short, and is undone", name)
 
 
-def _cut(name: str) -> str:
-    """Cut a queue's name, so that a file name has room for what is put around it."""
-    return os.fsencode(name)[:200].decode(errors="ignore")
-
-
-def _whole_name(layout: QueueLayout, cut: str) -> str:
-    """Return the name of a queue that is being deleted; its folder may have only a part of it."""
-    name = os.fsdecode(reading.read_small(layout.deleting) or b"")
-    return name if names.can_name_queue(name) and _cut(name) == cut else cut
+def _finish_deletes(root: RootContext) -> None:
+    """Remove what is left of queues whose delete was decided, and that have no messages any more."""
+    for entry in list(reading.entries(root.layout.path)):
+        found = DECIDED.fullmatch(entry.name)
+        if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
+            continue
+        flat, incoming = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
+        if any(reading.exists(each.folders[state]) for each in (flat, incoming) for state in UNSETTLED):
+            continue  # `fsck` names it
+        layout, store = incoming if os.path.isdir(incoming.base) else flat, _private_store(root.layout.path)
+        try:
+            forget(root.layout, layout.moved(f"{root.layout.path}/{found['name']}").base, layout.private, store)
+            store.remove_tree(entry.path)
+        except OSError as error:
+            log.warning("%s: this is left of a queue, and cannot be removed: %s", entry.path, describe(error))
 
 
 def _private_store(root: str) -> Storage:

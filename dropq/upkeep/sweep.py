@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from dropq.carrier import transfers
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
@@ -82,8 +83,12 @@ class SweepReport:
     recovered: int = 0
     #: What a subscription had got against its filter, from a publisher that knows no filters.
     unwanted: int = 0
+    #: Messages that were carried to other file systems.
+    carried: int = 0
     #: Temporary queues, and subscriptions, whose holders died.
     ephemeral: int = 0
+    #: Queues that destroyed themselves.
+    destroyed: int = 0
     #: Credits that belonged to no message, and selectors whose removal was finished.
     credits: int = 0
     sidecars: int = 0
@@ -229,6 +234,7 @@ class QuickSweep:
             self._upkeep = chain(
                 _upkeep(context, self._upkeep_report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
                 _clear_temporary(context, self._upkeep_report),
+                _destroy_alone(context, self._upkeep_report),
                 _collect(context, self._upkeep_report),
             )
         done, started = self._upkeep_report.total, time.monotonic()
@@ -264,6 +270,11 @@ def sweep(
         _return_foreign(context, report, foreign_older_than)
     for _ in _upkeep(context, report, jobs_older_than=jobs_older_than):
         pass
+    if context.config.self_destruct:
+        from dropq.upkeep import self_destruct
+
+        with _passing_over(context, report, "whether it is to destroy itself"):
+            report.destroyed += self_destruct.look(context)
     return report
 
 
@@ -463,12 +474,23 @@ def _upkeep(
         report.jobs_dropped += swept.dropped
         report.refused += swept.refused
     yield
+    yield from _carry(context, report, stalled_for)
     if context.layout.is_subscription and reading.exists(context.layout.recovering):
         return  # nothing leaves its target/
     yield from _drop_unwanted(context, report)
     yield from _prune(context, report)  # before what needs room on the disk, as it makes some
     yield from _expire(context, report)
     yield from _clear_leftovers(context, report)
+
+
+def _carry(context: QueueContext, report: SweepReport, stalled_for: float) -> Iterator[None]:
+    """Carry to other file systems what dead carriers left."""
+    with _passing_over(context, report, context.layout.transfers):
+        for row in transfers.stalled(context, stalled_for):
+            with _passing_over(context, report, row.folder):
+                for sent in row.carrier(context).run():
+                    report.carried += sent
+                    yield
 
 
 def _drop_unwanted(context: QueueContext, report: SweepReport) -> Iterator[None]:
@@ -524,6 +546,16 @@ def _clear_temporary(context: QueueContext, report: SweepReport) -> Iterator[Non
     with _passing_over(context, report, context.root.layout.path):
         for removed in temporary.clear(context.root):
             report.ephemeral += removed
+            yield
+
+
+def _destroy_alone(context: QueueContext, report: SweepReport) -> Iterator[None]:
+    """Let the queues of the root go that are to destroy themselves, and look whether this one is."""
+    from dropq.upkeep import self_destruct
+
+    with _passing_over(context, report, context.root.layout.path):
+        for destroyed in chain([self_destruct.look(context)], self_destruct.look_at_all(context.root)):
+            report.destroyed += destroyed
             yield
 
 

@@ -59,7 +59,13 @@ class Source(Protocol):
     """A queue that a worker receives from."""
 
     def subscribe(
-        self, *, max_backlog: int | None, lease_period: Duration | None, filter: str | None, client_id: str | None
+        self,
+        *,
+        max_backlog: int | None,
+        lease_period: Duration | None,
+        filter: str | None,
+        client_id: str | None,
+        named: bool,
     ) -> Subscription:
         """Open a subscription."""
 
@@ -239,7 +245,8 @@ def work(
             back. A paused queue counts as empty. Each message is taken once at most; the report lists in `left` the
             messages that came back.
         fair: take from several queues by turns, instead of in their order.
-        filter, client_id: as of `Queue.subscribe`.
+        filter: as of `Queue.subscribe`.
+        client_id: as of `Queue.subscribe`; a worker with one has named subscriptions.
         lease: how long a claim lasts unless it is renewed; None takes the queue's lease, if it has one.
         poll: list target/ twenty times a second instead of waiting for events.
         stop: asks the worker to stop; a `threading.Event` asks once, and is seen within a second.
@@ -258,7 +265,13 @@ def work(
         asked = stack.enter_context(stop_if_asked(stop))
         subscriptions = [
             stack.enter_context(
-                each.subscribe(max_backlog=concurrency, lease_period=lease, filter=filter, client_id=client_id)
+                each.subscribe(
+                    max_backlog=concurrency,
+                    lease_period=lease,
+                    filter=filter,
+                    client_id=client_id,
+                    named=bool(client_id),
+                )
             )
             for each in queues
         ]

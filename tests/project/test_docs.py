@@ -326,7 +326,7 @@ def test_no_example_puts_a_path_into_the_text_of_a_program(paper: Path) -> None:
         assert "{}" not in text, f"{paper.name}: a name can hold a command, which {text} would run"
 
 
-@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics"])
+@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics", "graph"])
 def test_a_picture_is_what_its_script_draws(picture: str) -> None:
     script = TOP / f"docs/draw_{picture}.py"
     drawn = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)

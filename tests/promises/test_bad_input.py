@@ -457,7 +457,7 @@ def test_a_mount_that_is_gone_is_told_by_every_verb(
         (b"\xff\xfe\x00", ["UTF-8"]),
         (b"lease_peroid = '5m'\n", ["lease_peroid", "lease_period"]),
         (b"lease_period = 'soon'\n", ["lease_period", "soon", "30s"]),
-        (b"self_destruct = true\n", ["self_destruct", "not built"]),
+        (b"self_destruct = 'yes'\n", ["self_destruct", "true or false"]),
         (b"name = 'other'\n", ["other", "'q'"]),
     ],
     ids=[
@@ -509,7 +509,7 @@ def test_a_configuration_that_may_not_be_read_is_refused(tmp_path: Path) -> None
     ("options", "said"),
     [
         ({"lease_peroid": "5m"}, "lease_period"),
-        ({"self_destruct": True}, "not built"),
+        ({"self_destruct": "yes"}, "true or false"),
         ({"durability": "some"}, '"none", "file", "full"'),
         ({"file_mode": "0666"}, "without write permission for others"),
     ],

@@ -295,7 +295,7 @@ def selector(queue: Queue) -> Path:
     token = queue.add_selector("on", to="goal", credit=2).token
     queue.send(b"moved")
     assert queue.route()["on"]
-    return min(Path(queue.layout.credits, token).iterdir())
+    return min(path for path in Path(queue.layout.credits, token).iterdir() if not path.name.startswith("."))
 
 
 def broken_selector(queue: Queue) -> Path:
@@ -398,6 +398,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("broken-selector", broken_selector, False),
     ("not-a-selector", lambda queue: write(Path(queue.layout.selectors) / "eu.toml.orig"), False),
     ("temporary", lambda queue: write(Path(queue.layout.selectors) / f".eu.{HEX}.tmp"), True),
+    ("temporary", lambda queue: write(Path(queue.layout.credits) / "abcdef" / f"..last.{HEX}.tmp"), True),
     ("unfinished-removal", removed_selector, True),
     ("under-way", removed_selector, False),
     ("lost-credit", lost_credit, True),
@@ -413,8 +414,10 @@ PLANTED: list[tuple[str, Plant, bool]] = [
 ]
 #: Kinds of topics, which test_topics_diagnosis.py plants.
 OF_TOPICS = {"unfinished-distribution", "not-a-subscription", "half-made-subscription", "broken-view-link"}
+#: Kinds of moves to another file system, which test_carrier.py plants.
+OF_MOVES = {"unfinished-move", "damaged-transfer"}
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
-APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar", *OF_TOPICS}
+APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar", *OF_TOPICS, *OF_MOVES}
 
 
 def test_every_kind_is_tested() -> None:

@@ -1,10 +1,11 @@
-"""Selectors from a shell: `dropq selector`, and how each of its commands refuses."""
+"""Selectors made, listed and removed: `dropq selector`, how each command refuses, queues that are made with some."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import NamedTuple
 import pytest
 from helpers import take
 
-from dropq import Root
+from dropq import ConfigError, InvalidName, NoSuchQueue, Root
 from dropq.cli import completion
 from dropq.cli import main as cli
+from dropq.diagnosis import fsck
+from dropq.lifecycle.credits import queue_of
 from dropq.policies.lock import PolicyLock
 from dropq.routing import registry
 
@@ -262,3 +265,66 @@ def test_a_shell_completes_selectors_queues_operations_and_roles(
         cli.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("plain\t") for line in lines if line] == offered
+
+
+# -- a queue that is made with selectors -------------------------------------------------------------------------------
+
+
+def test_a_queue_is_made_with_selectors_which_have_tokens_of_their_own(root: Root) -> None:
+    tables: list[dict[str, object]] = [
+        {"name": "eu", "to": "eu", "filter": "region = 'EU'", "credit": 3},
+        {"name": "rest", "to": "rest"},
+        {"name": "audit", "op": "copy", "to": "orders"},
+    ]
+    made = root.create_queue("in", selector=tables, max_backlog=5)
+    audit, eu, rest = made.selectors()
+    assert (eu.to, eu.filter, eu.credit, rest.credit, audit.op) == ("eu", "region = 'EU'", 3, 1, "copy")
+    assert len({eu.token, rest.token}) == 2 and audit.token == ""
+    assert [queue_of(root.layout, one.token) for one in (eu, rest)] == [("in", "eu"), ("in", "rest")]
+    made.send("a", properties={"region": "EU"})
+    while made.route():
+        pass
+    assert made.counts()["target"] == 0
+    assert fsck.fsck(root.context, "in") == []
+
+
+#: Selectors that no new queue can have, with what the error has in it.
+NO_NEW: dict[str, tuple[object, str]] = {
+    "no tables": ("eu", "options of queue in: selector: give a list of tables, each with a name"),
+    "no name": ([{"to": "eu"}], "give a list of tables, each with a name"),
+    "a name that no selector has": ([{"name": "a/b", "to": "eu"}], "'a/b' cannot name a selector"),
+    "two of a name": ([{"name": "x", "to": "eu"}] * 2, "two selectors have the name x: a queue has one"),
+    "two defaults": (
+        [{"name": name, "to": "eu", "role": "default"} for name in "xy"],
+        "two selectors have the role default: a queue has one",
+    ),
+    "to itself": ([{"name": "x", "to": "in"}], "x: to: in is the selector's own queue"),
+    "to a queue that is missing": ([{"name": "x", "to": "uk"}], "no queue 'uk'"),
+    "in a circle": ([{"name": "x", "to": "back"}], "messages would go round: in -> back -> in"),
+    "a bad filter": ([{"name": "x", "to": "eu", "filter": "region ="}], "selector x: filter: "),
+    "no credit": ([{"name": "x", "to": "eu", "credit": 0}], "selector x: credit: 0 is no number"),
+    "an unknown key": ([{"name": "x", "to": "eu", "credits": 1}], "credits: there is no such key; is it credit?"),
+    "another's token": ([{"name": "x", "to": "eu", "token": "abc123"}], "token: leave it out"),
+}
+
+
+@pytest.mark.parametrize("case", NO_NEW)
+def test_a_queue_with_selectors_that_cannot_be_is_not_made(case: str, root: Root) -> None:
+    back = root.create_queue("back")
+    Path(back.layout.selectors).mkdir()
+    Path(back.layout.selectors, "on.toml").write_text('to = "in"\n')
+    tables, why = NO_NEW[case]
+    with pytest.raises((InvalidName, ConfigError, NoSuchQueue), match=re.escape(why)):
+        root.create_queue("in", selector=tables)  # type: ignore[arg-type]
+    assert not root.queue("in").exists()
+    assert not root.path.joinpath(".dropq", "tokens").exists()
+
+
+def test_create_takes_selectors_as_tables_and_refuses_anything_else_by_name(run: Run, root: Root) -> None:
+    tables = '[{name = "eu", to = "eu", credit = 2}]'
+    assert run("create", "in", "--set", f"selector={tables}").code == 0
+    assert [(one.name, one.credit) for one in root.queue("in").selectors()] == [("eu", 2)]
+    code, out, err = run("create", "out", "--set", "selector=eu")
+    assert (code, out) == (78, "") and "options of queue out: selector: give a list of tables" in err
+    topic = run("topic", "create", "news", "--set", f"selector={tables}")
+    assert topic.code == 78 and "`dropq selector add QUEUE NAME` writes it" in topic.err

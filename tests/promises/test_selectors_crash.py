@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from torture.graph_cases import CASES, OTHERS, SETTINGS, GraphCases, Setting
 from torture.table import Row
 
 from dropq import Queue, Root, StorageError
-from dropq.format.credits import Via
+from dropq.format.credits import Via, via_of
 from dropq.lifecycle import credits
 from dropq.lifecycle.transitions import Transitions
-from dropq.routing import looks, mover, registry
+from dropq.routing import looks, registry
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -89,7 +90,7 @@ def test_a_credit_that_is_freed_before_its_message_is_settled_is_seen(
 
 def test_credits_below_that_nobody_frees_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def own_alone(context: Any, file: str) -> None:
-        if (via := credits.via_of(file)) is not None:
+        if (via := via_of(file)) is not None:
             credits._remove(context, via, file)
 
     monkeypatch.setattr(credits, "free", own_alone)
@@ -122,14 +123,13 @@ def test_a_look_that_takes_each_credit_for_idle_is_seen(tmp_path: Path, monkeypa
 
 
 def test_a_copy_that_keeps_its_credit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace = mover.replace
 
     def kept(name: Any, **changes: Any) -> Any:
         if "copy" in changes:
             changes.pop("via", None)
         return replace(name, **changes)
 
-    monkeypatch.setattr(mover, "replace", kept)
+    monkeypatch.setattr("dropq.routing.mover.replace", kept)
     wrong = tried(tmp_path, "only copy, under a credit", many=1).wrong
     assert any("is free, and" in line for line in wrong), wrong
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from helpers import drop, take, until
 import dropq
 from dropq import Queue, Root, Stop
 from dropq.cli import main as cli
+from dropq.routing import Router
 
 #: Runs a command line, or `dropq.route`, in a process that looks at nothing again unless an event makes it: neither
 #: the rescan nor a sweep comes before the test is over.
@@ -140,6 +142,24 @@ def test_a_queue_that_cannot_be_opened_is_passed_over_with_one_warning_until_it_
         until(lambda: len(bodies(root.queue("third"))) == 2, "the repaired queue")
     assert caplog.text.count("broken is passed over") == 1
     assert returned[0]["broken"] == {"on": 1}
+
+
+def test_a_queue_whose_disk_fails_keeps_no_other_from_being_served(
+    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_pass = Router.one_pass
+
+    def failing(self: Router, stopped: Callable[[], bool] = bool) -> None:
+        if self._context.name == "first":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        one_pass(self, stopped)
+
+    monkeypatch.setattr(Router, "one_pass", failing)
+    root.queue("first").send("1")
+    root.queue("second").send("2")
+    assert dropq.route(root, once=True) == {"second": {"further": 1}}
+    assert caplog.text.count("first is passed over: ") == 1
+    assert bodies(root.queue("first")) == ["1"]
 
 
 def test_a_queue_that_is_deleted_is_passed_over_with_one_warning_and_the_others_go_on(

@@ -110,7 +110,7 @@ WRONG: list[tuple[str, int, list[str]]] = [
     ("create x --set durability=some", 78, ["durability", "some", '"none", "file", "full"']),
     ("create x --set semantics=exactly-once", 78, ["semantics", "exactly-once", "at-least-once"]),
     ("create x --set file_mode=0666", 78, ["file_mode", "without write permission for others"]),
-    ("create x --set self_destruct=true", 78, ["self_destruct", "not built"]),
+    ("create x --set self_destruct=soon", 78, ["self_destruct", "true or false"]),
     ("create x --set filter='a ='", 78, ["filter", "column 4"]),
     ("config show q nosuch", 2, ["nosuch is no key", "`dropq config show q` lists them"]),
     ("config show q lease_perod", 2, ["lease_perod", "the nearest is lease_period"]),

@@ -25,7 +25,7 @@ from helpers import until
 
 from dropq import LeaseLost, Message, Queue, Root, Unavailable
 from dropq.policies.lock import PolicyLock
-from dropq.routing import Router, looks, registry
+from dropq.routing import Router, Serving, looks, registry
 from dropq.upkeep.sweep import QuickSweep
 from torture.account import body, look, name_of
 from torture.graph_cases import CASES, OTHERS, SETTINGS, Books, GraphCases, Setting
@@ -228,7 +228,7 @@ def play(role: str, name: str, folder: Path, seed: str) -> None:
         if part == "route":
             context = root.queue(queue).context
             sweep = QuickSweep(context, routes=False) if chance.random() < 0.5 else None
-            Router(context, sweep=sweep).run(lambda: False)
+            Serving(Router(context, sweep=sweep), context.timing).run(lambda: False)
         if part == "send":
             _send(root.queue("start"), name, chance, note)
         while True:

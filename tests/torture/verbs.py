@@ -35,7 +35,8 @@ from torture.account import body
 MODULES: tuple[ModuleType, ...] = (bulk, jobs, stream_journal, fsck)
 #: Public by name, but no verbs: what dropq's own modules use among themselves.
 INNER = {
-    "Typed", "SweepReport", "Stop", "Health", "Diagnosis", "Finding",  # they hold what was found, or is to be said
+    "Typed", "SweepReport", "Stop",  # they hold what was found, or is to be said
+    "Health", "Diagnosis", "Finding", "Graph", "Node", "Edge",  # these, too
     "Message.link",  # of a worker, for its own private folder
     "Topic",  # tests/torture/topic_cases.py has a scene for it, in which a message is in many places
     "Queue.replay",  # what it sends is in the archive, too: tests/promises/test_replay.py lets it die
@@ -268,6 +269,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "repair": lambda scene: [True],
     "role": lambda scene: ["default"],
     "root": lambda scene: [scene.root.context],
+    "Root.create_queue.selector": lambda scene: [[{"name": "on", "to": "other"}]],
     "route.root": lambda scene: [scene.root],
     "sent": lambda scene: [[]],
     "stalled_for": lambda scene: [0],

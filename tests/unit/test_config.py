@@ -57,10 +57,7 @@ AMPS = {
 }
 
 #: A value, other than the default, of each key that is not built.
-NOT_BUILT: dict[str, object] = {
-    "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],
-    "self_destruct": True,
-}
+NOT_BUILT: dict[str, object] = {}
 
 WRONG: list[tuple[str, object, str]] = [
     ("lease_period", "30 parsecs", "a duration such as 500ms"),
@@ -74,6 +71,8 @@ WRONG: list[tuple[str, object, str]] = [
     ("expiration_model", {"a": 1}, '"earliest"'),
     ("exhausted", "processed", 'one of "error", "expired", "dead-letter"'),
     ("dead_letter_queue", "", "the name of a queue"),
+    ("self_destruct", "yes", "true or false"),
+    ("self_destruct_after", "soon", "a duration such as"),
     ("dead_letter_queue", "sales.eu/audit.hq", "the name of a queue"),
     ("dead_letter_queue", ["letters"], "the name of a queue"),
     ("durability", "FULL", 'one of "none", "file", "full"'),
@@ -315,7 +314,7 @@ def test_a_wrong_value_is_refused_with_place_key_and_what_is_allowed(key: str, v
 
 
 def test_all_problems_of_a_file_are_told_together(files: Files) -> None:
-    files.write(queue='nam = 1\nhistory = 3\nlease_period = "x"\nself_destruct = true\nInitialOwner = "a"\n')
+    files.write(queue='nam = 1\nhistory = 3\nlease_period = "x"\nself_destruct = 1\nInitialOwner = "a"\n')
     assert [problem.split(": ")[1].split(" ")[0] for problem in problems_of(files.load)] == [
         "nam", "InitialOwner", "history", "lease_period", "self_destruct",
     ]  # fmt: skip
@@ -381,12 +380,24 @@ def test_what_is_not_built_is_never_accepted_and_ignored(key: str) -> None:
 @pytest.mark.parametrize("key", NOT_BUILT)
 def test_the_default_of_what_is_not_built_is_accepted(key: str) -> None:
     default = getattr(QueueConfig(), key)
-    for value in (None, "unset", default, [] if default == () else default):
+    for value in (None, "unset", default):
         assert validate_options({key: value}, "x") == QueueConfig()
 
 
 def test_every_key_that_is_not_built_is_a_key() -> None:
     assert set(KEYS) >= set(NOT_BUILT)
+
+
+@pytest.mark.parametrize("spelt", ["selector", "Selector"])
+def test_selectors_are_refused_with_where_they_belong(spelt: str, files: Files) -> None:
+    refusal = (
+        f"{spelt}: this is no key of queue.toml: each selector is a file of its own, selectors/NAME.toml in the "
+        "queue's folder; `dropq selector add QUEUE NAME` writes it"
+    )
+    for value in ([{"name": "big", "to": "large-orders"}], [], None):
+        assert refused({spelt: value}) == [f"here: {refusal}"]
+    files.write(queue=f'[[{spelt}]]\nname = "big"\nto = "large-orders"\n')
+    assert problems_of(files.load) == check_file(str(files.queue_file)) == [f"{files.queue_file}: {refusal}"]
 
 
 # What does not go together.
@@ -484,7 +495,7 @@ def test_a_newer_root_is_refused_with_both_numbers(files: Files) -> None:
             "[defaults]: lease_perod is not a key of a queue; the nearest is lease_period",
         ),
         ("[defaults]\nhistory = 1", "[defaults]: history = 1: true or false is allowed"),
-        ("[defaults]\nself_destruct = true", "[defaults]: self_destruct = true: this key is not built"),
+        ("[defaults]\nselector = 5", "[defaults]: selector = 5: this key is not built"),
     ],
 )
 def test_a_wrong_root_is_refused(files: Files, text: str, expected: str) -> None:

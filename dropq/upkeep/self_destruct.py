@@ -1,0 +1,246 @@
+"""Self-destruction: a queue with `self_destruct` goes when its last selector and its last named subscription are gone.
+
+The first sweep that finds it so makes `.dropq/alone`. Once that is older than `self_destruct_after`, and no message is
+held, a sweep renames the queue to the hidden name of a delete. Then it looks again, takes processing/ away, so that
+nothing can be claimed, and empties and removes delayed/ and target/: what came under a credit returns to where it came
+from, the rest goes to the dead-letter queue. If a message is left, the folder is kept as `NAME.deleted-MS`.
+
+Invariant: a message is in one place at each moment. Until the queue is removed, or kept, a crash leaves the hidden name
+of a delete that was not decided: a sweep of the root brings the queue back, and the next one begins again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dropq.errors import DropqError
+from dropq.format import names
+from dropq.format.addresses import layouts
+from dropq.format.layout import FOLDERS, KEEPER, WAITING, QueueLayout
+from dropq.lifecycle import dead_letters, named
+from dropq.lifecycle.claims import has_committed
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import forget
+from dropq.lifecycle.reasons import Reasons
+from dropq.lifecycle.sidecars import Sidecars
+from dropq.lifecycle.transitions import Transitions
+from dropq.policies import routes, selectors
+from dropq.queue.open_queue import open_queue
+from dropq.routing import registry
+from dropq.routing.looks import all_credits
+from dropq.staging import jobs
+from dropq.storage import reading
+from dropq.storage.failures import describe
+from dropq.topics.views import forget_view
+from dropq.upkeep.hidden import cut, note_name
+
+log = logging.getLogger("dropq")
+
+#: Why a message is a dead letter that waited in a queue that destroyed itself.
+REASON = "self_destruct"
+#: The folders that must be the queue's own: the queue could not be brought back if they were links.
+_OWN = ("home", "base", "private", "processing", *WAITING)
+
+
+def look(context: QueueContext) -> bool:
+    """Note whether anything needs a queue; destroy it if nothing did for `self_destruct_after`.
+
+    Returns:
+        Whether it is gone.
+
+    Raises:
+        DropqError, OSError: it could not be looked at, or destroyed; a sweep tries again.
+    """
+    layout = context.layout
+    if not context.config.self_destruct or any(os.path.islink(getattr(layout, folder)) for folder in _OWN):
+        return False
+    try:
+        registry.finish_removed(context)
+        if is_needed(context):
+            named.keep(context)
+            return False
+        if not reading.exists(layout.kept):
+            return False  # it has had nothing that needed it: it is new
+        context.storage.touch(layout.alone)
+        if left_ms(context) > 0:
+            return False
+        jobs.sweep(context)
+        if _is_in_use(context):
+            return False
+    except FileNotFoundError:
+        if reading.exists(layout.target):
+            raise
+        return False  # RACE: another sweep destroyed it
+    return _destroy(context)
+
+
+def look_at_all(root: RootContext) -> Iterator[int]:
+    """Do what `look` does with each queue of a root; yield for each name how many queues went, 0 or 1.
+
+    What cannot be destroyed now is logged, and left to the next sweep.
+    """
+    for entry in list(reading.entries(root.layout.path)):
+        if not names.can_name_queue(entry.name):
+            continue
+        try:
+            there = (each for each in layouts(root.layout.path, entry.name) if not each.topic)
+            if any(reading.exists(layout.kept) for layout in there):
+                yield look(open_queue(root, entry.name))
+        except (OSError, DropqError) as error:
+            log.warning("%s: whether it is to destroy itself is not known: %s", entry.path, describe(error))
+
+
+def is_needed(context: QueueContext) -> bool:
+    """Return whether a queue has a selector, or a credit of one, or a named subscription that may be alive."""
+    for folder in (context.layout.base, context.layout.private):
+        reading.ask_server(folder)  # on NFS another host may have made a folder in it just now
+    return bool(
+        selectors.names_in(context)
+        or registry.removed_in(context)
+        or any(True for _ in all_credits(context.layout))
+        or named.is_alive(context.layout)
+    )
+
+
+def left_ms(context: QueueContext) -> int:
+    """Return for how many ms a queue that was found alone is kept; all of its time if it was not."""
+    period = int(context.config.self_destruct_after * 1000)
+    try:
+        return period - (context.clock.now_ms() - reading.written_ms(context.layout.alone))
+    except FileNotFoundError:
+        return max(period, 1)
+
+
+def _is_in_use(context: QueueContext) -> bool:
+    """Return whether a message is held, or was delivered at most once and may not be read yet, or a job is sent."""
+    layout = context.layout
+    return bool(
+        reading.names_in(layout.processing) - {KEEPER}
+        or has_committed(layout)
+        or jobs.is_committed(layout.working)
+        or any(reading.names_in(each.path) for each in reading.entries(layout.held) if each.is_dir())
+    )
+
+
+def _destroy(context: QueueContext) -> bool:
+    """Rename a queue away, and remove it once it is empty; return False if something needs it after all."""
+    root, store, home = context.root.layout.path, context.storage, context.layout.home
+    note_name(context)
+    mark = f"{context.clock.now_ms()}-{os.urandom(3).hex()}"
+    hidden = f"{root}/.{cut(context.name)}.deleting-{mark}"
+    try:
+        store.rename_folder(home, hidden)
+    except FileNotFoundError:
+        return False  # RACE: another sweep was first
+    gone = _moved(context, hidden)
+    # RACE: since the look, a subscription began, a consumer claimed, a job was committed, or another sweep destroyed
+    # the queue and a new one has its name. Nothing comes by the name any more: what is seen now decides.
+    if is_needed(gone) or left_ms(gone) > 0 or _is_in_use(gone) or not _close(gone.layout.processing, gone):
+        _make_folders(gone)
+        store.move_folder(hidden, home)
+        return False
+    _empty(gone)
+    if _has_messages(gone):
+        kept = f"{root}/{cut(context.name)}.deleted-{mark.partition('-')[0]}"
+        _make_folders(gone)
+        store.unlink(gone.layout.alone)
+        _forget(context, gone)
+        store.move_folder(hidden, kept)
+        log.warning(
+            "queue %s has destroyed itself; its messages could go nowhere, and are kept: %s", context.name, kept
+        )
+        return True
+    away = f"{root}/.{cut(context.name)}.deleted-{mark}"
+    store.rename_folder(hidden, away)
+    _forget(context, _moved(context, away))
+    store.remove_tree(away)
+    log.info("queue %s has destroyed itself", context.name)
+    return True
+
+
+def _moved(context: QueueContext, home: str) -> QueueContext:
+    """Return a queue under another name of its folder; for people it keeps its own."""
+    layout = context.layout.moved(home)
+    store = context.storage.at(layout.base)
+    sidecars = Sidecars(
+        context.sidecars.folder,
+        store,
+        typed_replies=context.sidecars.typed_replies,
+        ignored=context.sidecars.ignored,
+        queue=layout.private,
+        name_budget=layout.name_budget,
+    )
+    return replace(context, layout=layout, storage=store, sidecars=sidecars, reasons=Reasons(layout.reasons, store))
+
+
+def _close(folder: str, context: QueueContext) -> bool:
+    """Remove an empty folder, into which nothing can come any more; return False if it is not empty."""
+    context.storage.unlink(f"{folder}/{KEEPER}")
+    try:
+        context.storage.remove_folder(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def _make_folders(context: QueueContext) -> None:
+    for folder in FOLDERS:
+        context.storage.make_folder(context.layout.folder(folder))
+
+
+def _empty(gone: QueueContext) -> None:
+    """Send off what waits, and remove the folders that it waits in."""
+    queue = gone.config.dead_letter_queue
+    letters = None if queue is None else dead_letters.find_layout(gone.root.layout.path, queue)
+    for state in reversed(WAITING):  # what was delayed goes to target/
+        folder, stuck = gone.layout.folder(state), set[str]()
+        # RACE: a send that was half-way at the rename may still come. When the folder is gone, it fails.
+        while not _close(folder, gone):
+            waiting = [entry for entry in reading.entries(folder) if entry.name not in stuck]
+            if not waiting:
+                break
+            stuck |= {entry.name for entry in waiting if not _send_off(gone, state, entry, letters)}
+
+
+def _send_off(gone: QueueContext, state: str, entry: os.DirEntry[str], letters: QueueLayout | None) -> bool:
+    """Return a message to where it came from, else to the dead-letter queue; return whether it went."""
+    file = entry.name
+    if gone.sidecars.ignored(file) or not reading.is_message_file(entry):
+        return False
+    try:
+        if registry.return_from(gone, gone.layout.folder(state), file):
+            return True
+    except DropqError as error:
+        log.warning("queue %s: message %s does not return to where it came from: %s", gone.name, file, error)
+    if letters is None:
+        return False
+    try:
+        Transitions(gone).to_dead_letter(gone.sidecars.file(file), REASON, state=state)
+    except DropqError as error:
+        log.warning("queue %s: message %s is no dead letter: %s", gone.name, file, error)
+        return False
+    return True
+
+
+def _has_messages(gone: QueueContext) -> bool:
+    """Return whether a queue has messages that would be lost with it."""
+    layout = gone.layout
+    return bool(
+        any(reading.names_in(layout.folder(state)) - {KEEPER} for state in (*WAITING, "error"))
+        or routes.routed(layout, gone.config.ignore)
+        or jobs.is_committed(layout.working)
+        or has_committed(layout)
+    )
+
+
+def _forget(context: QueueContext, gone: QueueContext) -> None:
+    """Remove what the root has noted of a queue."""
+    forget(context.root.layout, context.layout.base, gone.layout.private, gone.storage)
+    if context.config.underlying_topic is not None:
+        forget_view(context.root, context.name, gone.storage)
