@@ -70,7 +70,8 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
                 f"queue {context.name} has a selector {other.name}, with role {other.role}, already: "
                 f"`dropq selector rm {context.name} {other.name}` removes it; nothing was changed"
             )
-    _check_way(context.root, context.name, selector)
+    with context.error_context("the selector was not made"):
+        _check_way(context.root, context.name, selector)
     with context.error_context("the selector was not made"):
         if selector.credit is not None:
             token = selectors.reserve_token(context.root.layout, context.name, name, context.storage)

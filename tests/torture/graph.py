@@ -185,7 +185,7 @@ def _sweep(root: Root) -> None:
 def _books(folder: Path) -> list[str]:
     """Return what is wrong with the credits of a root after sweeps."""
     books = Books.of(folder / "root")
-    hidden = [str(path) for path in (folder / "root").glob("*/selectors/.*")]
+    hidden = [str(path) for path in (folder / "root").glob("*/selectors/.*.removed")]
     return [*books.overdrawn(), *books.leaked(), *(f"{path} is left" for path in hidden)]
 
 

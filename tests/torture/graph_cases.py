@@ -7,6 +7,7 @@ messages that came under them. In the end each message has come to its end, once
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -198,8 +199,8 @@ class Case:
     again: Callable[[Root], object] = lambda root: None
     #: Where each message gets a copy, all or none at a time.
     copies: tuple[str, ...] = ()
-    #: Whether it settles its messages, or distributes them, so that without a history nothing of them may be left.
-    settles: bool = False
+    #: The messages that it settles or distributes, so that without a history nothing of them may be left.
+    settles: tuple[str, ...] = ()
     #: Whether it removes them for good.
     removes: bool = False
 
@@ -238,7 +239,7 @@ def _settling(name: str, settle: Callable[[Message], object], *ends: str) -> Cas
         _held_twice,
         lambda scene: settle(scene.held[0]),
         {A: ("end/processed", *ends)},
-        settles=name in ("ack", "fail", "reject", "expire"),
+        settles=(A,) if name in ("ack", "fail", "reject", "expire") else (),
     )
 
 
@@ -433,7 +434,7 @@ CASES = (
         _routing("middle", "news"),
         _ends("topic-root/news/.incoming/processed"),
         copies=("news/one.x", "news/two.x"),
-        settles=True,
+        settles=(A,),
     ),
     _settling("ack", lambda message: message.ack()),
     _settling("fail", lambda message: message.fail("f"), "end/error"),
@@ -453,14 +454,14 @@ CASES = (
     Case("expire by a sweep", _late, lambda scene: scene.queue("end").sweep(), _ends("end/expired", "end/processed")),
     Case("expire by a router", _late_on_the_way, _routing("middle"), _ends("middle/expired", "end/processed")),
     Case("copy and move", _copied_and_moved, _routing("start"), _ENDS, copies=_COPIES),
-    Case("only copy", _copied_only, _routing("start"), _ends("start/processed"), copies=_COPIES, settles=True),
+    Case("only copy", _copied_only, _routing("start"), _ends("start/processed"), copies=_COPIES, settles=(A,)),
     Case(
         "only copy, under a credit",
         _copied_under_a_credit,
         _routing("middle"),
         _ends("middle/processed"),
         copies=_COPIES,
-        settles=True,
+        settles=(A,),
     ),
     Case(
         "copy for a consumer",
@@ -468,7 +469,7 @@ CASES = (
         _routing("start"),
         _ends("start/processed"),
         copies=_COPIES,
-        settles=True,
+        settles=(A,),
     ),
     Case("bounce", _bounced, _routing("middle"), {A: ("answers/processed",), B: ("middle/error",)}),
     Case("unroutable", _unroutable, _routing("middle"), _ends("middle/error")),
@@ -484,7 +485,8 @@ CASES = (
         "sweep",
         _leftovers,
         lambda scene: scene.root.sweep(),
-        _ENDS | _ends("start/processed", of=(B,)) | _ends("end/processed", of=(C,)),
+        _ends("end/processed", of=(A, C)) | _ends("start/processed", of=(B,)),
+        settles=(A,),
     ),
     Case("sweep half a copy", _half_copied, lambda scene: scene.root.sweep(), _ENDS, copies=_COPIES),
     Case("consume and route", _two_chained, _pass_by, _ends("end/processed", of=(A, B, C))),
@@ -636,6 +638,7 @@ class GraphCases(acts.Acts[Case, Scene]):
                 yield from Books.of(self._root).leaked()
                 case.again(self._opened())
                 self._finish()
+                gc.collect()  # what routed a topic lives until then, and has a sign of life
                 self._clock.ms += DAYS
                 self._sweep()
             except (DropqError, OSError) as error:
@@ -691,14 +694,14 @@ class GraphCases(acts.Acts[Case, Scene]):
                 if each == name and address not in case.copies
             )
             there = len(places) + (0 if self._setting.history else received)
-            needed = 0 if case.removes or (case.settles and not self._setting.history) else 1
+            needed = 0 if case.removes or (name in case.settles and not self._setting.history) else 1
             if there > 1 or received > 1:
                 self.row.doubled += 1
                 yield f"{name!r} lies in {places}, and was received {received} times"
             if there < needed and not (other == A_SCRIPT and not self._setting.history):
                 self.row.lost += 1
                 yield f"{name!r} is lost"
-            if at_the_end and not other and self._setting.history:
+            if at_the_end and not other and self._setting.history and not case.removes:
                 yield from (f"{name!r} ends in {place}" for place in places if place not in case.ends[name])
             yield from self._judge_copies(case, name, lying, other, at_the_end=at_the_end)
         strange = {name for name, _, _ in lying} - case.ends.keys()
@@ -708,22 +711,21 @@ class GraphCases(acts.Acts[Case, Scene]):
         self, case: Case, name: str, lying: list[tuple[str, str, str]], other: str, *, at_the_end: bool
     ) -> Iterator[str]:
         lies = Counter(address for each, address, _ in lying if each == name)
-        found = [
-            lies[address] + (0 if self._setting.history else self._received[address, name]) for address in case.copies
-        ]
+        found = [max(lies[address], self._received[address, name]) for address in case.copies]
         if any(count > 1 for count in found):
             self.row.doubled += 1
             yield f"{name!r} has copies: {found}"
-        needed = 1 if at_the_end and other != A_SCRIPT else 0
+        needed = 1 if at_the_end and other not in (A_SCRIPT, A_REMOVAL) else 0  # they take it away uncopied
         if any(count < needed for count in found) or (not other and len(set(found)) > 1):
             self.row.lost += 1
             yield f"of the copies of {name!r}, some are missing: {found}"
 
     def _told_wrongly(self, case: Case, said: Said | None, other: str) -> Iterator[str]:
         """Yield what a verb that settles says that is not so."""
-        if said is None or other or not case.settles or case.copies:
+        if said is None or other or case.before is not _held_twice or not case.settles:
             return
-        waits = any(place.endswith(("/target", "/processing")) for _, _, place in self._lying())
+        waiting = {name for name, _, place in self._lying() if place.endswith(("/target", "/processing"))}
+        waits = not waiting.isdisjoint(case.settles)
         if not said.raised and waits:
             yield "returned, and it is not settled"
         if said.raised and not waits and any(fate in said.words for fate in UNDONE):
@@ -734,12 +736,14 @@ class GraphCases(acts.Acts[Case, Scene]):
         yield from Books.of(self._root).leaked()
         for folder, folders, names in os.walk(self._root):
             last, below = os.path.basename(folder), os.path.relpath(folder, self._root)
+            if ".deleted-" in below:
+                continue  # of a delete that could not remove all: `fsck` reports it
             in_private = os.path.basename(os.path.dirname(folder)) == ".dropq"
             if in_private and last in ("staged", "consumers", "delayed") and (folders or names):
                 yield f"{below} has {[*folders, *names]}"
             if not in_private and last in ("target", "processing", "working") and (folders or names):
                 yield f"{below} has {[*folders, *names]}"
-            if last == "selectors" and (hidden := [name for name in names if name.startswith(".")]):
+            if last == "selectors" and (hidden := [name for name in names if name.endswith(".removed")]):
                 yield f"{below} has {hidden}"
             if strange := [name for name in (*folders, *names) if name.startswith(".gone-")]:
                 yield f"{below} has {strange}"
