@@ -320,6 +320,7 @@ class Queue(Sender):
         #: What the end of a subscription does beyond returning what it holds.
         self._at_end: Callable[[], None] | None = None
         self._requesters: Requesters | None = None
+        self._overflowing: dict[str, Queue] = {}
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} in {self.root.path}>"
@@ -373,12 +374,14 @@ class Queue(Sender):
         return SendLimits(self.name, own, then=limits)
 
     def _overflow(self, full: Overflows) -> Sender:
-        other = self.root.queue(full.to)
-        try:
-            other._limits = SendLimits(full.to, other._goal, rejects=True)  # followed once
-        except NoSuchQueue as error:
-            raise QueueFull(f"{full}, which is not there: nothing was sent") from error
-        other._asks_at = 0.0
+        other = self._overflowing.get(full.to)
+        if other is None or not other.exists():
+            other = self.root.queue(full.to)
+            try:
+                other._limits = SendLimits(full.to, other._goal, rejects=True)  # followed once
+            except NoSuchQueue as error:
+                raise QueueFull(f"{full}, which is not there: nothing was sent") from error
+            self._overflowing = {full.to: other}
         return other
 
     def _letters(self) -> Sender | None:

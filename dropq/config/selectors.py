@@ -29,6 +29,7 @@ _KEYS = ("to", "op", "filter", "credit", "role", "token")
 _MOST = 1_000_000
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _TOKEN_LINE = re.compile(r"^[ \t]*token[ \t]*=.*$", re.MULTILINE)
+_TOKEN = re.compile(rb"""^[ \t]*token[ \t]*=[ \t]*["']([0-9a-z]{6})["']""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,12 @@ def text(selector: Selector) -> str:
 def given(selector: Selector, token: str) -> Selector:
     """Return a selector with a token."""
     return replace(selector, token=token)
+
+
+def token_in(content: bytes) -> str:
+    """Return the token that a selector's file has, also one that cannot be used; "" if it has none."""
+    found = _TOKEN.search(content)
+    return "" if found is None else found[1].decode()
 
 
 def with_token(content: str, token: str) -> str:

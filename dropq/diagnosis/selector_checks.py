@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,13 +17,12 @@ from dropq.format.layout import RootLayout
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.policies import selectors
+from dropq.policies.selectors import REMOVED
 from dropq.queue.open_queue import find_layout, open_queue
 from dropq.routing.looks import all_credits, idle_credits
-from dropq.routing.registry import REMOVED, circle, removed_in
+from dropq.routing.registry import circle, removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
-
-_TOKEN = re.compile(r"""^[ \t]*token[ \t]*=[ \t]*["']([0-9a-z]{6})["']""", re.MULTILINE)
 
 # -- config check --------------------------------------------------------------------------------------------------
 
@@ -186,8 +184,7 @@ def _tokens(queue: ExaminedQueue) -> Iterator[str]:
     """Yield the tokens in the files of a queue's selectors, also of those that are being removed."""
     for entry in queue.entries(queue.layout.selectors):
         with suppress(OSError):
-            content = reading.read_small(entry.path) or b""
-            yield from _TOKEN.findall(content.decode(errors="replace"))
+            yield files.token_in(reading.read_small(entry.path) or b"")
 
 
 def _folder_of_credits(

@@ -58,7 +58,7 @@ _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
-_DISPENSABLE = ("via", "hops", "lapsed", "cancels", "since")
+_DISPENSABLE = ("lapsed", "cancels", "since", "hops", "via")
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
 _TOKEN = re.compile(rf"[0-9A-Za-z_-]{{1,{MARK_LIMIT}}}")
 
@@ -108,9 +108,14 @@ class Name:
             return self.id
         touched = self.correlation_id or self.reply_to or self.type or self.properties or self.expiration
         plain = self.priority == 4 and self.message_class == "B" and not touched
-        if (self.copy or self.lapsed) and plain and not self.generated and _is_own_name(self.id):
+        if (self.mark or self.lapsed) and plain and not self.generated and _is_own_name(self.id):
             return self.id
         return None
+
+    @property
+    def mark(self) -> str:
+        """What tells its file from others of the same id: its copy mark, or the credit under which it came."""
+        return self.copy or self.via
 
     @property
     def unmarked(self) -> Name:
@@ -550,9 +555,9 @@ def is_letter(filename: str) -> bool:
 
 
 def is_unique(own_name: str) -> bool:
-    """Return whether no other file can have a name: it has a generated id, or a copy marker."""
+    """Return whether no other file can have a name: it has a generated id, a copy marker, or a credit."""
     name = parse(own_name)
-    return name.generated or bool(name.copy)
+    return name.generated or bool(name.mark)
 
 
 # -- which names may be given ---------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class Transitions:
         A copy mark stays in its name, as a worker that gave the message back recognizes it by the mark.
         """
         name = replace(self._sidecars.parse(file), not_before=0)
-        return self.into_target(f"{self._layout.delayed}/{file}", name, unique=bool(name.copy)) is not None
+        return self.into_target(f"{self._layout.delayed}/{file}", name, unique=bool(name.mark)) is not None
 
     # -- claiming: target -> processing ----------------------------------------------------------------------
 
@@ -577,7 +577,8 @@ class Transitions:
     def carry(self, source: str, filename: str, to: QueueContext, *, given: str = "") -> str | None:
         """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
         file = self._sidecars.file(filename)
-        name = replace(file.name, delivery_count=file.delivery_count, not_before=0, lapsed="", via="", copied=False)
+        name = replace(file.name, delivery_count=file.delivery_count, not_before=0, lapsed="", via="")
+        name = replace(name, copied=self._stays_copied(name, to))
         return self._leave(source, filename, to, name, given)
 
     def move_on(self, file: MessageFile, to: QueueContext, via: Via) -> str | None:
@@ -594,6 +595,8 @@ class Transitions:
             Its name in the other target/; None if another process took it first.
         """
         name = replace(file.name.unmarked, delivery_count=0, cancels=0, not_before=0, via=str(via), copied=False)
+        if name.reason:  # a dead letter that is moved on is none any more
+            name = replace(self._sidecars.whole(name), reason="", origin="")
         name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
         return self._move_to_queue(self._layout.target, file.filename, to, name)
 
@@ -617,7 +620,9 @@ class Transitions:
         """Move a waiting message to its return address, which is kept as `return_to`; result as of `move_on`."""
         name = self._sidecars.whole(file.name.unmarked)
         name = replace(name, delivery_count=0, cancels=0, not_before=0, via="", copied=False, hops=name.hops + 1)
-        name = replace(name, reply_to=None, return_to=name.reply_to or "", since=to.clock.now_ms())
+        name = replace(
+            name, reply_to=None, return_to=name.reply_to or "", since=to.clock.now_ms(), reason="", origin=""
+        )
         return self._leave(self._layout.target, file.filename, to, name)
 
     def _leave(self, source: str, filename: str, to: QueueContext, name: Name, given: str = "") -> str | None:
@@ -755,7 +760,11 @@ class Transitions:
             with to.error_context("the message stays where it was"):
                 to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an early ack was for the delivery before
         name = replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, expiration=0, lapsed="")
-        return replace(name, since=to.clock.now_ms(), copied=False)
+        return replace(name, since=to.clock.now_ms(), copied=self._stays_copied(name, to))
+
+    def _stays_copied(self, name: Name, to: QueueContext) -> bool:
+        """Return whether the copies that this queue made of a message count as made in a queue: in no other they do."""
+        return name.copied and to.layout.home == self._layout.home
 
     def remove(self, state: str, file: str) -> bool:
         """Remove a message for good, with its reason; return False if it is gone."""
@@ -810,7 +819,8 @@ class Transitions:
         """
         if name.generated and not chosen:
             return name
-        return replace(name, foreign=False, copy="" if name.lapsed else os.urandom(5).hex())  # either is unique
+        is_unique = name.lapsed or name.via  # each by itself
+        return replace(name, foreign=False, copy="" if is_unique else os.urandom(5).hex())
 
     def _kept_names(self, name: Name) -> Iterator[str]:
         """Yield the names to try in processed/, expired/ and error/: a foreign file's own first, a unique name last."""

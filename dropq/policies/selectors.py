@@ -24,6 +24,7 @@ from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
+from dropq.policies.lock import PolicyLock
 from dropq.policies.wanted import deciding
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -31,6 +32,8 @@ from dropq.storage.files import Storage
 
 log = logging.getLogger("dropq")
 
+#: How the file of a selector ends, behind a dot in front, while what it moved returns.
+REMOVED = ".removed"
 #: The file beside the credits of a selector that says which router spent the last.
 LAST = ".last"
 #: What tells whether a selector's file has changed.
@@ -61,7 +64,7 @@ class InUse:
         if selector.filter is not None:
             self._decide = deciding(selector.filter, context, "target", context)
         self._mark = os.urandom(8).hex().encode()
-        self._spent = 0
+        self._spent = selector.credit or 0  # at the most: it is counted before the first is spent
         self._counted_until = 0.0
         #: When its credits may be counted again, by `time.monotonic()`, where that took long.
         self.counts_at = 0.0
@@ -95,8 +98,8 @@ class InUse:
         path = f"{self.folder}/{LAST}"
         if reading.read_small(path) != self._mark:
             self._context.storage.make_folder(self.folder)
+            self._count()  # first: whoever has the mark relies on the count
             self._context.storage.write_small(path, self._mark)
-            self._count()
         limit = self.selector.credit or 0
         if self._spent >= limit:
             self._count()
@@ -157,12 +160,16 @@ class Selectors:
         self._warned: dict[str, str] = {}
         self.in_use: tuple[InUse, ...] = ()
         self.unusable: dict[str, str] = {}
+        #: Whether some are being removed.
+        self.are_removed = False
 
     def look(self) -> None:
         """Look again which selectors there are; give a token to each that has none; log what cannot be used, once."""
         known = {one.selector.name: one for one in self.in_use}
         found, self.unusable = list[InUse](), {}
-        for name in names_in(self._context):
+        files = reading.names_in(self._context.layout.selectors)
+        self.are_removed = any(file[0] == "." and file.endswith(REMOVED) for file in files)
+        for name in sorted(filter(None, map(name_of, files))):
             path = path_of(self._context, name)
             try:
                 if (one := known.get(name)) is None or not one.is_current:
@@ -182,16 +189,37 @@ class Selectors:
                 self._warned[file] = why
                 log.warning("queue %s: selector %s is passed over: %s", self._context.name, file, why)
 
-    def _read(self, name: str, path: str) -> InUse | None:
+    def _read(self, name: str, path: str, *, gives: bool = True) -> InUse | None:
         version, content = _version(path), reading.read_small(path)
         if version is None or content is None:
             return None  # RACE: it was removed since it was listed
         selector = parse(name, content, path, queue=self._context.name)
         owner = (self._context.name, name)
         if selector.credit is not None and credits.queue_of(self._context.root.layout, selector.token) != owner:
-            token = new_token() if self._only_looks else give_token(self._context, name, content.decode())
-            selector, version = replace(selector, token=token), _version(path)
-        return None if version is None else InUse(self._context, selector, version)
+            if self._only_looks:
+                return InUse(self._context, replace(selector, token=new_token()), version)
+            if not gives:
+                return None  # it is read again at the next look
+            self._give_token(name, content, version)
+            return self._read(name, path, gives=False)  # RACE: what is there may be another router's
+        return InUse(self._context, selector, version)
+
+    def _give_token(self, name: str, content: bytes, version: Version) -> None:
+        """Write a token of its own to the file of a selector, where people's other lines stay.
+
+        Raises:
+            OSError: this user may not write there.
+        """
+        context, path = self._context, path_of(self._context, name)
+        token = reserve_token(context.root.layout, context.name, name, context.storage)
+        with PolicyLock(context).held(lambda: None) as locked:
+            if locked and _version(path) == version:  # RACE: it may have been removed, or replaced by a script
+                context.storage.write_small(path, with_token(content.decode(), token).encode())
+
+    @property
+    def out_of_credit(self) -> bool:
+        """Whether one of them has no credit left."""
+        return not all(one.has_credit for one in self.in_use)
 
     @property
     def counts_at(self) -> float:
@@ -265,19 +293,6 @@ def read(context: QueueContext) -> tuple[list[Selector], list[str]]:
             for name in of_role[1:]
         ]
     return found, problems
-
-
-def give_token(context: QueueContext, name: str, content: str) -> str:
-    """Give a selector a token of its own, and write it to its file, where people's other lines stay; return it.
-
-    RACE: two routers may do this at once. The file of one of them stays, and the token of the other is nobody's.
-
-    Raises:
-        OSError: this user may not write there.
-    """
-    token = reserve_token(context.root.layout, context.name, name, context.storage)
-    context.storage.write_small(path_of(context, name), with_token(content, token).encode())
-    return token
 
 
 def reserve_token(root: RootLayout, queue: str, name: str, storage: Storage) -> str:

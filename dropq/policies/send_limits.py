@@ -201,8 +201,7 @@ class Limit:
             )
         if entering := self._enter(count, whole):
             return entering
-        if self._follows and (to := self._overflows_to()) is not None:
-            raise Overflows(f"{self._full}, and its overflow selector sends to {to}", to)
+        self._overflow_now()
         if self._overflow == "discard":
             return self._discard(count if whole else 1)
         if self._overflow == "reject":
@@ -211,6 +210,11 @@ class Limit:
                 f"when consumers have settled some, `dropq ls {self._name}` shows how many there are"
             )
         return self._wait(count, whole)
+
+    def _overflow_now(self) -> None:
+        """Raise Overflows if the queue has an overflow selector."""
+        if self._follows and (to := self._overflows_to()) is not None:
+            raise Overflows(f"{self._full}, and its overflow selector sends to {to}", to)
 
     def _overflows_to(self) -> str | None:
         """Return the address that the queue's overflow selector sends to; None without one that can be used."""
@@ -235,6 +239,7 @@ class Limit:
         wait = _Wait(self._context.layout.processed, f"{self._full}: senders wait for consumers", timing)
         while not (entering := self._enter(count, whole)):
             wait.pause(timing.max_age)
+            self._overflow_now()
         return entering
 
     def _discard(self, count: int) -> int:

@@ -241,9 +241,9 @@ class Offers:
         finally:
             if message.state in WAITING:
                 name = sidecars.parse(message.name)
-                self._returned.add((name.id, name.copy))
+                self._returned.add((name.id, name.mark))
             elif message.state == "processing":  # lost: if it comes back, it is by a name that others gave it
-                self._returned.add((claimed.id, claimed.copy if claimed.generated else None))
+                self._returned.add((claimed.id, claimed.mark if claimed.generated else None))
             self._returning.remove(claimed.id)
 
     def has_returned(self, file: MessageFile) -> bool:
@@ -251,7 +251,7 @@ class Offers:
         if not self._returned and not self._returning:
             return False
         name = file.name
-        marks = {(name.id, name.copy), (name.id, None)}
+        marks = {(name.id, name.mark), (name.id, None)}
         return name.id in self._returning or not marks.isdisjoint(self._returned)
 
     def expire(self, file: MessageFile) -> bool:

@@ -9,14 +9,16 @@ Invariant: a look removes no credit of a message that is under way; at worst it 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
 from collections.abc import Iterator
 
 from dropq.errors import DropqError
+from dropq.format.addresses import topic_layout
 from dropq.format.credits import Credit, Via, is_key, is_token, via_of
-from dropq.format.layout import JOB_PREFIX, QueueLayout
+from dropq.format.layout import JOB_PREFIX, QueueLayout, removed_subscriptions
 from dropq.format.staged import StagedFolder
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
@@ -27,6 +29,12 @@ from dropq.storage.watch import Watch
 
 log = logging.getLogger("dropq")
 
+#: What credits say that were read before.
+Read = dict[Via, Credit]
+#: How many of them are remembered.
+REMEMBERED = 200_000
+#: How many characters of a queue's name its hidden name has at least.
+CUT = 40
 #: Seconds between two looks, and between the two that must find a credit without a message.
 APART = 1.0
 
@@ -46,6 +54,7 @@ class Looks:
         self._looks_at = 0.0
         self._known = {} if known is None else known
         self._known[context.name] = self
+        self._read: Read = {}  # a credit never changes
 
     def run_twice(self) -> int:
         """Look, and once more where that found credits without a message; return how many credits were removed."""
@@ -73,11 +82,13 @@ class Looks:
         with self._lock.held(lambda: None) as locked:
             if not locked:
                 return removed
-            idle = {via: self._idle.get(via, began) for via in idle_credits(self._context)}
+            idle = {via: self._idle.get(via, began) for via in idle_credits(self._context, self._read)}
             over = [via for via, since in idle.items() if began - since >= APART]
             for via in over:
                 credits.give_back(self._context, via)
         self._idle = {via: since for via, since in idle.items() if via not in over}
+        if len(self._read) > REMEMBERED:
+            self._read = {}
         now = time.monotonic()
         self._looks_at = now + max(APART, self._context.timing.listing_share * (now - began))
         return removed + len(over)
@@ -85,7 +96,8 @@ class Looks:
     def _further(self) -> list[Looks]:
         """Return the looks at the queues that messages went to, and that spend credits, too."""
         further = list[Looks]()
-        for address in sorted({said.to for _, said in all_credits(self._context.layout) if said is not None}):
+        present = all_credits(self._context.layout, self._read)  # before the lock: what is read now is known then
+        for address in sorted({said.to for _, said in present if said is not None}):
             layout = credits.layout_of(self._context.root.layout, address)
             if layout is None or not reading.exists(layout.credits):
                 continue
@@ -98,46 +110,60 @@ class Looks:
         return further
 
 
-def idle_credits(context: QueueContext) -> list[Via]:
+def idle_credits(context: QueueContext, read: Read | None = None) -> list[Via]:
     """Return the credits that a queue has spent, and that belong to no message; call it under the policy lock.
+
+    Args:
+        context: the queue.
+        read: what credits said that were read before; gets what is read now.
 
     Raises:
         OSError: a folder cannot be listed: nothing is known.
     """
     idle = list[Via]()
     by_target: dict[str, list[Via]] = {}
-    for via, said in all_credits(context.layout):
+    for via, said in all_credits(context.layout, read):
         if said is None:
             idle.append(via)  # half written, by a process that was killed before its message was moved
         else:
             by_target.setdefault(said.to, []).append(via)
     for address, vias in by_target.items():
-        live = _live(context, address)
+        live = _live(context, address, read)
         idle += [via for via in vias if live is not None and via not in live]
     return idle
 
 
-def all_credits(layout: QueueLayout) -> Iterator[tuple[Via, Credit | None]]:
-    """Yield the credits that a queue has spent, with what each says; None for a damaged one."""
+def all_credits(layout: QueueLayout, read: Read | None = None) -> Iterator[tuple[Via, Credit | None]]:
+    """Yield the credits that a queue has spent, with what each says; None for a damaged one; `read` as above."""
+    known = {} if read is None else read
     for token in sorted(filter(is_token, reading.names_in(layout.credits))):
-        folder = reading.open_below(layout.private, os.path.basename(layout.credits), token)
+        try:
+            folder = reading.open_below(layout.private, os.path.basename(layout.credits), token)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            continue  # a file, or a link: fsck reports it
         if folder is None:
             continue
         try:
             for key in filter(is_key, os.listdir(folder)):
-                yield Via(token, key), credits.read_in(folder, key)
+                via = Via(token, key)
+                said = known.get(via) or credits.read_in(folder, key)
+                if said is not None:
+                    known[via] = said
+                yield via, said
         finally:
             os.close(folder)
 
 
-def _live(context: QueueContext, address: str) -> set[Via] | None:
+def _live(context: QueueContext, address: str, read: Read | None = None) -> set[Via] | None:
     """Return the credits under which messages lie in a queue, or have left it; None where that cannot be told."""
     root = context.root.layout
     layout = credits.layout_of(root, address)
     if layout is None:
         return None if _is_being_deleted(root.path, address) else set()
     live = set(vias_in(layout))
-    for _, said in all_credits(layout):
+    for _, said in all_credits(layout, read):
         live.update(() if said is None else said.below)
     live.update(vias_in(layout))
     if credits.layout_of(root, address) is None:
@@ -168,5 +194,7 @@ def _files(layout: QueueLayout) -> Iterator[str]:
 
 def _is_being_deleted(root: str, address: str) -> bool:
     """Return whether a queue may be on its way out, or back, under the hidden name of a delete."""
-    start = f".{address.partition('/')[0]}."
-    return any(name.startswith(start) and ".deleting-" in name for name in reading.names_in(root))
+    name, of_topic, _ = address.partition("/")
+    folder = removed_subscriptions(topic_layout(root, name).home) if of_topic else root
+    start = "" if of_topic else f".{name[:CUT]}"
+    return any(hidden.startswith(start) and "deleting-" in hidden for hidden in reading.names_in(folder))

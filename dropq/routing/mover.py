@@ -8,7 +8,6 @@ as the distribution of a topic is. A BOUNCE is one rename. A message that no sel
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections import Counter
@@ -16,7 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
+from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, StorageError
+from dropq.format.addresses import check_address
 from dropq.format.claims import router_claims
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.message_file import MessageFile
@@ -40,6 +40,8 @@ log = logging.getLogger("dropq")
 
 #: Seconds that the router's claim lasts on a message that it copies, or sets aside.
 LEASE = 60.0
+#: Bytes a second that copies are written with at least: the lease lasts for all of them.
+SLOWEST = 1 << 20
 #: Seconds after which the router opens a queue that it sends to again, to see its configuration.
 OPEN_FOR = 1.0
 
@@ -99,9 +101,7 @@ class Mover:
         self._lock = PolicyLock(context)
         self._targets: dict[str, Target] = {}
         self._owners = router_claims()
-        self._subscribed_at: float | None = None
         self._has_subscriptions = False
-        self._warned: dict[str, str] = {}
         self.moved: Counter[str] = Counter()
         self.held_by = ""
 
@@ -109,21 +109,14 @@ class Mover:
         """Look again which selectors there are."""
         self.selectors.look()
         self._has_subscriptions = bool(liveness.known(self._context.layout.consumers))
-        if self._has_subscriptions:
-            self._subscribed_at = time.monotonic()
         for one in self.selectors.in_use:
-            folder = f"{self._context.layout.credits}/{one.selector.token}"
-            if one.selector.credit is not None and not reading.exists(folder):
-                self._context.storage.make_folder(folder)  # so that a watch sees when a credit is free again
+            if one.selector.credit is not None and not reading.exists(one.folder):
+                self._context.storage.make_folder(one.folder)  # so that a watch sees when a credit is free again
 
     @property
     def credit_folders(self) -> list[str]:
         """The folders of its selectors' credits: when a file leaves one of them, a credit is free again."""
-        folders = [
-            f"{self._context.layout.credits}/{one.selector.token}"
-            for one in self.selectors.in_use
-            if one.selector.credit is not None
-        ]
+        folders = (one.folder for one in self.selectors.in_use if one.selector.credit is not None)
         return list(filter(reading.exists, folders))
 
     def take(self, file: MessageFile) -> bool:
@@ -212,14 +205,14 @@ class Mover:
     def _bounce(self, file: MessageFile) -> bool | str:
         """Move a message to its return address; return False if it is gone, or why it stays."""
         address = (self._context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
-        if not address:
-            return self._set_aside(file, "no_return_address", {})
         try:
+            check_address(address)
             target = self._target(address)
-        except NoSuchQueue:
-            return self._set_aside(file, "no_return_address", {"return_address": address})
-        if target.context.layout.home == self._context.layout.home:
-            return self._set_aside(file, "no_return_address", {"return_address": address})
+        except (InvalidName, NoSuchQueue):
+            target = None
+        if target is None or target.context.layout.home == self._context.layout.home:
+            self._set_aside(file, "no_return_address", {"return_address": address} if address else {})
+            return False
         if target.is_far:
             return target.why_not()
         return self._transitions.bounce(file, target.context) is not None
@@ -257,12 +250,15 @@ class Mover:
             receivers = [self._receiver(one.selector.to or "") for one in copies]
         except DropqError as error:
             return self._hold(f"its copies wait: {error}")
-        claim = transitions.claim(file, next(self._owners), lease_end(context.clock, LEASE))
+        size = reading.regular_size(f"{context.layout.target}/{file.filename}") or 0
+        lease = LEASE + len(copies) * size / SLOWEST
+        claim = transitions.claim(file, next(self._owners), lease_end(context.clock, lease))
         if claim is None:
             return True  # RACE: a consumer or another router took it
         name = context.sidecars.parse(claim.own_name)
+        letter = replace(context.sidecars.whole(name), reason="", origin="") if name.reason else name
         copied = replace(
-            name.unmarked, delivery_count=0, cancels=0, not_before=0, via="", hops=name.hops + 1, copied=False,
+            letter.unmarked, delivery_count=0, cancels=0, not_before=0, via="", hops=name.hops + 1, copied=False,
             copy=os.urandom(5).hex(), foreign=False, since=context.clock.now_ms(),
         )  # fmt: skip
         archived = last and not self._has_subscriptions
@@ -311,11 +307,10 @@ class Mover:
         patience = self._context.config.unroutable_after
         if self.selectors.unusable:
             return self._hold(ONE_IS_UNUSABLE)
-        alone_for = math.inf if self._subscribed_at is None else time.monotonic() - self._subscribed_at
-        if not self._has_subscriptions and alone_for >= patience:
-            path = f"{self._context.layout.target}/{file.filename}"
-            if self._context.age_ms(path) >= patience * 1000:
-                return self._set_aside(file, "unroutable", {})
+        layout = self._context.layout
+        waited = (f"{layout.target}/{file.filename}", layout.consumers)  # that changes when a subscription ends
+        if not self._has_subscriptions and all(self._context.age_ms(path) >= patience * 1000 for path in waited):
+            return self._set_aside(file, "unroutable", {})
         return self._hold(f"no selector takes it; {unroutable_after(patience)}")
 
     def _set_aside(self, file: MessageFile, reason: str, details: dict[str, object]) -> bool:

@@ -32,8 +32,6 @@ from dropq.storage.watch import Watch
 
 log = logging.getLogger("dropq")
 
-#: How the file of a selector ends, behind a dot in front, while what it moved returns.
-REMOVED = ".removed"
 #: Seconds for which a command waits until all has returned.
 PATIENCE = 10.0
 
@@ -185,13 +183,14 @@ def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> b
 
 
 def _removed(context: QueueContext, name: str) -> str:
-    return f"{context.layout.selectors}/.{name}{REMOVED}"
+    return f"{context.layout.selectors}/.{name}{selectors.REMOVED}"
 
 
 def removed_in(context: QueueContext) -> list[str]:
     """Return the names of the selectors that are being removed."""
-    found = reading.names_in(context.layout.selectors)
-    return sorted(file[1 : -len(REMOVED)] for file in found if file.startswith(".") and file.endswith(REMOVED))
+    end = selectors.REMOVED
+    found = (file for file in reading.names_in(context.layout.selectors) if file[0] == "." and file.endswith(end))
+    return sorted(file[1 : -len(end)] for file in found)
 
 
 def finish_removed(context: QueueContext) -> int:
@@ -204,10 +203,7 @@ def finish(context: QueueContext, name: str) -> bool:
     content = reading.read_small(_removed(context, name))
     if content is None:
         return True  # RACE: another process finished it
-    try:
-        token = files.parse(name, content, name, queue=context.name).token
-    except ConfigError:
-        token = ""  # it took nothing
+    token = files.token_in(content)  # also of a file that was broken since
     if credits.queue_of(context.root.layout, token) != (context.name, name):
         token = ""  # the file is a copy of another selector's, and took nothing under that token
     for key in credits.spent(context.layout, token) if token else ():

@@ -23,6 +23,7 @@ from dropq.queue.offers import UNTOUCHED, Offers
 from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.looks import Looks
 from dropq.routing.mover import Mover
+from dropq.routing.registry import finish_removed
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
@@ -96,16 +97,22 @@ class Router:
             self.moved = self._distributor.routed
             return
         self._looks_at = 0.0
-        if not self._may_move():
-            return
+        may_move = self._may_move()
         known = self._mover.selectors
         with self._context.error_context(UNTOUCHED):
-            may_take = not known.in_use or known.may_take
-            if not may_take:
+            if known.are_removed:
+                finish_removed(self._context)
+            if known.are_removed or (may_move and known.out_of_credit):
                 self._looks.run()
-        if not may_take and self._may_rest():
+            may_take = not known.in_use or known.may_take
+        if not may_move or (not may_take and self._may_rest()):
             return
         self._look_at_each(stopped)
+
+    def find_credits(self) -> int:
+        """Return how many credits without a message were found and removed: this looks twice, a second apart."""
+        with self._context.error_context(UNTOUCHED):
+            return self._looks.run_twice() if self._mover.selectors.out_of_credit else 0
 
     def _look_at_each(self, stopped: Callable[[], bool]) -> None:
         offers, listings = self._offers, self._offers.listings
@@ -203,4 +210,6 @@ def route(context: QueueContext, *, sweep: SweepOnTheWay | None) -> dict[str, in
     """
     router = Router(context, sweep=sweep)
     router.one_pass()
+    if router.find_credits():
+        router.one_pass()
     return dict(router.moved + router.selected)

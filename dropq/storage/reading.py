@@ -375,6 +375,7 @@ def open_below(folder: str, *names: str) -> int | None:
             os.close(fd)
         if isinstance(error, FileNotFoundError):
             return None
+        error.filename = "/".join((folder, *names))
         raise
     return fd
 

@@ -194,7 +194,7 @@ class QuickSweep:
 
             with _passing_over(self._context, SweepReport(), self._context.layout.selectors):
                 router = self._router = self._router or Router(self._context, sweep=None)
-                router.one_pass()
+                router.one_pass(lambda: time.monotonic() >= now + SLICE)
         took = time.monotonic() - now
         self._selects_at = now + max(self._timing.sweep_interval, self._timing.sweep_share * took)
 
