@@ -268,7 +268,7 @@ def stale(looks: int) -> Plant:
 
 
 def unwatchable(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.storage.watch._events", lambda folder, wake: None)
+    monkeypatch.setattr("dropq.storage.watch._events", lambda *arguments: None)
 
 
 def without_events(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
