@@ -51,7 +51,7 @@ def graph(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show how messages go from queue to queue, and what is stuck and why.
+    """Show how messages go between queues, and what is stuck.
 
     It shows queues, topics with their subscriptions, views, selectors, routes and dead letters, with the numbers of
     messages, and how many credits of each selector are free. On a terminal it is a tree. Elsewhere it is a line for

@@ -232,6 +232,12 @@ KINDS: Mapping[str, Kind] = {
         "the route takes nothing: the next route, or a consumer, gets its messages",
         "correct it, or remove {in_use}",
     ),
+    "unusable-selector": Kind(
+        "folders",
+        "warning",
+        "the selector takes nothing, at least by routers of this user: its messages wait, or a consumer gets them",
+        "correct its file, which `dropq config check` examines, or give this user rwx on the folder",
+    ),
     "not-tried": Kind("probe", "warning", "the check did not finish", "remove the cause, then run the doctor again"),
 }
 

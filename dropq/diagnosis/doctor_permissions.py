@@ -12,10 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import pairwise
 
+from dropq.config.selectors import Selector
+from dropq.diagnosis import selector_checks
 from dropq.diagnosis.doctor_checks import Probe, refusal
 from dropq.format.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.policies import routes
+from dropq.policies import routes, selectors
+from dropq.queue.open_queue import find_layout
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -75,6 +78,7 @@ def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
         if "receive" in own:
             _report_sticky_folders(probe, writable)
             _report_routes(probe, context)
+            _report_selectors(probe, context)
         if "look" in own:
             _report_unreadable_bodies(probe, context)
         roles |= own | ({"receive"} if _is_consumer(layout, unwritten) else set())
@@ -206,6 +210,31 @@ def _report_routes(probe: Probe, context: QueueContext) -> None:
     closed = [route for route in in_use if not os.access(route.folder, os.W_OK | os.X_OK)]
     for name, why in {**unusable, **{route.name: f"{_user()} {_NOT_MADE}" for route in closed}}.items():
         probe.report("unusable-route", f"route {name} is in use: {why}", f"{context.layout.routing}/{name}")
+
+
+def _report_selectors(probe: Probe, context: QueueContext) -> None:
+    """Report the selectors that take nothing, also because this user may not write where they need it."""
+    found, problems = selectors.read(context)
+    for path in sorted({selector_checks.file_of(context, problem) for problem in problems}):
+        first = next(problem for problem in problems if selector_checks.file_of(context, problem) == path)
+        probe.report("unusable-selector", first, path)
+    for one in found:
+        why = selector_checks.why_missing(context, one)
+        if not why and (closed := _closed_to(context, one)):
+            why = f"{_user()} may not write {closed}"
+        if why:
+            probe.report("unusable-selector", f"selector {one.name}: {why}", selectors.path_of(context, one.name))
+
+
+def _closed_to(context: QueueContext, selector: Selector) -> str:
+    """Return a folder in which a router of this user may make no file, and needs it; "" if there is none."""
+    needed = []
+    if selector.to is not None and (goal := find_layout(context.root.layout.path, selector.to)) is not None:
+        needed.append(goal.target)
+    if selector.credit is not None:
+        has_token = bool(selector.token)
+        needed.append(f"{context.layout.credits}/{selector.token}" if has_token else context.root.layout.tokens)
+    return next((path for path in map(_nearest, needed) if not os.access(path, os.W_OK | os.X_OK)), "")
 
 
 def _report_unreadable_bodies(probe: Probe, context: QueueContext) -> None:

@@ -313,7 +313,7 @@ class _Snapshot:
     def _selector_reasons(self) -> Iterator[Reason]:
         """Yield which selectors can take nothing, and which removed ones are not finished."""
         for why in selector_checks.unusable(self._context):
-            yield Reason("selector", f"a selector takes nothing: {why}; or remove its file")
+            yield Reason("selector", f"a selector takes nothing: {why}; correct its file, or remove it")
         ages = selector_checks.removal_ages(self._context, self._now)
         yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
 

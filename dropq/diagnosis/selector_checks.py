@@ -45,7 +45,7 @@ def problems_of(root: RootContext, name: str) -> list[tuple[str, str]]:
         if one.to is None:
             continue
         if missing := why_missing(context, one):
-            listed.append((path, f"{path}: to: {missing}"))
+            listed.append((path, f"{path}: to: {missing}: make it, or correct the address"))
         elif ring := circle(context.root, context.name, one):
             listed.append((path, f"{path}: to: messages would go round: {' -> '.join(ring)}"))
     return listed
@@ -93,7 +93,7 @@ def why_missing(context: QueueContext, selector: Selector) -> str:
     """Return that the queue is missing which a selector sends to; "" if it is there, or the selector has none."""
     if selector.to is None or find_layout(context.root.layout.path, selector.to) is not None:
         return ""
-    return f"{selector.to} is missing: make it, or correct the address"
+    return f"{selector.to} is missing"
 
 
 # -- health --------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def note_unlocked(context: QueueContext, client_id: str) -> None:
 def keep(context: QueueContext) -> None:
     """Note that a queue has a selector or a named subscription, so that nothing destroys it now."""
     if not reading.exists(context.layout.kept):
+        context.storage.make_folder(context.layout.private)  # a DropboxMQ makes queues without it
         context.storage.touch(context.layout.kept)
     if reading.exists(context.layout.alone):
         context.storage.unlink(context.layout.alone)

@@ -268,7 +268,7 @@ def stale(looks: int) -> Plant:
 
 
 def unwatchable(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dropq.storage.watch._events", lambda folder, wake: None)
+    monkeypatch.setattr("dropq.storage.watch._events", lambda *arguments: None)
 
 
 def without_events(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +349,14 @@ def route_without_a_folder(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Non
     (base(queue) / "routing" / "hi.in-use").touch()
 
 
+def selector(text: str) -> Plant:
+    def plant(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        Path(queue.layout.selectors).mkdir()
+        Path(queue.layout.selectors, "on.toml").write_text(text)
+
+    return plant
+
+
 def view_on(topic: str) -> Plant:
     def plant(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
         queue.root.create_queue("view", underlying_topic=topic)
@@ -414,6 +422,8 @@ PLANTED: list[tuple[str, Plant]] = [
     ("folders", nothing),
     ("sticky-folder", sticky),
     ("unusable-route", route_without_a_folder),
+    ("unusable-selector", selector('to = "gone"\n')),
+    ("unusable-selector", selector('to = "q"\n')),
     ("foreign-group", of_readers),
     ("not-tried", refusing("write_new", errno.EIO, "/replace/")),
 ]
@@ -496,6 +506,21 @@ def test_a_folder_that_this_user_may_not_write_or_list_is_reported(queue: Queue)
         assert closed.path.endswith("/q/error") and said in closed.found
         assert "folders" not in kinds(found)
     (base(queue) / "error").chmod(0o755)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_selector_that_sends_to_a_queue_in_which_this_user_may_not_write_is_reported(queue: Queue) -> None:
+    goal = queue.root.create_queue("goal")
+    queue.add_selector("on", to="goal")
+    assert "unusable-selector" not in kinds(unprivileged(lambda: doctor(reopened(queue).root.context)))
+    closed = Path(goal.layout.target)
+    closed.chmod(0o555)
+    try:
+        found = unprivileged(lambda: doctor(reopened(queue).root.context, queues=["q"]))
+    finally:
+        closed.chmod(0o755)
+    (told,) = (one for one in found if one.kind == "unusable-selector")
+    assert told.path.endswith("/q/selectors/on.toml") and f"may not write {closed}" in told.found
 
 
 @pytest.mark.usefixtures("plain")

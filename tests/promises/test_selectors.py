@@ -6,6 +6,7 @@ The scenario of two selectors with one credit each follows "Internal accounting"
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -252,6 +253,17 @@ def test_a_selector_file_that_is_removed_by_hand_returns_nothing(root: Root) -> 
     Path(source.layout.selectors, "on.toml").unlink()
     assert take(goal) == "a"
     assert source.route() == {}
+
+
+def test_a_queue_that_a_dropboxmq_made_can_have_selectors(root: Root) -> None:
+    goal = root.create_queue("goal")
+    source = root.create_queue("source", dropboxmq=True)
+    shutil.rmtree(source.layout.private)
+    source = root.queue("source")
+    source.add_selector("on", to="goal")
+    source.send("a")
+    assert source.route() == {"on": 1}
+    assert bodies(goal) == ["a"]
 
 
 # -- copy ----------------------------------------------------------------------------------------------------------
