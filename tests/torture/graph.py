@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +26,7 @@ from helpers import until
 
 from dropq import LeaseLost, Message, Queue, Root, Unavailable
 from dropq.policies.lock import PolicyLock
-from dropq.routing import Router, Serving, looks, registry
+from dropq.routing import Router, Routers, Serving, looks, registry
 from dropq.upkeep.sweep import QuickSweep
 from torture.account import body, look, name_of
 from torture.graph_cases import CASES, OTHERS, SETTINGS, Books, GraphCases, Setting
@@ -49,7 +50,8 @@ EDGES: tuple[tuple[str, str, str, int, dict[str, str]], ...] = (
     ("meet", "on", "end", 5, {}),
 )
 QUEUES = ("start", "left", "right", "meet", "end", "nowhere")
-ROUTERS = ("start", "start", "start", "left", "left", "right", "meet", "meet")
+#: The queues that have routers; two routers serve the whole root.
+ROUTERS = ("start", "start", "left", "left", "right", "meet", "", "")
 CONSUMERS = ("end", "end", "end", "end", "end", "end", "meet", "left")
 #: Who takes part.
 ROLES = (
@@ -226,9 +228,7 @@ def play(role: str, name: str, folder: Path, seed: str) -> None:
             notes.write(f"{words}\n")
 
         if part == "route":
-            context = root.queue(queue).context
-            sweep = QuickSweep(context, routes=False) if chance.random() < 0.5 else None
-            Serving(Router(context, sweep=sweep), context.timing).run(lambda: False)
+            Serving(_router(root, queue, chance), root.context.timing).run(lambda: False)
         if part == "send":
             _send(root.queue("start"), name, chance, note)
         while True:
@@ -241,6 +241,15 @@ def play(role: str, name: str, folder: Path, seed: str) -> None:
             else:
                 _consume(root.queue(queue), chance, note)
             time.sleep(chance.uniform(0, 0.1))
+
+
+def _router(root: Root, queue: str, chance: random.Random) -> Router | Routers:
+    """Return the router of a queue, or of the whole root."""
+    sweep = partial(QuickSweep, routes=False)
+    if not queue:
+        return Routers(root.context, sweep=sweep)
+    context = root.queue(queue).context
+    return Router(context, sweep=sweep(context) if chance.random() < 0.5 else None)
 
 
 def _send(start: Queue, name: str, chance: random.Random, note: Callable[[str], None]) -> None:
