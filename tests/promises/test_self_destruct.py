@@ -143,6 +143,15 @@ def test_a_queue_without_self_destruct_stays(root: Root, clock: Clock) -> None:
     assert queue.exists() and not Path(queue.layout.alone).exists()
 
 
+def test_a_queue_stays_whose_file_says_no_by_the_time(root: Root, clock: Clock) -> None:
+    queue = served(root)
+    queue.sweep()
+    clock.advance(61)
+    Path(queue.layout.config_file).write_text("self_destruct = false\n")
+    assert queue.config.self_destruct and queue.sweep().destroyed == 0
+    assert queue.exists()
+
+
 def test_the_period_is_the_queues_own(root: Root, clock: Clock) -> None:
     queue = served(root, self_destruct_after="1h")
     sweep_twice(root, clock, 3590)
@@ -619,6 +628,14 @@ def test_neither_a_topic_nor_a_subscription_destroys_itself(root: Root) -> None:
         with pytest.raises(ConfigError, match="self_destruct = true: only a queue can destroy itself"):
             root.queue("news" if file != audit.layout.config_file else audit.name).counts()
         Path(file).unlink()
+
+
+def test_the_dead_letter_queue_does_not_destroy_itself_by_default(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "root")
+    with open(root.layout.config_file, "a") as file:
+        file.write("self_destruct = true\n")
+    root = Root(root.path)
+    assert root.create_queue("q").config.self_destruct and not root.queue("letters").config.self_destruct
 
 
 def test_a_default_of_the_root_holds_for_queues_and_not_for_topics(tmp_path: Path) -> None:
