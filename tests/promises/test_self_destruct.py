@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from children import in_child, killed_at_each_call
+from filelock import FileLock
 from helpers import FRESH, Clock, drop, names_in, private, take, timed, until, where
 
 from dropq import ConfigError, NoSuchQueue, Queue, Root
@@ -417,6 +418,29 @@ def test_what_comes_just_before_the_rename_brings_the_queue_back(
     elif comes == "a job":
         root.sweep()
         assert there(root) == ["letters"] and [body for body, _, _ in letters(root)] == [b"a", b"row"]
+
+
+def test_a_subscription_that_begins_as_its_queue_goes_leaves_no_folder_in_its_place(
+    root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = served(root)
+    queue.send(b"a")
+    root.sweep()
+    clock.advance(61)
+    lock = FileLock.acquire
+
+    def after_the_end(self: FileLock, *args: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(FileLock, "acquire", lock)
+            Path(queue.layout.alone).touch()  # RACE: a sweep found it alone before the subscription was noted
+            os.utime(queue.layout.alone, (0, 0))
+            root.queue("service").sweep()
+        return lock(self, *args, **options)
+
+    monkeypatch.setattr(FileLock, "acquire", after_the_end)
+    with pytest.raises(NoSuchQueue, match="queue service is not there any more"):
+        queue.subscribe(client_id="worker", named=True)
+    assert there(root) == ["letters"] and letters(root) == [(b"a", "service", "self_destruct")]
 
 
 def test_a_new_queue_of_its_name_is_not_taken_for_it(root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
