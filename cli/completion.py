@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from typer._click.shell_completion import CompletionItem as Item
 from typer._click.shell_completion import ShellComplete, add_completion_class
 
+from dropq.config.selectors import OPERATIONS, ROLES
 from dropq.errors import DropqError
 from dropq.format.addresses import SubscriptionName
 from dropq.format.layout import ALL_STATES, UNSETTLED
@@ -75,8 +76,10 @@ def _topics(ctx: Any) -> Iterator[str]:
     return (name for name in names if (layout := find_layout(str(root.path), name)) is not None and layout.is_topic)
 
 
-def _subscriptions(ctx: Any) -> Iterator[str]:
-    """Offer the names of a topic's subscriptions, where one is to be removed."""
+def _removable(ctx: Any) -> Iterator[str]:
+    """Offer the names of a queue's selectors, or of a topic's subscriptions, where one is to be removed."""
+    if ctx.command.name == "rm":
+        return (selector.name for selector in _queue(ctx).selectors())
     if ctx.command.name != "unsubscribe":
         return iter(())
     topic = _root(ctx).topic(unescape(ctx.params.get("name") or ""))
@@ -121,7 +124,9 @@ _OFFERS: dict[str, Callable[[Any], Iterable[str]]] = {
     "QUEUE": _queues,
     "TO": _queues,
     "TOPIC": _topics,
-    "NAME": _subscriptions,
+    "NAME": _removable,
+    "OP": lambda ctx: OPERATIONS,
+    "ROLE": lambda ctx: ROLES,
     "ID": _ids,
     "RECEIPT": _receipts,
     "KEY": _keys,

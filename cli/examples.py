@@ -1,5 +1,5 @@
 """An example or two for the help of each command. The tests run them in a root with the queues orders
-and invoices, and the topic news, which has the subscription archive of the client hq."""
+and invoices, which has the selector back, and the topic news, which has the subscription archive of the client hq."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "show": ("dropq show orders report.csv",),
     "cat": ("dropq cat orders report.csv",),
     "tail": ("dropq tail orders -n 3", "dropq tail -f orders --state error --filter 'JMSXDeliveryCount > 1'"),
+    "graph": ("dropq graph", "dropq graph --format mermaid"),
     "send": (
         "echo '{\"item\": 7}' | dropq send orders -p customer=ann --priority 6",
         "dropq send orders *.csv",
@@ -46,11 +47,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq topic unsubscribe news archive --client-id hq --yes",
     ),
     "topic ls": ("dropq topic ls", "dropq topic ls news --json"),
+    "selector": ("dropq selector add orders onward --to invoices --credit 10", "dropq selector ls"),
+    "selector add": (
+        "dropq selector add orders eu --to invoices --filter \"region = 'EU'\" --credit 10",
+        "dropq selector add orders audit --op copy --to invoices",
+        "dropq selector add orders back --op bounce --role default",
+    ),
+    "selector ls": ("dropq selector ls", "dropq selector ls orders --json"),
+    "selector rm": ("dropq selector rm invoices back",),
     "work": (
         "dropq work orders invoices -- wc -c {}",
         "dropq work orders -j 4 --until-empty --timeout 1m -- grep -q item",
     ),
-    "route": ("dropq route orders --once",),
+    "route": ("dropq route orders --once", "dropq route --once"),
     "wait": (
         "dropq wait orders --empty --timeout 1h",
         "dropq wait orders --count 1 --filter 'JMSPriority = 4' --timeout 30s",

@@ -41,11 +41,13 @@ PLAIN = {
     "acked": "its ack came first",
     "filter": "it does not match",
     "route": "it goes elsewhere",
+    "selector": "a selector decides",
     "barrier": "not settled yet",
     "backlog": "the limit is reached",
     "turn": "it is for one consumer",
     "delay": "its time has come",
     "receiver": "a receiver of the topic cannot take it",
+    "transit": "it goes to another file system",
 }
 #: The columns that a narrow terminal does without, the least important first.
 SPARE = ("bytes", "type", "priority", "delivery_count", "timestamp")
@@ -62,7 +64,8 @@ PAUSE = 0.5
 def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
     """List queues, with the number of messages in each state.
 
-    Where messages lie in folders of routing/, `routed` counts them; with --json, for each folder.
+    Where messages lie in folders of routing/, `routed` counts them; with --json, for each folder. `in_transit` counts
+    those on their way to other file systems; with --json, for each queue that they go to.
     """
     shell = Shell(ctx, json)
     records: list[dict[str, object]] = []
@@ -74,7 +77,8 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     if not names:
         shell.check_root()
     code = shell.each(names, count if queues else shell.unless_gone(count))
-    _show_routed(records, as_json=shell.json)
+    for column in ("routed", "in_transit"):
+        _show_elsewhere(records, column, as_json=shell.json)
     columns = tuple(records[0]) if records else ()
     if shell.on_terminal and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
@@ -86,17 +90,18 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
 
 
 def _counted(queue: Queue) -> dict[str, object]:
-    return {"queue": queue.name, **queue.counts(), "routed": queue.routed(), "paused": queue.paused}
+    elsewhere = {"routed": queue.routed(), "in_transit": queue.in_transit()}
+    return {"queue": queue.name, **queue.counts(), **elsewhere, "paused": queue.paused}
 
 
-def _show_routed(records: list[dict[str, object]], *, as_json: bool) -> None:
-    """Leave `routed` out where nothing is. Outside of JSON, sum it over the routes, for all queues or for none."""
-    routed = [cast(dict[str, int], record["routed"]) for record in records]
-    for record, counts in zip(records, routed, strict=True):
-        if not (counts if as_json else any(routed)):
-            del record["routed"]
+def _show_elsewhere(records: list[dict[str, object]], column: str, *, as_json: bool) -> None:
+    """Leave a column out where nothing is in it. Outside of JSON, sum it up, for all queues or for none."""
+    found = [cast(dict[str, int], record[column]) for record in records]
+    for record, counts in zip(records, found, strict=True):
+        if not (counts if as_json else any(found)):
+            del record[column]
         elif not as_json:
-            record["routed"] = sum(counts.values())
+            record[column] = sum(counts.values())
 
 
 def health(

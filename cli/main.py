@@ -21,13 +21,13 @@ from .shell import GlobalOptions
 #: Every command, under the heading that `dropq --help` lists it by, with the module that has it.
 COMMANDS = {
     "Set-up": dict.fromkeys(("init", "create", "delete", "doctor", "config"), "setup"),
-    "Look": dict.fromkeys(("ls", "health", "browse", "show", "cat", "tail"), "look"),
+    "Look": {**dict.fromkeys(("ls", "health", "browse", "show", "cat", "tail"), "look"), "graph": "graph"},
     "Send and receive": {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),
         **dict.fromkeys(("work", "wait"), "working"),
         "route": "routing",
     },
-    "Topics": {"topic": "topics"},
+    "Topics and selectors": {"topic": "topics", "selector": "selectors"},
     "Repair": dict.fromkeys(
         ("requeue", "replay", "move", "expire", "purge", "pause", "resume", "sweep", "prune", "fsck"), "repair"
     ),

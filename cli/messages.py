@@ -501,6 +501,7 @@ def receive(
     """
     shell = Shell(ctx, json)
     queue = shell.queue(name)
+    shell.warn_of_topic(queue)
     period = lease_of(queue, lease)
     printed: list[str | None] = []
     with (

@@ -140,8 +140,8 @@ def requeue(
     """Bring messages back into target/, as if they were new.
 
     Their counters start again, and their expirations are dropped. With --to-origin, each dead letter goes back to the
-    queue that it came from, usually with --state target. A letter stays when that queue is missing, and so does a
-    message that is no dead letter.
+    queue that it came from, usually with --state target. A letter stays when that queue is missing, and so do messages
+    that are no dead letters.
     """
     from dropq.upkeep import bulk
 

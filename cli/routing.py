@@ -1,48 +1,70 @@
-"""The command that serves the routes of a queue, and distributes what is published to a topic."""
+"""The command that serves routes and selectors, of a queue or of the root, and distributes what is published."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from . import output
-from .options import Json, QueueName
+from .options import Json, QueueOrRoot
 from .output import NEGATIVE, OK
 from .shell import Shell, despite_closed_stdout
+
+#: The columns of `route`.
+COLUMNS = ("queue", "kind", "name", "moved")
 
 
 def route(
     ctx: typer.Context,
-    name: QueueName,
-    once: Annotated[bool, typer.Option("--once", help="End after one pass over the queue.")] = False,
+    name: QueueOrRoot = None,
+    once: Annotated[bool, typer.Option("--once", help="End after one pass.")] = False,
     json: Json = False,
 ) -> int:
-    """Serve the routes of a queue, or distribute what is published.
+    """Serve routes and selectors, and distribute what is published.
 
-    Consumers move what a route takes by themselves. This does it where nobody consumes; the rest stays in target/. In a
-    topic it also gives each receiver its copy of what scripts publish, as consumers of the receivers do. It runs until
-    a SIGTERM, SIGHUP or Ctrl-C, and then prints how many messages went to which route.
+    Consumers move what a route takes by themselves. This does it where nobody consumes, and carries on what selectors
+    take; the rest stays in target/. In a topic it also gives each receiver its copy of what scripts publish, as
+    consumers of the receivers do. Without QUEUE it serves all of the root, also what is made later.
 
-    Exits with 1 when a route is in use that cannot be used; the warning says why.
+    It runs until a SIGTERM, SIGHUP or Ctrl-C, and then prints how many messages each route and selector took. Exits
+    with 1 when one of them cannot be used, or a queue of the root cannot be served; the warning says why.
     """
-    from dropq.policies.routes import examine
-    from dropq.routing import Router
+    from dropq.routing import Router, Routers, Serving
+    from dropq.routing.serve import Taken
     from dropq.upkeep.sweep import QuickSweep
     from dropq.worker.loop import Stop, stop_on_signals
 
     shell = Shell(ctx, json)
-    context = shell.queue(name).context
-    router = Router(context, sweep=QuickSweep(context, routes=False))
-    with despite_closed_stdout(), stop_on_signals(Stop()) as stop, stop.waking(router.wake):
+    sweep = partial(QuickSweep, routes=False)
+    served: Router | Routers
+    if name is None:
+        shell.check_root()
+        served = Routers(shell.root.context, sweep=sweep)
+    else:
+        queue = shell.queue(name)
+        served = Router(queue.context, sweep=sweep(queue.context))
+    serving = Serving(served, shell.root.context.timing)
+    with despite_closed_stdout(), stop_on_signals(Stop()) as stop, stop.waking(serving.wake):
         try:
             if once:
-                router.one_pass(lambda: stop.asked)
+                served.one_pass(lambda: stop.asked)
             else:
-                router.run(lambda: stop.asked)
+                serving.run(lambda: stop.asked)
         finally:  # whatever ends it, this is done
-            moved = [{"route": name, "moved": count} for name, count in sorted(router.moved.items())]
-            shell.show(moved, ("route", "moved"))
-            distributed = f" distributed={router.distributed}" if context.layout.is_topic else ""
-            output.note(f"routed={router.moved.total()}{distributed}")
-    return NEGATIVE if examine(context)[1] else OK
+            taken = served.taken if isinstance(served, Routers) else {queue.name: Taken(served.moved, served.selected)}
+            shell.show(
+                (
+                    {"queue": address, "kind": kind, "name": name, "moved": count}
+                    for address, took in sorted(taken.items())
+                    for kind, counts in (("route", took.routes), ("selector", took.selectors))
+                    for name, count in sorted(counts.items())
+                    if count
+                ),
+                COLUMNS,
+            )
+            routed = sum(took.routes.total() for took in taken.values())
+            selected = sum(took.selectors.total() for took in taken.values())
+            output.note(f"routed={routed} selected={selected} distributed={served.distributed}")
+    return NEGATIVE if served.has_unusable else OK

@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from errno import EACCES
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from dropq.errors import InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
-from dropq.format.layout import ROUTES_FILE
+from dropq.format.layout import ALL_STATES, ROUTES_FILE
 from dropq.lifecycle.known_queues import topics
 
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Settings, Yes
 from .output import CONFIGURATION, NEGATIVE, OK, Record, escape, unescape
 from .parsing import Command, group
-from .shell import GlobalOptions, Shell, UsageError, in_states, report_open
+from .shell import GlobalOptions, Shell, UsageError, contents, in_states, report_open
 
 if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
@@ -128,9 +128,9 @@ def _diagnosis_text(diagnosis: Diagnosis, root: str) -> str:
     return "\n".join(filled)
 
 
-def options_of(settings: Sequence[str] | None) -> dict[str, object]:
+def options_of(settings: Sequence[str] | None) -> dict[str, Any]:
     """Return the options that `--set` names, by key."""
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     for setting in settings or ():
         key, equals, text = setting.partition("=")
         if not equals or not key:
@@ -171,11 +171,10 @@ def delete(
         raise NoSuchQueue(str(error).partition(", `dropq create")[0]) from error
     if queue.layout.is_topic:
         refuse_subscriptions(shell.root.context, queue.context)
-    counts, routed = queue.counts(), queue.routed()
-    held = {**counts, **{f"routing/{name}": count for name, count in routed.items()}}
-    listed = in_states(held)
+    counts = contents(queue)
+    listed = in_states(counts)
     if dry_run:
-        refused = not force and (any(counts[state] for state in TO_WORK_ON) or bool(routed))
+        refused = not force and any(counts[state] for state in counts if state in TO_WORK_ON or state not in ALL_STATES)
         shell.line({"queue": queue.name, "refused": refused, **counts}, ("queue",))
         output.note(f"{'would be refused without --force' if refused else 'would be deleted'}: {listed}")
         return NEGATIVE if refused else OK
@@ -226,25 +225,35 @@ def config_check(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check configuration files, and each routing.properties, and print every problem.
+    """Check configuration files, each routing.properties and each selector, and print every problem.
 
     Exits with 78 when there is a problem.
     """
-    from dropq.config.load import check_file
-    from dropq.policies import routes
+    from dropq.diagnosis import selector_checks
 
     shell = Shell(ctx, json)
     checked = files or list(_config_files(shell))
-
-    problems = [
-        {"file": file, "problem": problem}
-        for file in checked
-        for problem in (routes.check_file if os.path.basename(file) == ROUTES_FILE else check_file)(file)
-    ]
+    found = [(file, problem) for file in checked for problem in _check_of(file)(file)]
+    if not files:  # in their queues, which other queues may belong to
+        for queue in shell.root.queues():
+            checked += selector_checks.files_of(shell.root.context, queue.name)
+            found += selector_checks.problems_of(shell.root.context, queue.name)
+    problems = [{"file": file, "problem": problem} for file, problem in found]
     shell.show(problems, ("problem",))
     if not problems:
         output.note(f"{len(checked)} files checked, no problem found")
     return CONFIGURATION if problems else OK
+
+
+def _check_of(file: str) -> Callable[[str], list[str]]:
+    """Return what checks a file, by its name and its folder's."""
+    from dropq.config.load import check_file
+    from dropq.diagnosis import selector_checks
+    from dropq.policies import routes
+
+    if os.path.basename(file) == ROUTES_FILE:
+        return routes.check_file
+    return selector_checks.check_file if selector_checks.is_selector_file(file) else check_file
 
 
 def _config_files(shell: Shell) -> Iterator[str]:

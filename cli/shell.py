@@ -22,6 +22,7 @@ import typer
 from dropq.errors import DropqError, NoSuchQueue, StorageError
 from dropq.format.layout import RootLayout
 from dropq.format.names import is_temporary
+from dropq.lifecycle.known_queues import subscription_folders
 
 from . import output
 from .output import NEGATIVE, OK, Record, unescape
@@ -89,6 +90,14 @@ class Shell:
         queue = self.root.queue(unescape(name))
         _ = queue.layout  # opened here, so that its errors are reported once
         return queue
+
+    def warn_of_topic(self, queue: Queue) -> None:
+        """Warn that a consumer takes what is published to a topic away from its subscriptions, if it has any."""
+        if queue.layout.is_topic and (found := sorted(subscription_folders(self.root.layout, queue.name))):
+            output.note(
+                f"warning: no subscription of topic {queue.name} gets what is taken here: did you mean to receive from "
+                f"{queue.name}/{found[0]}?"
+            )
 
     def check_root(self) -> None:
         """Refuse a directory that has neither a dropq.toml nor a queue: it is hardly the root that was meant.
@@ -295,6 +304,12 @@ def report_open(found: Iterable[Diagnosis | Finding], code: int = OK) -> int:
 def in_states(counts: Mapping[str, int]) -> str:
     """Write how many messages are in which state."""
     return ", ".join(f"{count} in {state}" for state, count in counts.items() if count) or "no messages"
+
+
+def contents(queue: Queue) -> dict[str, int]:
+    """Return how many messages are in each state of a queue, in folders of routing/, and on the way to other disks."""
+    routed = {f"routing/{name}": count for name, count in queue.routed().items()}
+    return {**queue.counts(), **routed, **{f"transit to {goal}": count for goal, count in queue.in_transit().items()}}
 
 
 def how_many(count: int, total: int | None, done: str) -> str:

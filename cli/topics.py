@@ -5,7 +5,7 @@ A topic and a subscription are queues: every other command takes their addresses
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ import typer
 
 from dropq.errors import Unavailable
 from dropq.format.addresses import SubscriptionName
+from dropq.format.layout import NO_LOCAL
 from dropq.queue.open_queue import find_layout
 from dropq.storage.reading import exists
 
@@ -21,7 +22,7 @@ from .options import DryRun, Json, Quiet, Settings, TopicName, Yes, duration
 from .output import OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
 from .setup import options_of
-from .shell import Shell, in_states
+from .shell import Shell, contents, in_states
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -121,7 +122,8 @@ def subscribe(
         typer.Option(
             "--recovery-point",
             metavar="POINT",
-            help="Begin in the topic's processed/: at an ISO 8601 time, an id, creation or epoch.",
+            help="Begin in the topic's processed/: at epoch, now, creation, a generated id, or an ISO 8601 date or "
+            "time.",
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -143,17 +145,17 @@ def subscribe(
     if filter is not None:
         check_chooses(filter)
         compile_filter(filter)
-    gone = [shell.root.queue(address) for address in replaced_by(topic._context, wanted, filter)]
+    gone = _contents(map(shell.root.queue, replaced_by(topic._context, wanted, filter)))
     address = f"{topic.name}/{wanted.folder}"
     if dry_run:
         there = not gone and find_layout(str(shell.root.path), address) is not None
-        output.note(f"{'is there already' if there else 'would be made'}: {address}")
-        return _report_removal(shell, gone)
-    _confirm(shell, gone, yes=yes)
+        _report_removal(shell, gone, address)
+        return output.note(f"{'is there already' if there else 'would be made'}: {address}")
+    differs = "; ".join(f"{name} is there already, {_difference(name, address)}" for name in gone)
+    why = f"{differs}. Subscribing again removes it with its messages, and makes a new one."
+    has_messages = _confirm(shell, gone, why, yes=yes)
     with _in_use():
-        made = topic.create_subscription(
-            wanted.name, client_id=wanted.client_id, filter=filter, no_local=no_local, recovery_point=recovery_point
-        )
+        made = topic._made(wanted, filter, recovery_point, durable=True, force=has_messages)
     shell.line({"queue": made.name, "path": made.layout.home}, ("queue",))
 
 
@@ -169,35 +171,62 @@ def unsubscribe(
 ) -> None:
     """Remove a durable subscription, with its messages.
 
-    It asks if the subscription has any message, also in processed/. While a consumer uses it, it stays (75).
+    It asks if the subscription has any message, also in processed/ or in the folder of a route. While a consumer uses
+    it, it stays (75).
     """
     shell = Shell(ctx, json)
     topic = shell.root.topic(unescape(name))
     subscription, client_id = unescape(subscription), unescape(client_id)
-    gone = topic._found(subscription, client_id)
+    gone = _contents(topic._found(subscription, client_id))
     if dry_run:
         return _report_removal(shell, gone)
-    listed = _confirm(shell, gone, yes=yes)
+    has_messages = _confirm(shell, gone, yes=yes)
     with _in_use():
-        topic.unsubscribe(subscription, client_id=client_id)
-    for line in listed:
+        topic.unsubscribe(subscription, client_id=client_id, force=has_messages)
+    for line in _lines(gone):
         output.note(f"subscription {line} is removed")
 
 
-def _confirm(shell: Shell, gone: Iterable[Queue], *, yes: bool) -> list[str]:
-    """Ask before subscriptions are removed that have messages; return each, with what it has."""
-    counted = [(queue.name, queue.counts()) for queue in gone]
-    lines = [f"{name} ({in_states(counts)})" for name, counts in counted]
-    if any(any(counts.values()) for _, counts in counted):
-        shell.confirm(f"Remove subscription {' and '.join(lines)}?", yes=yes)
-    return lines
+def _contents(queues: Iterable[Queue]) -> dict[str, dict[str, int]]:
+    """Return what each subscription has that is to be removed, by its address."""
+    return {queue.name: contents(queue) for queue in queues}
 
 
-def _report_removal(shell: Shell, gone: Iterable[Queue]) -> None:
-    for queue in gone:
-        counts = queue.counts()
-        shell.line({"queue": queue.name, **counts}, ("queue",))
-        output.note(f"would be removed: {in_states(counts)}")
+def _lines(gone: Mapping[str, Mapping[str, int]]) -> list[str]:
+    return [f"{name} ({in_states(counts)})" for name, counts in gone.items()]
+
+
+def _confirm(shell: Shell, gone: Mapping[str, Mapping[str, int]], why: str = "", *, yes: bool) -> bool:
+    """Ask before subscriptions are removed that have messages; return whether any has.
+
+    Args:
+        shell: asks.
+        gone: the subscriptions, with what each has.
+        why: why they are removed, where that was not what the command said.
+        yes: do not ask.
+    """
+    has_messages = any(any(counts.values()) for counts in gone.values())
+    if has_messages:
+        question = f"Remove subscription {' and '.join(_lines(gone))}?"
+        shell.confirm(f"{why} {question}" if why else question, yes=yes)
+    return has_messages
+
+
+def _report_removal(shell: Shell, gone: Mapping[str, Mapping[str, int]], wanted: str = "") -> None:
+    """Report which subscriptions would be removed; `wanted` is the address of the one that would replace them."""
+    for (name, counts), line in zip(gone.items(), _lines(gone), strict=True):
+        shell.line({"queue": name, **counts}, ("queue",))
+        why = f", as it is there {_difference(name, wanted)}" if wanted else ""
+        output.note(f"would be removed: {line}{why}")
+
+
+def _difference(found: str, wanted: str) -> str:
+    """Return in what a subscription differs from the one that is to be made under its name; both are addresses."""
+    if found == wanted:
+        return "with another filter"
+    if found.partition("/")[0] != wanted.partition("/")[0]:
+        return "in another topic"
+    return "without --no-local" if wanted.endswith(NO_LOCAL) else "with --no-local"
 
 
 @contextmanager

@@ -82,6 +82,8 @@ def work(
         raise UsageError("give -q or -v, not both")
     shell = Shell(ctx, json)
     queues = [shell.queue(name) for name in names]
+    for queue in queues if not quiet else ():
+        shell.warn_of_topic(queue)
     with ExitStack() as stack:
         stack.enter_context(despite_closed_stdout())
         handler = stack.enter_context(Command(command, timeout=timeout))

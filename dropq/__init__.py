@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dropq.api import Queue, Root, Topic
+    from dropq.api import Queue, Root, Topic, route
     from dropq.config.selectors import Selector
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.fsck_kinds import Finding
+    from dropq.diagnosis.graph import Graph
+    from dropq.diagnosis.graph_parts import Edge, Node
     from dropq.diagnosis.health import Health, Reason
     from dropq.errors import (
         BacklogReached,
@@ -47,9 +49,11 @@ __all__ = [
     "Diagnosis",
     "DropqError",
     "Duration",
+    "Edge",
     "Explanation",
     "Fail",
     "Finding",
+    "Graph",
     "Halt",
     "Health",
     "InvalidFilter",
@@ -59,6 +63,7 @@ __all__ = [
     "Message",
     "NoSuchMessage",
     "NoSuchQueue",
+    "Node",
     "Outcome",
     "Queue",
     "QueueExists",
@@ -78,6 +83,7 @@ __all__ = [
     "Typed",
     "Unavailable",
     "WorkReport",
+    "route",
     "work",
 ]
 
@@ -86,13 +92,16 @@ _HOMES = {
     "Cancelled": "worker.loop",
     "Diagnosis": "diagnosis.doctor_kinds",
     "Duration": "queue.message",
+    "Edge": "diagnosis.graph_parts",
     "Explanation": "diagnosis.explain",
     "Fail": "worker.loop",
     "Finding": "diagnosis.fsck_kinds",
+    "Graph": "diagnosis.graph",
     "Halt": "worker.loop",
     "Health": "diagnosis.health",
     "Left": "worker.loop",
     "Message": "queue.message",
+    "Node": "diagnosis.graph_parts",
     "Outcome": "upkeep.bulk",
     "Queue": "api",
     "Reason": "diagnosis.health",
@@ -108,6 +117,7 @@ _HOMES = {
     "Topic": "api",
     "Typed": "format.typed",
     "WorkReport": "worker.loop",
+    "route": "api",
     "work": "worker.loop",
 }
 

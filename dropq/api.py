@@ -11,7 +11,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
 from difflib import get_close_matches
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.doctor_kinds import Diagnosis
     from dropq.diagnosis.explain import Explanation
     from dropq.diagnosis.fsck_kinds import Finding
+    from dropq.diagnosis.graph import Graph
     from dropq.diagnosis.health import Health
     from dropq.lifecycle.ephemeral import Holder
     from dropq.queue.subscription import Subscription
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from dropq.upkeep.bulk import Outcome
     from dropq.upkeep.requests import Requesters, Send
     from dropq.upkeep.sweep import SweepReport
+    from dropq.worker.loop import Stop
 
 log = logging.getLogger("dropq")
 
@@ -145,23 +148,27 @@ class Root:
         subscriptions.create_topic(self.context, name, options)
         return self.topic(name)
 
-    def create_queue(self, name: str, *, dropboxmq: bool = False, **options: Any) -> Queue:
+    def create_queue(
+        self, name: str, *, dropboxmq: bool = False, selector: Sequence[Mapping[str, Any]] = (), **options: Any
+    ) -> Queue:
         """Create a queue; it appears complete, by one rename.
 
         Args:
             name: the queue's name.
             dropboxmq: lay it out as DropboxMQ 1.2 does, with its folders in `incoming/`.
+            selector: its selectors, each a table with a name and the arguments of `Queue.add_selector`.
             options: keys of queue.toml, which are written there.
 
         Raises:
             QueueExists: something of that name is there already.
-            InvalidName, ConfigError: the name, or an option, cannot be used; nothing was created.
+            InvalidName, ConfigError: the name, a selector or an option cannot be used; nothing was created.
+            NoSuchQueue: a queue that a selector sends to is not there; nothing was created.
             Unavailable: `underlying_topic` is a regular expression, and RE2 is not installed; nothing was created.
         """
         from dropq.upkeep import queues
 
         names.check_queue_name(name)
-        queues.create(self.context, name, options, dropboxmq=dropboxmq)
+        queues.create(self.context, name, options, dropboxmq=dropboxmq, selector=selector)
         return Queue(self, name)
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:
@@ -248,6 +255,19 @@ class Root:
 
         with error_context("nothing was changed"):
             return list(health_root(self.context, max_age=max_age, max_count=max_count, max_error=max_error))
+
+    def graph(self) -> Graph:
+        """Return the queues of the root, how messages go from one to another, and what is stuck and why.
+
+        Queues that cannot be opened are in it, too. Nothing is changed.
+
+        Raises:
+            StorageError: the root cannot be listed.
+        """
+        from dropq.diagnosis.graph import graph
+
+        with error_context("nothing was changed"):
+            return graph(self.context)
 
     def doctor(self, queues: Iterable[str] | None = None) -> list[Diagnosis]:
         """Report whether the root's file system is fit for dropq, and what this user may do there.
@@ -596,6 +616,17 @@ class Queue(Sender):
         with self.context.error_context("nothing was changed"):
             return routed(self.layout, self.config.ignore)
 
+    def in_transit(self) -> dict[str, int]:
+        """Return the number of messages on their way to each queue on another file system.
+
+        `counts` leaves these out: they have left the queue's states. Any sweep of the queue goes on with what was left
+        on the way.
+        """
+        from dropq.carrier.transfers import in_transit
+
+        with self.context.error_context("nothing was changed"):
+            return in_transit(self.layout)
+
     def counts(self) -> dict[str, int]:
         """Return the number of messages in each state, by one listing of each folder."""
         with self.context.error_context("nothing was changed"):
@@ -694,8 +725,8 @@ class Queue(Sender):
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims; dead
                 letters that go to their origin may lie in target and delayed, too.
             filter: only messages that match it.
-            to_origin: move each dead letter to the queue that it came from; one whose queue is not there stays, and so
-                does what is no dead letter.
+            to_origin: move each dead letter to the queue that it came from, and nothing else; one whose queue is not
+                there stays.
 
         Raises:
             ValueError: messages of that state cannot be requeued.
@@ -1030,8 +1061,8 @@ class Topic:
 
         A durable subscription is a folder, and goes on getting messages while no consumer receives. A later call with
         its name and client id shares it. If that call has another filter, another `no_local` or another topic, it first
-        removes the subscription and its messages, as JMS has it. A subscription that is not durable is for this call
-        alone, and goes when it is closed.
+        removes the subscription and its messages, as JMS has it, unless its routes took messages. A subscription that
+        is not durable is for this call alone, and goes when it is closed.
 
         Args:
             name: the subscription's name.
@@ -1039,14 +1070,15 @@ class Topic:
             filter: only messages that match it come into the subscription.
             durable: keep the subscription, and fill it, while no consumer receives.
             no_local: leave out what is published under the same client id.
-            recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `creation`, an id
-                or an ISO 8601 time; None begins now.
+            recovery_point: where a new subscription begins in what the topic has archived: `epoch`, `now`, `creation`,
+                an id that dropq made, an ISO 8601 date or time; None begins now.
             max_backlog, lease_period: as for `Queue.subscribe`.
 
         Raises:
             NoSuchQueue: there is no such topic.
             InvalidName, InvalidFilter, ConfigError: the name or the filter cannot be used.
             Unavailable: the subscription of before is in use.
+            StorageError: it was not made; or the routes of the subscription of before took messages.
             ValueError: a durable subscription has no client id.
         """
         subscription = self._subscription(name, client_id, no_local=no_local, durable=durable)
@@ -1068,13 +1100,20 @@ class Topic:
             name, client_id, filter, no_local, recovery_point: as for `subscribe`.
 
         Raises:
-            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, ValueError: as of `subscribe`.
+            NoSuchQueue, InvalidName, InvalidFilter, ConfigError, Unavailable, StorageError, ValueError: as of
+                `subscribe`.
         """
         subscription = self._subscription(name, client_id, no_local=no_local, durable=True)
         return self._made(subscription, filter, recovery_point, durable=True)
 
     def _made(
-        self, subscription: SubscriptionName, filter: str | None, recovery_point: str | date | None, *, durable: bool
+        self,
+        subscription: SubscriptionName,
+        filter: str | None,
+        recovery_point: str | date | None,
+        *,
+        durable: bool,
+        force: bool = False,
     ) -> Queue:
         """Return the queue of a subscription, which is made unless it is there as it was asked for."""
         from dropq.topics import subscriptions
@@ -1093,6 +1132,7 @@ class Topic:
             {} if filter is None else {"filter": filter},
             recovery_point=None if recovery_point is None else checked(recovery_point),
             holds=not durable,
+            force=force,
         )
         queue = self.root.queue(address)
         with error_context(f"subscription {address} is made, and what the topic archived comes with the next sweep"):
@@ -1113,22 +1153,24 @@ class Topic:
         unique = secrets.token_hex(3)
         return SubscriptionName(f"{name}-{unique}", client_id or f"{_host()}-{os.getpid()}", no_local)
 
-    def unsubscribe(self, name: str, *, client_id: str | None = None) -> None:
+    def unsubscribe(self, name: str, *, client_id: str | None = None, force: bool = False) -> None:
         """Remove a durable subscription with what it holds; a copy that is on its way ends in the topic's error/.
 
         Args:
             name: the subscription's name.
             client_id: whose it is; None takes the topic object's.
+            force: also remove the messages that its routes took, in its routing/.
 
         Raises:
             NoSuchQueue: there is no such subscription.
             Unavailable: it is in use; nothing was changed.
+            StorageError: its routes took messages, and `force` is false; nothing was changed.
             ValueError: there is no client id.
         """
         from dropq.topics import subscriptions
 
         for queue in self._found(name, client_id):
-            subscriptions.remove(self.root.context, queue.name)
+            subscriptions.remove(self.root.context, queue.name, force=force)
 
     def _found(self, name: str, client_id: str | None) -> list[Queue]:
         """Return the topic's own subscriptions of a name and client: with local messages, without, or both.
@@ -1175,13 +1217,49 @@ class Topic:
         self.close()
 
 
+def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None = None) -> dict[str, dict[str, int]]:
+    """Serve the routes and selectors of every queue and subscription of a root, and distribute what is published.
+
+    It runs until it is asked to stop. A queue that comes later, or gets its first route or selector, is served within a
+    second. A queue that cannot be served, or is deleted, is passed over, with a warning in the log; the others go on.
+    What no route and no selector takes stays in target/. SIGTERM, SIGHUP and Ctrl-C ask to stop, if this is the main
+    thread and the program does not handle them.
+
+    Args:
+        root: the root.
+        once: end after one pass over each queue.
+        stop: asks to stop; a `threading.Event` is seen within a second.
+
+    Returns:
+        How many messages each route and each selector took, by its name, and by the address of its queue.
+
+    Raises:
+        StorageError: the root cannot be listed; what was moved stays moved.
+    """
+    from dropq.routing import Routers, Serving
+    from dropq.upkeep.sweep import QuickSweep
+    from dropq.worker.loop import stop_if_asked
+
+    routers = Routers(root.context, sweep=partial(QuickSweep, routes=False))
+    serving = Serving(routers, root.context.timing)
+    with stop_if_asked(stop) as asked, asked.waking(serving.wake):
+        try:
+            if once:
+                routers.one_pass(lambda: asked.asked)
+            else:
+                serving.run(lambda: asked.asked)
+        finally:
+            routers.close()
+    return {address: dict(taken.routes + taken.selectors) for address, taken in routers.taken.items() if any(taken)}
+
+
 def _remove(root: Root, layout: QueueLayout, holder: Holder) -> None:
     """Remove the subscription of a holder that ends."""
     from dropq.topics import subscriptions
 
     holder.end()
     with suppress(NoSuchQueue):  # RACE: a sweep was first
-        subscriptions.take_away(root.context, layout)
+        subscriptions.take_away(root.context, layout, force=True)
 
 
 def _host() -> str:

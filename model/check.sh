@@ -1,7 +1,7 @@
 #!/bin/sh
 # Check the models beside this script with spin, and see that each one that is broken on purpose fails.
 #
-#     check.sh [claims] [jobs] [commit]        all of them when none is named
+#     check.sh [claims] [jobs] [commit] [credits]        all of them when none is named
 #
 # Prints a line for each: name, states, depth, seconds, verdict. Exits 1 when one is not as it must be, 69 without tools.
 set -eu
@@ -65,7 +65,7 @@ judge() {
     fi
 }
 
-for model in ${*:-claims jobs commit}; do
+for model in ${*:-claims jobs commit credits}; do
     case $model in
     claims)
         check holds "claims" claims
@@ -84,8 +84,17 @@ for model in ${*:-claims jobs commit}; do
         check violated "commit, DROP_HELD" commit -DDROP_HELD
         check violated "commit, FENCE_LOOKED_FIRST" commit -DFENCE_LOOKED_FIRST
         ;;
+    credits)
+        check holds "credits" credits
+        check holds "credits, TWO_EACH" credits -DTWO_EACH
+        check violated "credits, KEY_OF_ID" credits -DKEY_OF_ID
+        check violated "credits, NO_LOCK" credits -DNO_LOCK
+        check violated "credits, CREDITS_FIRST" credits -DCREDITS_FIRST
+        check violated "credits, RETURN_WITHOUT_LOCK" credits -DRETURN_WITHOUT_LOCK
+        check violated "credits, BELOW_ANYWHERE" credits -DTWO_EACH -DBELOW_ANYWHERE
+        ;;
     *)
-        echo "$model is no model: claims, jobs or commit" >&2
+        echo "$model is no model: claims, jobs, commit or credits" >&2
         exit 64
         ;;
     esac

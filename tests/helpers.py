@@ -92,6 +92,20 @@ def base(queue: Queue) -> Path:
     return Path(queue.layout.base)
 
 
+def add_route(queue: Queue, name: str, selector: str | None, *, to: Path | None = None, folder: bool = True) -> Path:
+    """Make a route of a queue, in use; return its folder. `to` makes that a link."""
+    routing = base(queue) / "routing"
+    routing.mkdir(exist_ok=True)
+    if to is not None:
+        (routing / name).symlink_to(to)
+    elif folder:
+        (routing / name).mkdir()
+    with open(base(queue) / "routing.properties", "a") as properties:
+        properties.write("" if selector is None else f"{name}.selector={selector}\n")
+    (routing / f"{name}.in-use").touch()
+    return routing / name
+
+
 def files(folder: Path) -> dict[str, bytes]:
     """The regular files of a folder by name, with their content; no dot files, no reservations, none just gone."""
     found = {}

@@ -1,8 +1,7 @@
 """Reads queue.toml and dropq.toml: which value wins, which values conflict, and where each value comes from.
 
-Invariant: no key is accepted and then ignored. A key is in force, or it is reported as unknown, wrong or not built
-yet. All problems of a file are reported together, each with file, key, value and what is allowed. This module writes
-no files.
+Invariant: no key is accepted and then ignored. A key is in force, or it is reported as unknown or wrong. All problems
+of a file are reported together, each with file, key, value and what is allowed. This module writes no files.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ _GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
 _NO_GROUPS = (
     "this key belongs to AMPS's GroupLocalQueue, which one server of a group owns; dropq has no servers,"
     " and every host that sees the root shares its queues: leave it out"
+)
+_NO_SELECTORS = (
+    "this is no key of queue.toml: each selector is a file of its own, selectors/NAME.toml in the queue's folder; "
+    "`dropq selector add QUEUE NAME` writes it"
 )
 #: A line of TOML whose value is a duration without quotes: the key and the duration.
 _BARE_PERIOD = re.compile(r"\s*(\S+)\s*=\s*([0-9.]+[a-zA-Z]\w*)")
@@ -420,6 +423,8 @@ def _table_entries(
     for key, entry in entries.items():
         if key in _GROUP_LOCAL:
             problems.append(entry.problem(_NO_GROUPS))
+        elif key == "selector":
+            problems.append(f"{source}: {entry.spelling}: {_NO_SELECTORS}")
         elif key == "name":
             problems += _name_problems(entry, name)
         elif key not in _QUEUE_KEYS:

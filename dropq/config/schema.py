@@ -25,7 +25,7 @@ from dropq.format.names import CLASSES, Name, can_name_queue, plain_name
 FORMAT = 1
 
 #: The points that a replay can begin at.
-POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 time"
+POINTS = "epoch, now, creation, an id that dropq made, or an ISO 8601 date or time"
 
 #: A value that means the same as leaving the key out, even where [defaults] sets it.
 UNSET = "unset"
@@ -242,17 +242,6 @@ def _key(kind: Kind, default: Any = None) -> Any:
     return field(default=default, metadata={"kind": kind})
 
 
-def _not_built(default: object = None) -> Any:
-    """Return a field for a key that is known but not built yet: it takes only its default."""
-
-    def read(value: object) -> object:
-        if value not in (default, _plain(default)):
-            raise ValueError("this key is not built in this version of dropq; leave it out")
-        return default
-
-    return _key(Kind(read, ""), default)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
     """The configuration of a queue. Durations are in seconds; None means that a key is unset: no limit, no filter."""
@@ -294,7 +283,6 @@ class QueueConfig:
     dead_letter_queue: str | None = _key(_QUEUE)
     self_destruct: bool = _key(_SWITCH, False)
     self_destruct_after: float = _key(_PERIOD, 60.0)
-    selector: tuple[()] = _not_built(())
     durability: Literal["none", "file", "full"] = "full"
     ignore: tuple[str, ...] = _key(
         Kind(_patterns, "patterns of file names, as a list of strings or one string with spaces between"),

@@ -183,7 +183,7 @@ def _filter(table: Mapping[str, object], role: str, problems: _Problems) -> str 
     try:
         compile_filter(value)
     except InvalidFilter as error:
-        problems.add("filter", str(error))
+        problems.add("filter", str(error).partition("\n")[0])
     except Unavailable:
         pass  # who adds a selector need not be who routes
     return value

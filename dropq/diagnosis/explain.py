@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from shlex import quote
 
+from dropq.carrier.transfers import given_messages
 from dropq.diagnosis import topic_checks
 from dropq.format.layout import UNSETTLED
 from dropq.format.message_file import MessageFile
+from dropq.format.transfers import own_name_of
 from dropq.lifecycle.claims import claimed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
@@ -21,6 +23,7 @@ from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
 from dropq.queue.browsing import listed
 from dropq.queue.message import Message, utc
+from dropq.routing.outlook import Outlook, came_from
 from dropq.storage import liveness, reading
 
 
@@ -30,8 +33,10 @@ class Explanation:
 
     Attributes:
         message: the message.
-        why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `barrier`, `backlog`, `turn`, `delay`,
-            `receiver`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`, `barrier`.
+        why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
+            `delay`, `receiver`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`,
+            `barrier`;
+            `transit` for a message that goes to another file system, whose state is `in-transit`.
         detail: a sentence about it, with the way out where there is one.
         holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
         until: when that ends by itself; None when that is not known.
@@ -68,7 +73,9 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
                 why, detail, *rest = explained(file)  # also for those that are left out: one may be a barrier
                 if wanted is None or wanted(file):
                     message = Message(transitions, where, file)
-                    yield Explanation(message, why, f"{detail}{_way_back(message)}", *rest)
+                    yield Explanation(message, why, f"{detail}{_way_back(message)}{_way_here(context, file)}", *rest)
+        if state is None:
+            yield from _in_transit(transitions, filter)
 
 
 #: The last fields of an explanation: why, the detail, and, if known, the holders, and until when.
@@ -86,6 +93,7 @@ class _Snapshot:
         self._belongs = belonging(context)
         self._routes = Routes(context)
         self._routes.look()
+        self._outlook = Outlook(context)
         expression = context.config.barrier_expression
         self._is_barrier = None if expression is None else wanting(context, expression)
         self._barrier: str | None = None  # the id of the first barrier that waits, once it was met
@@ -107,7 +115,12 @@ class _Snapshot:
         """Return the first reason why no consumer gets a message of target/."""
         if self._locks:
             queue = self._name if self._locks[0] == self._context.layout.read_lock else "--all"
-            return "paused", f"{self._locks[0]} pauses consumers: `dropq resume {queue}` removes it"
+            means = (
+                "keeps what is published from being distributed"
+                if self._context.layout.is_topic
+                else "pauses consumers"
+            )
+            return "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it"
         if has_expired(self._context, file):
             return "expired", f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
         if self._acks and file.name.id in self._acks:
@@ -116,7 +129,8 @@ class _Snapshot:
             return "filter", "it does not match the queue's filter: no consumer gets it"
         if self._context.layout.is_topic:
             return self._routed(file) or self._undistributed(file)
-        return self._behind_barrier(file) or self._over_backlog() or self._routed(file) or self._ready()
+        sent_on = self._routed(file) or self._selected(file)
+        return self._behind_barrier(file) or self._over_backlog() or sent_on or self._ready()
 
     def _undistributed(self, file: MessageFile) -> _Why:
         if self._held_topic is None:
@@ -159,6 +173,13 @@ class _Snapshot:
             return None
         movers = f"the next consumer, or `dropq route {self._name} --once`, moves it to {route.folder}"
         return "route", f"it goes to route {route.name}: {movers}"
+
+    def _selected(self, file: MessageFile) -> _Why | None:
+        """Return for which selector a message waits, or by which it goes; None where a consumer may take it first."""
+        prospect = self._outlook.of(file)
+        if prospect is None or self._alive:
+            return None
+        return "selector", prospect.says
 
     def _ready(self) -> _Why:
         turns = self._next_turns()
@@ -214,6 +235,12 @@ class _Snapshot:
         return "unleased", f"it has no lease, and its holder is not known: {way_out}", holder
 
 
+def _way_here(context: QueueContext, file: MessageFile) -> str:
+    """Return by which selector a message came, if it came under a credit; else nothing."""
+    came = came_from(context, file)
+    return f"; {came}" if came else ""
+
+
 def _way_back(message: Message) -> str:
     """Return what is to be said of a dead letter: where it comes from, why, and how it gets back; else nothing."""
     if not message.dead_letter_reason or not message.origin or message.origin == message.context.name:
@@ -223,6 +250,33 @@ def _way_back(message: Message) -> str:
         return letter
     command = f"dropq requeue {quote(message.context.name)} {quote(message.id)} --state {message.state} --to-origin"
     return f"{letter}: `{command}` puts it back"
+
+
+class _GivenMessage(Message):
+    """A message on its way to another file system."""
+
+    __slots__ = ("_folder",)
+
+    def __init__(self, transitions: Transitions, folder: str, file: MessageFile) -> None:
+        super().__init__(transitions, "in-transit", file)
+        self._folder = folder
+
+    @property
+    def path(self) -> str:
+        """Where its file lies."""
+        return f"{self._folder}/{self.file}"
+
+
+def _in_transit(transitions: Transitions, filter: str | None) -> Iterator[Explanation]:
+    context = transitions.context
+    wanted = None if filter is None else wanting(context, filter, "target")
+    for row, name in sorted(given_messages(context.layout), key=lambda given: own_name_of(given[1]) or given[1]):
+        file = context.sidecars.file(name)
+        detail = (
+            f"it is on its way to {row.goal}: who moves it there, or `dropq sweep {quote(context.name)}`, carries it"
+        )
+        if wanted is None or wanted(file):
+            yield Explanation(_GivenMessage(transitions, row.given, file), "transit", detail)
 
 
 def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:

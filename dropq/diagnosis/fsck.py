@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from dropq.config.load import load_queue
 from dropq.config.schema import QueueConfig
-from dropq.diagnosis import fsck_checks, topic_checks
+from dropq.diagnosis import fsck_checks, selector_checks, topic_checks
 from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
@@ -72,6 +72,7 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
         own = None if config is None else config.dead_letter_queue
         if own not in _letters_of_root(root):
             found += _absent_letters(root, layout.config_file, own)
+        found += selector_checks.examine_selectors(root, name, examined)
     found = [_with_queue(finding, name) for finding in found]
     if not repair:
         return [_repairable(finding, f"dropq fsck {shlex.quote(name)} --repair") for finding in found]
@@ -92,6 +93,7 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
         for queue in _letters_of_root(root):
             found += _absent_letters(root, layout.config_file, queue)
         found += [*_deleted_topics(f"{layout.path}/{TOPIC_ROOT}", now), *topic_checks.examine_topic_root(root, now)]
+        found += selector_checks.examine_tokens(layout, now)
     if not repair:
         return [_repairable(finding, "dropq fsck --repair") for finding in found]
     return [_repaired(finding, layout.path, Storage()) for finding in found]

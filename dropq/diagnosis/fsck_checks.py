@@ -34,6 +34,7 @@ from dropq.format.layout import (
     ignoring,
 )
 from dropq.format.message_file import MessageFile
+from dropq.format.transfers import GIVEN, GOAL, is_row, list_name, list_number
 from dropq.lifecycle.reasons import explains
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
@@ -43,7 +44,8 @@ UNDER_WAY = 3_600_000
 #: Milliseconds without a change after which a send, a job or a script's claim counts as given up.
 ABANDONED = 86_400_000
 
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
+#: The name of a small file that was not finished.
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _SCRATCH_DIR = re.compile(rf"(?:{re.escape(PRIVATE)}-)?{DOCTOR_PREFIX}[0-9a-f]{{12}}")
 
 
@@ -137,7 +139,7 @@ def examine(queue: ExaminedQueue) -> Iterator[Finding]:
     if linked := list(linked_folders(queue.layout.private_folders)):
         yield from linked
         return
-    for check in (folders, file_systems, states, holders, working, reasons, leftovers, temporaries, writable_folders):
+    for check in CHECKS:
         yield from check(queue)
 
 
@@ -388,7 +390,7 @@ def leftovers(queue: ExaminedQueue) -> Iterator[Finding]:
 def temporaries(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find small files whose writer died before they were finished."""
     layout = queue.layout
-    private = (layout.private, layout.acks, layout.ledger, layout.named, *layout.reason_folders)
+    private = (layout.private, layout.acks, layout.ledger, layout.selectors, layout.named, *layout.reason_folders)
     streams = (entry.path for entry in entries(layout.streams, queue.now) if stat.S_ISDIR(entry.status.st_mode))
     return temporaries_in((layout.base, *private, *streams), queue.now)
 
@@ -397,10 +399,35 @@ def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:
     """Find in some folders the unfinished files of dead writers, and the scratch folders of a dead doctor."""
     for path in paths:
         for entry in entries(path, now):
-            if _TEMPORARY.fullmatch(entry.name):
+            if TEMPORARY.fullmatch(entry.name):
                 yield entry.finding_at_rest("temporary")
             elif _SCRATCH_DIR.fullmatch(entry.name):
                 yield entry.finding_at_rest("temporary", "`dropq doctor` was killed, and left its scratch folder")
+
+
+def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
+    """Find what nobody carries to another file system, and what is no message in the folders of such messages."""
+    for row in queue.entries(queue.layout.transfers):
+        if not is_row(row.name):
+            continue
+        goal = read_table(f"{row.path}/{GOAL}")
+        lists = [number for number in map(list_number, reading.names_in(row.path)) if number is not None]
+        if goal is None:
+            yield _about("damaged-transfer", f"{row.path}/{GOAL}")
+        newest = f"{row.path}/{list_name(max(lists))}" if lists else ""
+        if lists and read_table(newest) is None and os.path.lexists(newest):  # RACE: a newer one may have replaced it
+            yield _about("damaged-transfer", newest)
+        late = []
+        for entry in queue.entries(f"{row.path}/{GIVEN}"):
+            if (stray := not_a_message(queue, entry)) is not None:
+                yield stray
+                continue
+            yield from (finding for check in (unreadable, sidecar) if (finding := check(queue, entry)) is not None)
+            if entry.age > ABANDONED:
+                late.append(entry)
+        if late:
+            where = goal["queue"] if goal else "a queue"
+            yield late[0].finding("unfinished-move", f"{KINDS['unfinished-move'].says}; {len(late)} go to {where}")
 
 
 def read_table(path: str) -> dict[str, object] | None:
@@ -410,3 +437,18 @@ def read_table(path: str) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+#: The checks of a queue, in the order of their findings.
+CHECKS: tuple[Callable[[ExaminedQueue], Iterator[Finding]], ...] = (
+    folders,
+    file_systems,
+    states,
+    holders,
+    working,
+    reasons,
+    leftovers,
+    temporaries,
+    transfers,
+    writable_folders,
+)

@@ -106,6 +106,16 @@ KINDS: Mapping[str, Kind] = {
         "a message is committed for the receivers of a topic, and a copy has not reached its receiver: "
         "`dropq sweep QUEUE` moves it",
     ),
+    "unfinished-move": Kind(
+        "warning",
+        "messages have been on the way to another file system for over a day: `dropq sweep QUEUE` carries them, or "
+        "says why it cannot",
+    ),
+    "damaged-transfer": Kind(
+        "warning",
+        "it cannot be read, so nobody carries what lies here: put the file back from a copy, or move "
+        "the messages in given/ to a target/",
+    ),
     "not-a-subscription": Kind(
         "warning",
         "a folder among the subscriptions is none, as its name is not SUBSCRIPTION.CLIENT: dropq passes it over, and a "
@@ -119,6 +129,28 @@ KINDS: Mapping[str, Kind] = {
     "broken-view-link": Kind(
         "warning", "a link among the subscriptions leads to no queue: remove it, unless its queue comes back"
     ),
+    "broken-selector": Kind("warning", "a selector cannot be used, and takes nothing: correct its file"),
+    "not-a-selector": Kind(
+        "info", "this is no selector: the file of one is NAME.toml, with letters, digits, - and _ in NAME"
+    ),
+    "unfinished-removal": Kind(
+        "warning", "a selector was removed, and what it moved has not all returned: `dropq sweep QUEUE` goes on"
+    ),
+    "lost-credit": Kind(
+        "warning", "the message is gone that a selector spent this credit on: `dropq sweep QUEUE` frees the credit"
+    ),
+    "damaged-credit": Kind("warning", "the file of a credit is damaged: `dropq sweep QUEUE` removes it"),
+    "unknown-token": Kind(
+        "warning",
+        "the root's file of this token is missing or damaged, or names another queue, so no ack frees these credits: "
+        "`dropq sweep QUEUE` frees each once its message is settled",
+    ),
+    "left-credits": Kind("info", "no selector has the token of these credits: each goes when its message is settled"),
+    "not-a-credit": Kind("warning", "this lies among the credits of selectors, and is none", "set aside"),
+    "damaged-token": Kind(
+        "warning", "the file does not say which selector has this token: a router gives that selector another"
+    ),
+    "not-a-token": Kind("warning", "this lies among the tokens of selectors, and is none", "set aside"),
     "not-a-queue": Kind("info", "this folder is no queue"),
 }
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dropq.diagnosis import fsck, topic_checks
+from dropq.carrier.transfers import given_messages
+from dropq.diagnosis import fsck, selector_checks, topic_checks
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
@@ -214,6 +216,7 @@ class _Snapshot:
             "processing": len(self._held),
             **{state: sum(1 for _ in self._files(state)) for state in (*SETTLED, "working")},
         }
+        self._given = list(given_messages(context.layout))
 
     def _files(self, state: str) -> Iterator[str]:
         for entry in reading.entries(self._context.layout.folder(state)):
@@ -281,7 +284,10 @@ class _Snapshot:
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
         yield from self._topic_reasons()
         yield from self._unusable_routes()
+        yield from self._selector_reasons()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
+        given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
+        yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
 
     def _topic_reasons(self) -> Iterator[Reason]:
         """Yield what keeps published messages from the receivers of a topic."""
@@ -301,7 +307,15 @@ class _Snapshot:
     def _unusable_routes(self) -> Iterator[Reason]:
         for name, why in routes.examine(self._context)[1].items():
             text = f"route {name} is in use, and takes nothing: {why}"
-            yield Reason("route", f"{text}; correct it, or remove {self._context.layout.routing}/{name}{IN_USE}")
+            in_use = shlex.quote(f"{self._context.layout.routing}/{name}{IN_USE}")
+            yield Reason("route", f"{text}; correct it, or remove {in_use}")
+
+    def _selector_reasons(self) -> Iterator[Reason]:
+        """Yield which selectors can take nothing, and which removed ones are not finished."""
+        for why in selector_checks.unusable(self._context):
+            yield Reason("selector", f"a selector takes nothing: {why}; or remove its file")
+        ages = selector_checks.removal_ages(self._context, self._now)
+        yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
 
     def notes(self) -> Iterator[Reason]:
         """Yield what does no harm, but explains much."""
@@ -311,17 +325,24 @@ class _Snapshot:
                 "recovering", "it is being filled with what its topic archived: consumers see nothing until then"
             )
         for name, count in routes.routed(self._context.layout, self._context.config.ignore).items():
-            folder = f"{self._context.layout.routing}/{name}"
-            text = f"{_count(count, 'message')} in {folder}, which no consumer of this queue gets"
-            yield Reason("routed", f"{text}: move them to target/ to have them delivered here", count)
+            folder, target = f"{layout.routing}/{name}", shlex.quote(layout.target)
+            nobody, done = "consumer of this queue", "delivered"
+            if layout.is_topic:
+                nobody, done = "receiver of this topic", "distributed"
+            text = f"{_count(count, 'message')} in {folder}, which no {nobody} gets"
+            yield Reason("routed", f"{text}: move them to {target} to have them {done}", count)
         letters = sum(map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._held))))
         if letters:
             text = f"{_count(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --state target --to-origin --all` puts them back"
             yield Reason("letters", f"{text}; {way_back}", letters)
+        for goal, count in Counter(row.goal for row, _ in self._given).items():
+            text = f"{_count(count, 'message')} on the way to {goal}, which lies on another file system"
+            yield Reason("in-transit", f"{text}: whoever moves them there, or any sweep, carries them", count)
         yield from self._alone()
         if self._pause:
-            yield Reason("paused", f"consumers see an empty queue; {self._pause}")
+            means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
+            yield Reason("paused", f"{means}; {self._pause}")
         if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):
             yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them continue")
         count, most = sum(self.counts[state] for state in UNSETTLED), self._context.config.max_unprocessed
@@ -392,6 +413,9 @@ class _Snapshot:
         """Return what to do when too much waits."""
         if self._pause:
             return self._pause
+        if out := selector_checks.out_of_credit(self._context):
+            spent = " and ".join(f"selector {one.name} has no credit left of {one.credit} for {one.to}" for one in out)
+            return f"{spent}: consumers there must settle messages first"
         if not self._held:
             return f"no message is held: start a consumer, then see `dropq ls {self._name}`"
         return f"{_count(len(self._held), 'message')} held: {self._holders()}"

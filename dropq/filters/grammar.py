@@ -122,7 +122,9 @@ def tokens(source: Source, dialect: Dialect) -> Iterator[Token]:
             continue
         match = dialect.lexeme.match(text, at)
         if match is None:
-            raise source.invalid(at, dialect.instead.get(text[at], "a value or an operator"), repr(text[at]))
+            expected = dialect.instead.get(text[at], "a value or an operator")
+            is_open = expected.startswith("a closing ")
+            raise source.invalid(at, expected, f"the end of the {source.called}" if is_open else repr(text[at]))
         if match.lastgroup != "space":
             before = _token(source, dialect, match, before)
             yield before

@@ -74,8 +74,9 @@ def check_subscription_name(name: str, client_id: str) -> None:
     folder = SubscriptionName(name, client_id, no_local=True).folder
     if len(folder) > SUBSCRIPTION_LIMIT:
         raise InvalidName(
-            f"{name!r} of client {client_id!r} cannot name a subscription: its folder's name {folder!r} has over "
-            f"{SUBSCRIPTION_LIMIT} bytes"
+            f"{name!r} of client {client_id!r} cannot name a subscription: its folder may have a name of "
+            f"{SUBSCRIPTION_LIMIT} bytes, and {folder!r}, as it would be called with --no-local, has {len(folder)}; "
+            "give a shorter name"
         )
 
 
@@ -85,7 +86,9 @@ def check_client_id(client_id: str) -> None:
 
 
 def _check_text(what: str, text: str) -> None:
-    if not text or "\0" in text:
+    if not text:
+        raise InvalidName(f"the {what} is empty: give one or more characters")
+    if "\0" in text:
         raise InvalidName(f"{text!r} cannot be the {what}: give a text without NUL")
     try:
         text.encode()

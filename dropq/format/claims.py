@@ -7,6 +7,7 @@ deadline.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from dropq.format.escapes import encode, is_coded
 
 #: The client's part of a barrier's owner; `client_part` never returns it.
 BARRIER = "barrier%"
+#: How the owner begins of a claim of a router, which delivers nothing; no encoded client id ends so.
+ROUTER = "router%"
 
 #: An owner: the client's part, ten random characters of the subscription, and the claim's sequence.
 _OWNER = r"([\w*%+-]{0,16}-[0-9a-z]{10}-[0-9a-z]{1,8})"
@@ -106,6 +109,11 @@ class Claim:
         return self.owner.startswith(f"{BARRIER}-")
 
     @property
+    def of_router(self) -> bool:
+        """Whether it is the claim of a router, which delivers the message to nobody."""
+        return self.owner.startswith(f"{ROUTER}-")
+
+    @property
     def prefix(self) -> str:
         """The part of the file name before the message's own name."""
         return f"{self.owner},{self.deadline},{self.number}~" if self.ours else f"{self.owner}~"
@@ -134,6 +142,11 @@ def split_claim(filename: str, folder: str = "") -> tuple[Claim | None, str]:
 def client_part(client_id: str) -> str:
     """Return the readable start of an owner: the encoded client id, cut to 16 bytes without splitting an escape."""
     return re.sub(r"%.?$", "", encode(client_id)[:16]) or "client"
+
+
+def router_claims() -> Iterator[str]:
+    """Return the owners of the claims of a new router, in the form of `claim_owner`."""
+    return claim_owners(f"{ROUTER}-{secrets.token_hex(5)}")
 
 
 def client_of(subscription: str) -> str:

@@ -131,6 +131,8 @@ class QueueLayout:
         self.staged = f"{private}/staged"
         self.streams = f"{private}/streams"
         self.swept = f"{private}/swept"
+        #: What goes to queues on other file systems.
+        self.transfers = f"{private}/transfers"
         self.turns = f"{private}/turns"
         #: The folder of each state.
         self.folders: dict[str, str] = {state: getattr(self, state) for state in ALL_STATES}
@@ -180,7 +182,15 @@ class QueueLayout:
     def private_folders(self) -> tuple[str, ...]:
         """The folders that hold private files, parents first; they are never links."""
         own = (self.new, self.deleting, self.receivers) if self.is_topic else ()  # a queue's `deleting` is a file
-        return (*self._first_private_folders, self.credits, self.named, self.staged, self.set_aside, *own)
+        return (
+            *self._first_private_folders,
+            self.credits,
+            self.named,
+            self.staged,
+            self.set_aside,
+            self.transfers,
+            *own,
+        )
 
     @property
     def _first_private_folders(self) -> tuple[str, ...]:

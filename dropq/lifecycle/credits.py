@@ -56,17 +56,31 @@ def spent(layout: QueueLayout, token: str) -> list[str]:
     return list(filter(is_key, reading.names_in(f"{layout.credits}/{token}")))
 
 
-def below(root: RootLayout, file: str) -> tuple[Via, ...]:
-    """Return the credits under which a message has come, the latest first, by its file name and what they say."""
+def below(context: QueueContext, file: str) -> tuple[Via, ...]:
+    """Return the credits under which a message has come to a queue, the latest first.
+
+    A credit that leads elsewhere counts for nothing: the message was renamed by hand since, with its name.
+
+    Args:
+        context: the queue.
+        file: the message's file name.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
     via = via_of(file)
-    if via is None:
+    said = None if via is None else find(context.root.layout, via)
+    if via is None or said is None or said.to != context.name or not names.bears(said.id)(file):
         return ()
-    said = find(root, via)
-    return (via, *(() if said is None or not names.bears(said.id)(file) else said.below))
+    return (via, *said.below)
 
 
 def find(root: RootLayout, via: Via) -> Credit | None:
-    """Return what a credit's file says; None if there is none that can be used."""
+    """Return what a credit's file says; None if there is none that can be used.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     with _opened(root, via) as folder:
         return None if folder is None else read_in(folder, via.key)
 
@@ -128,8 +142,12 @@ def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
 
 
 def read_in(folder: int, key: str) -> Credit | None:
-    """Return what a credit's file in an open folder says; None if there is none that can be used."""
-    return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT)))
+    """Return what a credit's file in an open folder says; None if there is none that can be used.
+
+    Raises:
+        OSError: it cannot be read: whether a message needs it, nobody knows.
+    """
+    return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT, strict=True)))
 
 
 def _parsed(content: bytes | None) -> object:

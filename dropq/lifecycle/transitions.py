@@ -23,6 +23,7 @@ from dropq.format.credits import Via, may_have_via
 from dropq.format.layout import DEAD_LETTER, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
+from dropq.format.transfers import given_name
 from dropq.lifecycle import credits, dead_letters
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
@@ -450,10 +451,10 @@ class Transitions:
             file = leave(self._move_to_letters, letters, name, reason)
         except (NoSuchQueue, StorageError) as error:
             why = _refusal(queue, error)
-            log.warning("queue %s: message %s goes to error/: %s", self.context.name, name.id, why)
             details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
             location = Location("error", leave(self._move_with_reason, "error", name, reason, details))
             self._free(own_name)
+            log.warning("queue %s: message %s went to error/: %s", self.context.name, name.id, why)
             self._sync_settled(self._layout.error, folder, location=location)
             return location
         location = Location(DEAD_LETTER, file)
@@ -549,7 +550,9 @@ class Transitions:
 
     # -- bringing back: error, expired, processed -> target ---------------------------------------------------
 
-    def requeue(self, source: str, filename: str, to: QueueContext, *, keep_expiration: bool = False) -> str | None:
+    def requeue(
+        self, source: str, filename: str, to: QueueContext, *, keep_expiration: bool = False, given: str = ""
+    ) -> str | None:
         """Move a file into a queue's target/ as if it were new: counters and the queue's clock start again.
 
         Args:
@@ -557,9 +560,11 @@ class Transitions:
             filename: its name there.
             to: the queue that it goes to, which may be this one.
             keep_expiration: keep its own expiration; else drop it.
+            given: the folder from which a carrier takes it, where that queue lies on another file system; the file goes
+                there instead.
 
         Returns:
-            Its name in target/; None if another process moved it first.
+            Its name in target/, or in `given`; None if another process moved it first.
         """
         file = self._sidecars.file(filename)
         name = self._restarted(file, to)
@@ -567,13 +572,13 @@ class Transitions:
             name = replace(name, expiration=file.name.expiration)
         if source == self._layout.processing and to.layout.home == self._layout.home:
             return self._move_to_queue(source, filename, to, replace(name, via=file.name.via))
-        return self._leave(source, filename, to, name)
+        return self._leave(source, filename, to, name, given)
 
-    def carry(self, source: str, filename: str, to: QueueContext) -> str | None:
+    def carry(self, source: str, filename: str, to: QueueContext, *, given: str = "") -> str | None:
         """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
         file = self._sidecars.file(filename)
         name = replace(file.name, delivery_count=file.delivery_count, not_before=0, lapsed="", via="", copied=False)
-        return self._leave(source, filename, to, name)
+        return self._leave(source, filename, to, name, given)
 
     def move_on(self, file: MessageFile, to: QueueContext, via: Via) -> str | None:
         """Move a waiting message into another queue's target/, under a credit that was spent on it.
@@ -615,9 +620,12 @@ class Transitions:
         name = replace(name, reply_to=None, return_to=name.reply_to or "", since=to.clock.now_ms())
         return self._leave(self._layout.target, file.filename, to, name)
 
-    def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
-        """Move a file to a queue under a name without credits, and free those under which it had come."""
-        moved = self._move_to_queue(source, filename, to, name)
+    def _leave(self, source: str, filename: str, to: QueueContext, name: Name, given: str = "") -> str | None:
+        """Move a file to a queue under a name without credits, and free those under which it had come.
+
+        With `given`, it is moved into that folder, from which it is carried to the queue.
+        """
+        moved = self.give(source, filename, name, given) if given else self._move_to_queue(source, filename, to, name)
         if moved is not None:
             self._free(filename)
         return moved
@@ -628,6 +636,13 @@ class Transitions:
             credits.free(self.context, file)
 
     def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        file = Transitions(to).into_target(f"{source}/{filename}", self._name_in(to, name))
+        if file is not None:
+            self._sync_settled(source)
+        return file
+
+    def _name_in(self, to: QueueContext, name: Name) -> Name:
+        """Return a name as another queue can have it: without a sidecar of this root, if that queue is in another."""
         if to.layout.home != self._layout.home:
             with to.error_context("the message stays where it was"):
                 alone = to.storage.refuses_to_replace(to.layout.private)
@@ -637,10 +652,53 @@ class Transitions:
         elif name.meta:
             with to.error_context("the message stays where it was"):
                 to.sidecars.make_known()
-        file = Transitions(to).into_target(f"{source}/{filename}", name)
-        if file is not None:
-            self._sync_settled(source)
+        return name
+
+    # -- to another file system: any state -> .dropq/transfers/ROW/given, and a copy of it in that queue -----------
+
+    def give(self, source: str, filename: str, name: Name, given: str) -> str | None:
+        """Move a file into a folder from which no consumer takes it, and a carrier copies it to another file system.
+
+        The move is not synced: the carrier does that before it copies.
+
+        Args:
+            source: the folder that it is in.
+            filename: its name there.
+            name: what its new name says.
+            given: the folder.
+
+        Returns:
+            Its name there, which no file had before; None if another process moved it first.
+        """
+        path = f"{source}/{filename}"
+        try:
+            if not name.generated and not name.since:
+                name = replace(name, since=reading.changed_ms(path))  # keeps its place in the order
+            file = given_name(os.urandom(8).hex(), self._sidecars.fit(self.unique(name)))
+            # RACE: with each consumer, and any script. The process whose rename succeeds has the message.
+            self._storage.rename(path, f"{given}/{file}")
+        except FileNotFoundError as error:
+            if reading.exists(path):
+                raise storage_error(error, f"{given} is missing; the message stays where it was") from error
+            return None
+        except OSError as error:
+            raise storage_error(error, "the message stays where it was") from error
         return file
+
+    def name_of_copy(self, given: str, name: Name, to: QueueContext) -> str:
+        """Return the file name that the copy of a given message gets in its queue.
+
+        Args:
+            given: the path of the message.
+            name: what its new name says.
+            to: the queue.
+
+        Raises:
+            FileNotFoundError: the message is gone.
+        """
+        if not name.generated and not name.since:
+            name = replace(name, since=reading.changed_ms(given))
+        return to.sidecars.fit(self.unique(self._name_in(to, name)))
 
     # -- replaying: a copy of what is in processed -> target ---------------------------------------------------
 

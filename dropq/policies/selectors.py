@@ -11,28 +11,38 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from dropq.config.selectors import Selector, name_of, parse, with_token
 from dropq.errors import ConfigError, DropqError
-from dropq.format.credits import new_token
+from dropq.format.credits import Credit, Via, new_token
+from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.policies.wanted import deciding
 from dropq.storage import reading
 from dropq.storage.failures import describe
+from dropq.storage.files import Storage
 
 log = logging.getLogger("dropq")
 
+#: The file beside the credits of a selector that says which router spent the last.
+LAST = ".last"
 #: What tells whether a selector's file has changed.
 Version = tuple[int, int, int]
 
 
 class InUse:
     """A selector in use.
+
+    How many credits are spent is counted by a listing, which takes long where there are many. So this keeps an upper
+    bound: the last count, and what it has spent since. The bound holds as long as nobody else spends: the file `.last`
+    beside the credits says who did, and is read and written under the policy lock.
 
     Args:
         context: the queue.
@@ -44,11 +54,17 @@ class InUse:
         self.selector = selector
         self.version = version
         self.path = path_of(context, selector.name)
+        #: The folder of its credits.
+        self.folder = f"{context.layout.credits}/{selector.token}"
+        self._context = context
         self._decide: Callable[[MessageFile], bool | None] | None = None
         if selector.filter is not None:
             self._decide = deciding(selector.filter, context, "target", context)
-        folder = f"{context.layout.credits}/{selector.token}"
-        self._spent = reading.Listing(folder, context.clock)
+        self._mark = os.urandom(8).hex().encode()
+        self._spent = 0
+        self._counted_until = 0.0
+        #: When its credits may be counted again, by `time.monotonic()`, where that took long.
+        self.counts_at = 0.0
 
     @property
     def is_current(self) -> bool:
@@ -57,17 +73,70 @@ class InUse:
 
     @property
     def busy(self) -> int:
-        """How many of its messages are not settled."""
-        return len(self._spent.names())
+        """How many of its messages are not settled, or were not a moment ago."""
+        if self.selector.credit is not None and time.monotonic() >= max(self._counted_until, self.counts_at):
+            self._count()
+        return self._spent
 
     @property
     def has_credit(self) -> bool:
-        """Whether it may take a message, as far as its credits say."""
-        return self.selector.credit is None or self.busy < self.selector.credit
+        """Whether it may take a message, as far as its credits said a moment ago."""
+        limit = self.selector.credit
+        if limit is not None and self._spent >= limit and time.monotonic() >= self.counts_at:
+            self._count()
+        return limit is None or self._spent < limit
+
+    def may_spend(self) -> bool:
+        """Return whether it has a credit left; call this under the policy lock.
+
+        Raises:
+            OSError: that cannot be told.
+        """
+        path = f"{self.folder}/{LAST}"
+        if reading.read_small(path) != self._mark:
+            self._context.storage.make_folder(self.folder)
+            self._context.storage.write_small(path, self._mark)
+            self._count()
+        limit = self.selector.credit or 0
+        if self._spent >= limit:
+            self._count()
+        return self._spent < limit
+
+    def spend(self, via: Via, credit: Credit) -> None:
+        """Make the file of a credit; call this under the policy lock, after `may_spend`."""
+        credits.spend(self._context, via, credit)
+        self._spent += 1
+
+    def _count(self) -> None:
+        began = time.monotonic()
+        self._spent = len(credits.spent(self._context.layout, self.selector.token))
+        now, timing = time.monotonic(), self._context.timing
+        took = now - began
+        self._counted_until = now + timing.max_age
+        self.counts_at = now + took * timing.listing_share if took > timing.long_look else 0.0
+
+    @property
+    def out_of_credit(self) -> str:
+        """That it has no credit left; "" if it has."""
+        return "" if self.has_credit else f"it has no credit left of {self.selector.credit}"
 
     def takes(self, file: MessageFile) -> bool | None:
         """Return whether it takes a waiting message; None where that cannot be told now."""
         return True if self._decide is None else self._decide(file)
+
+
+class Choice(NamedTuple):
+    """Which selectors of a queue a waiting message is for.
+
+    Attributes:
+        copying: those that copy it first, all of them at once.
+        moving: those that may move or bounce it, any one of them.
+        stays: whether its copies are made, and it is for consumers now.
+    """
+
+    copying: list[InUse]
+    moving: list[InUse]
+    stays: bool
 
 
 class Selectors:
@@ -75,14 +144,16 @@ class Selectors:
 
     Args:
         context: the queue.
+        only_looks: give no token to a selector that has none.
 
     Attributes:
         in_use: those that can be used, in the order of their names.
         unusable: why each of the others takes nothing, by the name of its file.
     """
 
-    def __init__(self, context: QueueContext) -> None:
+    def __init__(self, context: QueueContext, *, only_looks: bool = False) -> None:
         self._context = context
+        self._only_looks = only_looks
         self._warned: dict[str, str] = {}
         self.in_use: tuple[InUse, ...] = ()
         self.unusable: dict[str, str] = {}
@@ -107,7 +178,7 @@ class Selectors:
         self.in_use = tuple(found)
         self._warned = {file: why for file, why in self._warned.items() if self.unusable.get(file) == why}
         for file, why in self.unusable.items():
-            if file not in self._warned:
+            if file not in self._warned and not self._only_looks:
                 self._warned[file] = why
                 log.warning("queue %s: selector %s is passed over: %s", self._context.name, file, why)
 
@@ -118,14 +189,33 @@ class Selectors:
         selector = parse(name, content, path, queue=self._context.name)
         owner = (self._context.name, name)
         if selector.credit is not None and credits.queue_of(self._context.root.layout, selector.token) != owner:
-            selector = replace(selector, token=give_token(self._context, name, content.decode()))
-            version = _version(path)
+            token = new_token() if self._only_looks else give_token(self._context, name, content.decode())
+            selector, version = replace(selector, token=token), _version(path)
         return None if version is None else InUse(self._context, selector, version)
+
+    @property
+    def counts_at(self) -> float:
+        """When the first of them is to count its credits again, by `time.monotonic()`; 0 if none is."""
+        return min((one.counts_at for one in self.in_use if one.counts_at), default=0.0)
 
     @property
     def may_take(self) -> bool:
         """Whether one of them may take a message, as far as credits say."""
         return any(one.has_credit for one in self.in_use if one.selector.role != "overflow")
+
+    def choice(self, file: MessageFile) -> Choice | None:
+        """Return which selectors a waiting message is for, the least busy first; None where that cannot be told now."""
+        asked = self.asked(file)
+        if asked is None:
+            return None
+        copying = [one for one in asked if one.selector.op == "copy"]
+        moving = [one for one in asked if one.selector.op != "copy"]
+        if not asked and (default := self.of_role("default")) is not None:
+            moving = [default]
+        moving.sort(key=lambda one: (one.busy, one.selector.name))
+        if file.name.copied:
+            return Choice([], moving, stays=bool(copying))
+        return Choice(copying, moving, stays=False)
 
     def asked(self, file: MessageFile) -> list[InUse] | None:
         """Return the normal selectors that take a waiting message; None where that cannot be told now."""
@@ -185,16 +275,16 @@ def give_token(context: QueueContext, name: str, content: str) -> str:
     Raises:
         OSError: this user may not write there.
     """
-    token = reserve_token(context, name)
+    token = reserve_token(context.root.layout, context.name, name, context.storage)
     context.storage.write_small(path_of(context, name), with_token(content, token).encode())
     return token
 
 
-def reserve_token(context: QueueContext, name: str) -> str:
-    """Return a new token that is reserved for a selector of a queue."""
+def reserve_token(root: RootLayout, queue: str, name: str, storage: Storage) -> str:
+    """Return a new token that is reserved for a selector of a queue; arguments as of `credits.reserve`."""
     while True:
         token = new_token()
-        if credits.reserve(context.root.layout, token, context.name, name, context.storage):
+        if credits.reserve(root, token, queue, name, storage):
             return token
 
 

@@ -8,7 +8,7 @@ import shlex
 
 from dropq.config.load import load_queue, load_root
 from dropq.errors import ConfigError, NoSuchQueue, StorageError
-from dropq.format.addresses import SubscriptionName, layouts
+from dropq.format.addresses import SubscriptionName, is_topic_name, layouts
 from dropq.format.ids import IdSource
 from dropq.format.layout import FOLDERS, QueueLayout, RootLayout, ignoring
 from dropq.lifecycle import known_queues
@@ -97,7 +97,7 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         near = difflib.get_close_matches(name, queue_names(root), n=1)
         hint = f"is it {near[0]!r}? " if near else ""
         raise NoSuchQueue(
-            f"no queue {name!r} in {root.layout.path}: {hint}`dropq ls` shows which there are, {_maker(name)} makes one"
+            f"no queue {name!r} in {root.layout.path}: {hint}`dropq ls` shows which there are, {_makers(name)}"
         )
     _check_folders(layout, name)
     with error_context(f"queue {name} cannot be opened"):
@@ -131,13 +131,16 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     )
 
 
-def _maker(name: str) -> str:
-    """Return the command that makes what an address names."""
+def _makers(name: str) -> str:
+    """Return which command makes what an address may name."""
     topic, slash, folder = name.partition("/")
     made = SubscriptionName.of(folder) if slash else None
-    if made is None:
-        return f"`dropq create {shlex.quote(name)}`"
-    return f"`dropq topic subscribe {topic} {shlex.quote(made.name)} --client-id {shlex.quote(made.client_id)}`"
+    if made is not None:
+        options = f"{shlex.quote(made.name)} --client-id {shlex.quote(made.client_id)}"
+        return f"`dropq topic subscribe {topic} {options}` makes one"
+    if "." in name and is_topic_name(name):
+        return f"`dropq create {shlex.quote(name)}` makes a queue, `dropq topic create {shlex.quote(name)}` a topic"
+    return f"`dropq create {shlex.quote(name)}` makes one"
 
 
 def _check_folders(layout: QueueLayout, name: str) -> None:

@@ -54,8 +54,8 @@ class Sent(NamedTuple):
     """What became of a send: the message's id, whether the queue took it, and the queue or topic that it went to.
 
     A queue that is full and discards does not take it: then nothing was sent, and it went to no queue. Of what is
-    published to a topic, `distributed` says whether every receiver has it; False: they will get it, and it is not to be
-    sent again. Elsewhere it is None.
+    published to a topic, `distributed` says whether every receiver has it, or a route of the topic took it; False: they
+    will get it, and it is not to be sent again. Elsewhere it is None.
     """
 
     id: str

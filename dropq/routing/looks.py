@@ -60,7 +60,7 @@ class Looks:
     def run(self) -> int:
         """Look, unless the last look was less than `APART` ago; return how many credits were removed.
 
-        What keeps a credit may be a credit of the next queue: so that queue is looked at, too.
+        What keeps a credit may be a credit of the next queue: so that queue is looked at first.
 
         Raises:
             OSError: a folder cannot be listed; nothing was removed.
@@ -68,9 +68,11 @@ class Looks:
         began = time.monotonic()
         if began < self._looks_at or not reading.exists(self._context.layout.credits):
             return 0
+        self._looks_at = began + APART  # before the others: queues may send to each other
+        removed = sum(looks.run() for looks in self._further())
         with self._lock.held(lambda: None) as locked:
             if not locked:
-                return 0
+                return removed
             idle = {via: self._idle.get(via, began) for via in idle_credits(self._context)}
             over = [via for via, since in idle.items() if began - since >= APART]
             for via in over:
@@ -78,7 +80,7 @@ class Looks:
         self._idle = {via: since for via, since in idle.items() if via not in over}
         now = time.monotonic()
         self._looks_at = now + max(APART, self._context.timing.listing_share * (now - began))
-        return len(over) + sum(looks.run() for looks in self._further())
+        return removed + len(over)
 
     def _further(self) -> list[Looks]:
         """Return the looks at the queues that messages went to, and that spend credits, too."""

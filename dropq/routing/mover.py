@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dropq.errors import ConfigError, DropqError, LeaseLost, NoSuchQueue, StorageError
-from dropq.format.claims import claim_owners
+from dropq.format.claims import router_claims
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.message_file import MessageFile
 from dropq.format.names import TOPIC_REPLY
@@ -29,11 +29,11 @@ from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors
 from dropq.policies.send_limits import SendLimits
 from dropq.queue.open_queue import open_queue
-from dropq.queue.subscription import subscription_id
 from dropq.staging.fan_out import fan_out
 from dropq.staging.receivers import Receiver, make_known
 from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
+from dropq.storage.failures import describe
 from dropq.topics.publishing import outlet
 
 log = logging.getLogger("dropq")
@@ -42,6 +42,16 @@ log = logging.getLogger("dropq")
 LEASE = 60.0
 #: Seconds after which the router opens a queue that it sends to again, to see its configuration.
 OPEN_FOR = 1.0
+
+
+#: Why a message stays that its selectors cannot be found for.
+UNREADABLE = "a filter cannot be evaluated now, as the body or the sidecar cannot be read"
+ONE_IS_UNUSABLE = "no selector takes it, and one of them cannot be used"
+
+
+def unroutable_after(patience: float) -> str:
+    """Return when a message counts as unroutable that no selector takes."""
+    return f"after {patience:g} s without a subscription it is unroutable"
 
 
 class Target:
@@ -88,7 +98,7 @@ class Mover:
         self.selectors = Selectors(context)
         self._lock = PolicyLock(context)
         self._targets: dict[str, Target] = {}
-        self._owners = claim_owners(subscription_id("route"))
+        self._owners = router_claims()
         self._subscribed_at: float | None = None
         self._has_subscriptions = False
         self._warned: dict[str, str] = {}
@@ -107,16 +117,14 @@ class Mover:
                 self._context.storage.make_folder(folder)  # so that a watch sees when a credit is free again
 
     @property
-    def watched(self) -> list[str]:
-        """The folders in which a change may let a message go."""
-        layout, found = self._context.layout, list[str]()
-        if reading.is_folder(layout.selectors):
-            found.append(layout.selectors)
-        for one in self.selectors.in_use:
-            folder = f"{layout.credits}/{one.selector.token}"
-            if one.selector.credit is not None and reading.exists(folder):
-                found.append(folder)
-        return found
+    def credit_folders(self) -> list[str]:
+        """The folders of its selectors' credits: when a file leaves one of them, a credit is free again."""
+        folders = [
+            f"{self._context.layout.credits}/{one.selector.token}"
+            for one in self.selectors.in_use
+            if one.selector.credit is not None
+        ]
+        return list(filter(reading.exists, folders))
 
     def take(self, file: MessageFile) -> bool:
         """Do what the selectors say with a waiting message; return whether it has left its place in target/.
@@ -127,22 +135,20 @@ class Mover:
         self.held_by = ""
         if not self.selectors.in_use:
             return False
-        asked = self.selectors.asked(file)
-        if asked is None:
-            return self._hold("a filter cannot be evaluated now, as the body or the sidecar cannot be read")
+        with self._context.error_context("the message stays in target/, unless another process took it"):
+            return self._take(file)
+
+    def _take(self, file: MessageFile) -> bool:
+        choice = self.selectors.choice(file)
+        if choice is None:
+            return self._hold(UNREADABLE)
         if has_expired(self._context, file):
             return self._transitions.expire_waiting(file)
-        copies = [one for one in asked if one.selector.op == "copy"]
-        movers = [one for one in asked if one.selector.op != "copy"]
-        if copies and not file.name.copied:
-            return self._copy(file, copies, last=not movers)
-        if movers:
-            return self._move_one(file, movers)
-        if copies:
-            return False  # its copies are made, and the message itself is for consumers
-        if (default := self.selectors.of_role("default")) is not None:
-            return self._move_one(file, [default])
-        return self._unroutable(file)
+        if choice.copying:
+            return self._copy(file, choice.copying, last=not choice.moving)
+        if choice.moving:
+            return self._move_one(file, choice.moving)
+        return False if choice.stays else self._unroutable(file)
 
     # -- move, bounce ------------------------------------------------------------------------------------------------
 
@@ -150,7 +156,7 @@ class Mover:
         if file.name.hops >= HOPS_LIMIT:
             return self._set_aside(file, "hop_limit", {"hops": file.name.hops})
         why = list[str]()
-        for one in sorted(movers, key=lambda each: (each.busy, each.selector.name)):
+        for one in movers:
             done = self._try(file, one)
             if isinstance(done, str):
                 why.append(f"selector {one.selector.name}: {done}")
@@ -161,8 +167,8 @@ class Mover:
 
     def _try(self, file: MessageFile, one: InUse) -> bool | str:
         """Move a message by a selector; return False if another process took it first, or why it stays."""
-        if not one.has_credit:
-            return f"it has no credit left of {one.selector.credit}"
+        if why := one.out_of_credit:
+            return why
         try:
             if one.selector.op == "bounce":
                 return self._bounce(file)
@@ -180,20 +186,28 @@ class Mover:
                 return f"another process holds the lock {context.layout.lock}"
             if not one.is_current:
                 return "it was changed just now"  # RACE: the next look reads it again
-            if len(credits.spent(context.layout, selector.token)) >= (selector.credit or 0):
-                return f"it has no credit left of {selector.credit}"
             with context.error_context("the message stays in target/"):
-                below = credits.below(context.root.layout, file.filename)[: HOPS_LIMIT - 1]
-                credits.spend(context, via, Credit(file.name.id, target.context.name, below))
+                if not one.may_spend():
+                    return f"it has no credit left of {selector.credit}"
+                below = credits.below(context, file.filename)[: HOPS_LIMIT - 1]
+                one.spend(via, Credit(file.name.id, target.context.name, below))
             try:
                 gone = self._transitions.move_on(file, target.context, via) is None
             except DropqError:
-                if reading.exists(f"{context.layout.target}/{file.filename}"):
-                    credits.give_back(context, via)
+                with suppress(OSError):  # of the look, whose error would hide this one
+                    if reading.exists(f"{context.layout.target}/{file.filename}"):
+                        self._give_back(via)
                 raise
             if gone:
-                credits.give_back(context, via)  # RACE: a consumer or another router took it
+                self._give_back(via)  # RACE: a consumer or another router took it
         return not gone
+
+    def _give_back(self, via: Via) -> None:
+        """Remove the credit of a message that was not moved; what cannot be removed now, a look removes."""
+        try:
+            credits.give_back(self._context, via)
+        except OSError as error:
+            log.info("queue %s: credit %s is free only after a look: %s", self._context.name, via, describe(error))
 
     def _bounce(self, file: MessageFile) -> bool | str:
         """Move a message to its return address; return False if it is gone, or why it stays."""
@@ -296,13 +310,13 @@ class Mover:
         """Set a message aside that no selector takes, once it has waited for long, and nobody is subscribed."""
         patience = self._context.config.unroutable_after
         if self.selectors.unusable:
-            return self._hold("no selector takes it, and one of them cannot be used")
+            return self._hold(ONE_IS_UNUSABLE)
         alone_for = math.inf if self._subscribed_at is None else time.monotonic() - self._subscribed_at
         if not self._has_subscriptions and alone_for >= patience:
             path = f"{self._context.layout.target}/{file.filename}"
             if self._context.age_ms(path) >= patience * 1000:
                 return self._set_aside(file, "unroutable", {})
-        return self._hold(f"no selector takes it; after {patience:g} s without a subscription it is unroutable")
+        return self._hold(f"no selector takes it; {unroutable_after(patience)}")
 
     def _set_aside(self, file: MessageFile, reason: str, details: dict[str, object]) -> bool:
         """Make a dead letter of a message that cannot be delivered; return True: it has left its place."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from dropq.config import selectors as files
@@ -19,7 +20,7 @@ from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unav
 from dropq.format import names
 from dropq.format.credits import HOPS_LIMIT, Via, via_of
 from dropq.lifecycle import credits, named
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
 from dropq.policies.lock import PolicyLock
@@ -35,6 +36,8 @@ log = logging.getLogger("dropq")
 REMOVED = ".removed"
 #: Seconds for which a command waits until all has returned.
 PATIENCE = 10.0
+
+_TABLES = 'give a list of tables, each with a name, such as [{"name": "eu", "to": "orders-eu"}]'
 
 
 def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
@@ -59,20 +62,20 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
         )
     path = selectors.path_of(context, name)
     selector = files.check(name, options, f"selector {name}", queue=context.name)
-    present, _ = selectors.read(context)
+    with context.error_context("the selector was not made"):
+        present, _ = selectors.read(context)
     for other in present:
-        if other.name == name or (other.role == selector.role != "normal"):
+        if _exclude_each_other(other, selector):
             raise QueueExists(
                 f"queue {context.name} has a selector {other.name}, with role {other.role}, already: "
                 f"`dropq selector rm {context.name} {other.name}` removes it; nothing was changed"
             )
-    if selector.to is not None:
-        open_queue(context.root, selector.to)
-        if ring := circle(context, selector):
-            raise ConfigError(f"selector {name}: messages would go round: {' -> '.join(ring)}; nothing was changed")
+    with context.error_context("the selector was not made"):
+        _check_way(context.root, context.name, selector)
     with context.error_context("the selector was not made"):
         if selector.credit is not None:
-            selector = files.given(selector, selectors.reserve_token(context, name))
+            token = selectors.reserve_token(context.root.layout, context.name, name, context.storage)
+            selector = files.given(selector, token)
         context.storage.make_folder(context.layout.selectors)
         temporary = f"{context.layout.selectors}/.{name}.{os.urandom(6).hex()}.tmp"
         context.storage.write_new(temporary, files.text(selector).encode())
@@ -86,19 +89,66 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     return selector
 
 
-def circle(context: QueueContext, selector: Selector) -> list[str]:
+def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
+    """Return the selectors that a queue is to be made with.
+
+    Args:
+        root: the root.
+        queue: the name of the queue, which is not there yet.
+        tables: the tables of the selectors, each with its name and the keys of its file.
+
+    Raises:
+        InvalidName, ConfigError, NoSuchQueue: as of `add`.
+    """
+    where = f"options of queue {queue}: selector"
+    if not isinstance(tables, list | tuple):
+        raise ConfigError(f"{where}: {_TABLES}")
+    found = list[Selector]()
+    for table in tables:
+        name = table.get("name") if isinstance(table, Mapping) else None
+        if not isinstance(name, str):
+            raise ConfigError(f"{where}: {_TABLES}")
+        files.check_name(name)
+        if "token" in table:
+            raise ConfigError(f"{where} {name}: token: leave it out: each selector gets one that is its own")
+        options = {key: value for key, value in table.items() if key != "name" and value is not None}
+        selector = files.check(name, options, f"{where} {name}", queue=queue)
+        for other in found:
+            if _exclude_each_other(other, selector):
+                which = f"the name {name}" if other.name == name else f"the role {selector.role}"
+                raise ConfigError(f"{where}: two selectors have {which}: a queue has one")
+        _check_way(root, queue, selector)
+        found.append(selector)
+    return found
+
+
+def _exclude_each_other(one: Selector, other: Selector) -> bool:
+    """Return whether a queue cannot have both of two selectors."""
+    return one.name == other.name or (one.role == other.role != "normal")
+
+
+def _check_way(root: RootContext, queue: str, selector: Selector) -> None:
+    """Raise an error if the queue that a selector sends to is not there, or if messages would come back from it."""
+    if selector.to is not None:
+        open_queue(root, selector.to)
+        if ring := circle(root, queue, selector):
+            way = " -> ".join(ring)
+            raise ConfigError(f"selector {selector.name}: messages would go round: {way}; nothing was changed")
+
+
+def circle(root: RootContext, queue: str, selector: Selector) -> list[str]:
     """Return the addresses by which messages of a selector would come back to its queue; empty if they would not."""
-    ahead: list[list[str]] = [[context.name, selector.to or ""]]
+    ahead: list[list[str]] = [[queue, selector.to or ""]]
     seen = set[str]()
     while ahead:
         way = ahead.pop()
-        if way[-1] == context.name:
+        if way[-1] == queue:
             return way
         if way[-1] in seen:
             continue
         seen.add(way[-1])
         try:
-            there, _ = selectors.read(open_queue(context.root, way[-1]))
+            there, _ = selectors.read(open_queue(root, way[-1]))
         except DropqError:
             continue  # `config check` names it
         ahead += [[*way, one.to] for one in there if one.to is not None]
@@ -114,16 +164,16 @@ def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> b
     """
     files.check_name(name)
     path = selectors.path_of(context, name)
-    with context.error_context("the selector was not removed"):
-        with PolicyLock(context).held(lambda: None) as locked:
-            if not locked:
-                raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
-            if reading.exists(path):
-                context.storage.rename(path, _removed(context, name))
-                context.storage.sync(context.layout.selectors)
-            elif not reading.exists(_removed(context, name)):
-                there = ", ".join(selectors.names_in(context)) or "it has none"
-                raise NoSuchQueue(f"queue {context.name} has no selector {name}: {there}; nothing was changed")
+    with context.error_context("the selector was not removed"), PolicyLock(context).held(lambda: None) as locked:
+        if not locked:
+            raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
+        if reading.exists(path):
+            context.storage.rename(path, _removed(context, name))
+            context.storage.sync(context.layout.selectors)
+        elif not reading.exists(_removed(context, name)):
+            there = ", ".join(selectors.names_in(context)) or "it has none"
+            raise NoSuchQueue(f"queue {context.name} has no selector {name}: {there}; nothing was changed")
+    with context.error_context("the selector takes nothing more, and a sweep returns what it moved"):
         looks, until = Looks(context), time.monotonic() + patience
         watch = Watch(context.layout.selectors)
         while not finish(context, name):
@@ -158,6 +208,8 @@ def finish(context: QueueContext, name: str) -> bool:
         token = files.parse(name, content, name, queue=context.name).token
     except ConfigError:
         token = ""  # it took nothing
+    if credits.queue_of(context.root.layout, token) != (context.name, name):
+        token = ""  # the file is a copy of another selector's, and took nothing under that token
     for key in credits.spent(context.layout, token) if token else ():
         via = Via(token, key)
         try:
@@ -167,7 +219,11 @@ def finish(context: QueueContext, name: str) -> bool:
     if token and credits.spent(context.layout, token):
         return False
     if token:
-        context.storage.remove_folder(f"{context.layout.credits}/{token}")
+        folder = f"{context.layout.credits}/{token}"
+        for file in reading.names_in(folder):
+            if file.startswith("."):  # what routers wrote there, or were about to write
+                context.storage.unlink(f"{folder}/{file}")
+        context.storage.remove_folder(folder)
     context.storage.unlink(_removed(context, name))
     return True
 
@@ -194,9 +250,12 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
     if via is None or known is None or said is None or not names.bears(said.id)(file):
         return False
     source = open_queue(context.root, known[0])
-    under = str(said.below[0]) if said.below else ""
-    if Transitions(context).return_to(folder, file, source, under) is None:
-        return False
+    with _locked(source, said.below) as locked:
+        if not locked:
+            raise Unavailable(f"another process keeps the lock of a queue above {source.name}; the message stays")
+        under = str(said.below[0]) if said.below else ""
+        if Transitions(context).return_to(folder, file, source, under) is None:
+            return False
     credits.give_back(source, via)
     return True
 
@@ -220,13 +279,31 @@ def _bring_back(context: QueueContext, via: Via) -> None:
     if said is None:
         return
     for found in _under(context, said.to, via):
-        under = str(said.below[0]) if said.below else ""
-        moved = Transitions(found.context).return_to(found.folder, found.file, context, under)
+        with _locked(context, said.below) as locked:
+            if not locked:
+                return
+            under = str(said.below[0]) if said.below else ""
+            moved = Transitions(found.context).return_to(found.folder, found.file, context, under)
         if moved is not None:
             for upper, credit in found.above:
                 credits.give_back(upper, credit)
             credits.give_back(context, via)
             return
+
+
+@contextmanager
+def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
+    """Hold the policy lock of the queue under whose credit a message comes back; yield False if it cannot be had.
+
+    RACE: with a look at that queue, which lists messages, credits, and messages again: what came nearer meanwhile could
+    be in none of the three.
+    """
+    owner = credits.queue_of(context.root.layout, below[0].token) if below else None
+    if owner is None or credits.layout_of(context.root.layout, owner[0]) is None:
+        yield True
+        return
+    with PolicyLock(open_queue(context.root, owner[0])).held(lambda: None) as locked:
+        yield locked
 
 
 def _under(source: QueueContext, address: str, via: Via, depth: int = 0) -> Iterator[_Found]:

@@ -10,18 +10,17 @@ decides.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from dropq.errors import DropqError
-from dropq.format.claims import claim_owners
+from dropq.errors import DropqError, StorageError
+from dropq.format.claims import router_claims
 from dropq.lifecycle.context import QueueContext
+from dropq.policies import routes, selectors
 from dropq.queue.offers import UNTOUCHED, Offers
-from dropq.queue.subscription import SweepOnTheWay, subscription_id
-from dropq.queue.waiting import Waiting
+from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.looks import Looks
 from dropq.routing.mover import Mover
 from dropq.storage import reading
@@ -57,16 +56,10 @@ class Router:
             context,
             None,
             filter=None,
-            owners=claim_owners(subscription_id("route")),
+            owners=router_claims(),
             deadline=partial(lease_end, context.clock, LEASE),
         )
-        layout = context.layout
-        with context.error_context(UNTOUCHED):
-            changing = [folder for folder in (layout.base, layout.routing) if reading.is_folder(folder)]
-        self._changing = [layout.target, *changing]
         self._mover = Mover(context)
-        self._watched = self._to_watch
-        self._waiting = Waiting(*self._watched, timing=context.timing)
         self._looks = Looks(context)
         self._looks_at_all = 0.0
         self._looks_at = 0.0
@@ -74,6 +67,11 @@ class Router:
         self.moved: Counter[str] = Counter()
         self.distributed = 0
         self._distributor = Distributor(context) if context.layout.is_topic else None
+
+    @property
+    def total(self) -> int:
+        """How many messages it moved, copied or distributed until now."""
+        return self.moved.total() + self.selected.total() + self.distributed
 
     @property
     def selected(self) -> Counter[str]:
@@ -88,7 +86,8 @@ class Router:
 
         Raises:
             NoSuchQueue: the queue is gone.
-            StorageError: target/ cannot be listed; or a message was moved and not synced, after all others were moved.
+            StorageError: target/ cannot be listed; or a message was not moved, or moved and not synced, after all
+                others were moved.
         """
         if self._sweep is not None and self._sweep.due:
             self._sweep_on_the_way(self._sweep)
@@ -99,11 +98,13 @@ class Router:
         self._looks_at = 0.0
         if not self._may_move():
             return
-        selectors = self._mover.selectors
-        if selectors.in_use and not selectors.may_take:
-            self._looks.run()
-            if self._may_rest():
-                return
+        known = self._mover.selectors
+        with self._context.error_context(UNTOUCHED):
+            may_take = not known.in_use or known.may_take
+            if not may_take:
+                self._looks.run()
+        if not may_take and self._may_rest():
+            return
         self._look_at_each(stopped)
 
     def _look_at_each(self, stopped: Callable[[], bool]) -> None:
@@ -116,10 +117,20 @@ class Router:
             elif (name := offers.route_waiting(file)) is not None:
                 self.moved[name] += 1
             else:
-                self._mover.take(file)
-                if self._mover.held_by and not self._mover.selectors.may_take and self._may_rest():
+                try:
+                    self._mover.take(file)
+                except StorageError as error:  # the others may be as good as before
+                    offers.pass_over(file, error)
+                if self._must_rest():
                     break
         offers.raise_refused()
+
+    def _must_rest(self) -> bool:
+        """Return whether the message that was looked at last stays, and so do those behind it."""
+        if not self._mover.held_by:
+            return False
+        with self._context.error_context(UNTOUCHED):
+            return not self._mover.selectors.may_take and self._may_rest()
 
     def _may_rest(self) -> bool:
         """Return whether the messages behind the first need not be looked at now, as no selector has a credit left."""
@@ -128,35 +139,40 @@ class Router:
         self._looks_at_all = time.monotonic() + LOOK_AT_ALL
         return False
 
-    def run(self, stopped: Callable[[], bool]) -> None:
-        """Make a pass each time that there may be something to move, until it is stopped.
-
-        Args:
-            stopped: whether to end; call `wake` once it is so.
-
-        Raises:
-            NoSuchQueue, StorageError: as for `one_pass`.
-        """
-
-        def look() -> None:
-            self.one_pass(stopped)
-
-        def given_up() -> bool:
-            return stopped() or self._to_watch != self._watched
-
-        while not stopped():
-            waiting = self._waiting
-            news = waiting.news
-            look()
-            if (folders := self._to_watch) != self._watched:
-                self._watched, self._waiting = folders, Waiting(*folders, timing=self._context.timing)
-                continue  # RACE: what changed before the new watch began is seen by another pass
-            waiting.wait(news, math.inf, look=look, next_look=self._next_look, given_up=given_up)
+    @property
+    def arrivals(self) -> list[str]:
+        """The folders of which a file that comes may let a message go."""
+        layout = self._context.layout
+        with self._context.error_context(UNTOUCHED):
+            changing = filter(reading.is_folder, (layout.base, layout.routing, layout.selectors))
+            return [layout.target, *changing]
 
     @property
-    def _to_watch(self) -> list[str]:
-        """The folders in which a change may let a message go."""
-        return [*self._changing, *self._mover.watched]
+    def departures(self) -> list[str]:
+        """The folders of which a file that leaves may let a message go."""
+        with self._context.error_context(UNTOUCHED):
+            return self._mover.credit_folders
+
+    @property
+    def again(self) -> float:
+        """The seconds after which to look without an event: a delay or a lease may have ended."""
+        now = time.monotonic()
+        again = RESCAN if self._sweep is None else self._sweep.again - now
+        counts = self._mover.selectors.counts_at - now
+        return max(min(again, RESCAN, counts if counts > 0 else RESCAN), 0.001)
+
+    @property
+    def has_unusable(self) -> bool:
+        """Whether a route in use, or the file of a selector, cannot be used."""
+        with self._context.error_context(UNTOUCHED):
+            return bool(routes.examine(self._context)[1] or selectors.read(self._context)[1])
+
+    def close(self) -> None:
+        """End the signs of life of its distributors; what it moved stays moved."""
+        if self._distributor is not None:
+            self._distributor.close()
+        if self._sweep is not None:
+            self._sweep.close()
 
     def _may_move(self) -> bool:
         """Return whether a route or a selector is in use, and the queue is not paused; look only after `max_age`."""
@@ -167,15 +183,6 @@ class Router:
                 self._paused = self._context.paused
             self._looks_at = time.monotonic() + self._context.timing.max_age
         return bool(self._offers.routes.in_use or self._mover.selectors.in_use) and not self._paused
-
-    def wake(self) -> None:
-        """Let `run` see whether it is stopped; any thread and any signal handler may call this."""
-        self._waiting.wake()
-
-    def _next_look(self) -> float:
-        """Return the seconds after which to look without an event: a delay or a lease may have ended."""
-        again = RESCAN if self._sweep is None else self._sweep.again - time.monotonic()
-        return max(min(again, RESCAN), 0.001)
 
     def _sweep_on_the_way(self, sweep: SweepOnTheWay) -> None:
         try:

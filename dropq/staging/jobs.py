@@ -34,7 +34,8 @@ from dropq.storage.files import Draft, refuse_links, run_in_parts
 log = logging.getLogger("dropq")
 
 MANIFEST = "manifest.json"
-#: Milliseconds for which the ledger remembers that a job was sent: 7 days; the last epoch of a query: 30 days.
+#: Milliseconds for which the ledger remembers that a job was sent: 7 days; the last epoch of a query: 30 days. It
+#: remembers the last list of a transfer for good.
 LEDGER_AGE = 7 * 86_400_000
 EPOCH_AGE = 30 * 86_400_000
 #: Bytes of an encoded job id.
@@ -42,8 +43,10 @@ JOB_ID_LIMIT = 100
 #: What the error about a failed attempt says of its messages.
 UNSENT = "nothing of this attempt was sent"
 
-#: The key of an epoch: its query and its number.
-_EPOCH = re.compile(r"([^.]+)\.([0-9]{1,19})")
+#: The key of an epoch, or of a list of a transfer: its row and its number.
+_NUMBERED = re.compile(r"((?:transfer\.)?[^.]+)\.([0-9]{1,19})")
+#: How the row of a transfer begins.
+_TRANSFER = "transfer."
 
 
 class Staged(NamedTuple):
@@ -109,6 +112,11 @@ class Job:
         job_id: names the job; after a job was sent, other runs under its id send nothing.
     """
 
+    #: What the manifest and the ledger say of the job besides what it sends.
+    note: Mapping[str, object] = {}
+    #: Whether the job is committed although it sends nothing.
+    may_be_empty = False
+
     def __init__(self, context: QueueContext, job_id: str) -> None:
         key = encode(job_id)
         if not job_id or len(key) > JOB_ID_LIMIT:
@@ -173,7 +181,7 @@ class Job:
             NoSuchQueue: the queue was deleted meanwhile, with the job.
         """
         listed = [staged for staged in attempts if staged.files]
-        if not listed or self.sent or not self._write_manifest(listed):
+        if not (listed or self.may_be_empty) or self.sent or not self._write_manifest(listed):
             self.abort()
             return 0
         with error_context(f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"):
@@ -200,7 +208,8 @@ class Job:
 
     def _write_manifest(self, listed: list[Staged]) -> bool:
         """Commit the job; return False if another run of it was committed first, whose files are sent."""
-        content = {"format": 1, "job": self.id, "attempts": {staged.attempt: staged.files for staged in listed}}
+        attempts = {staged.attempt: staged.files for staged in listed}
+        content = {"format": 1, "job": self.id, "attempts": attempts, **({"note": self.note} if self.note else {})}
         draft = f"{self.folder}/.manifest-{secrets.token_hex(6)}"
         try:
             self._context.storage.write_new(draft, json.dumps(content).encode())
@@ -243,9 +252,26 @@ class Epoch(Job):
     """
 
     def __init__(self, context: QueueContext, query: str, number: int) -> None:
-        self._query, self._number = encode(query), number
         # An encoded id has no dot, so no other job has the key of an epoch.
-        self._identify(context, f"{query}, epoch {number}", f"{self._query}.{number}")
+        self._identify_in(encode(query), number, context, f"{query}, epoch {number}")
+
+    def _identify_in(self, row: str, number: int, context: QueueContext, job_id: str) -> None:
+        self._row, self._number = row, number
+        self._identify(context, job_id, f"{row}.{number}")
+
+    @property
+    def sent(self) -> bool:
+        """Whether the epoch was committed, as of `Job.sent`.
+
+        Raises:
+            DropqError: a later epoch of the query was sent.
+            StorageError: the job's folders or the ledger cannot be read.
+        """
+        sent = super().sent
+        if not sent:
+            # RACE: once a later epoch is in the ledger, this one may leave it. So the later one is looked for second.
+            self._refuse_if_overtaken()
+        return sent
 
     def begin(self) -> None:
         """Make the job's folder, unless it exists.
@@ -261,22 +287,73 @@ class Epoch(Job):
         """Send every listed file, as `Job.commit` does; then remove earlier epochs from the ledger."""
         self._refuse_if_overtaken()
         count = super().commit(attempts)
-        with error_context(f"epoch {self._number} of {self._query} is committed: do not send it again"):
-            sent = _sent_epochs(self._context, self._query)
+        with error_context(f"job {self.id} is committed: do not send it again"):
+            sent = _sent_numbers(self._context, self._row)
             earlier = [number for number in sent if number < self._number]
             for number in earlier if self._number in sent else ():  # an empty epoch is not in the ledger
-                self._context.storage.unlink(_ledger_entry(self._context, f"{self._query}.{number}"))
+                self._context.storage.unlink(_ledger_entry(self._context, f"{self._row}.{number}"))
         return count
 
     def _refuse_if_overtaken(self) -> None:
-        with error_context(f"it is not known whether a later epoch of {self._query} was sent: nothing is sent now"):
-            last = max(_sent_epochs(self._context, self._query), default=-1)
+        with error_context(f"it is not known whether a job after {self.id} was sent: nothing is sent now"):
+            last = max(_sent_numbers(self._context, self._row), default=-1)
         if last > self._number:
-            raise DropqError(
-                f"epoch {self._number} of {self._query} was not sent, as epoch {last} was sent before: this driver was "
-                "replaced by another, or its checkpoint is older than what was sent. To send what the query reads "
-                "again, start it with a new checkpoint"
-            )
+            raise DropqError(self._overtaken(last))
+
+    def _overtaken(self, last: int) -> str:
+        return (
+            f"epoch {self._number} of {self._row} was not sent, as epoch {last} was sent before: this driver was "
+            "replaced by another, or its checkpoint is older than what was sent. To send what the query reads "
+            "again, start it with a new checkpoint"
+        )
+
+
+class TransferJob(Epoch):
+    """A job that sends one list of messages that came from another file system.
+
+    It is in the ledger even if it sends nothing, and its last list stays there for good: a list that comes a second
+    time is refused, whenever that is.
+
+    Args:
+        context: the queue that the messages come to.
+        row: names the row of lists; no other row has the name.
+        number: the number of the list.
+    """
+
+    may_be_empty = True
+
+    def __init__(self, context: QueueContext, row: str, number: int) -> None:
+        self._identify_in(f"{_TRANSFER}{row}", number, context, f"transfer {row}, list {number}")
+
+    def send(self, attempt: Staged, note: Mapping[str, object]) -> int:
+        """Send every listed file, as `commit` does; let the ledger keep a note, as JSON, beside the number."""
+        self.note = note
+        return self.commit([attempt])
+
+    def sent_note(self) -> Mapping[str, object] | None:
+        """Return the note that this list was sent with; None where the ledger does not have the list now.
+
+        Raises:
+            DropqError: the entry in the ledger is damaged.
+            StorageError: it cannot be read.
+        """
+        path = _ledger_entry(self._context, self._key)
+        with error_context("nothing is removed where the messages came from"):
+            reading.ask_server(self._context.layout.ledger)
+            data = reading.read_small(path, limit=-1)
+        try:
+            content = reading.parse_json(data or b"null")
+        except ValueError as error:
+            raise DropqError(f"{path} is damaged ({error}): nothing is removed where the messages came from") from error
+        note = content.get("note") if isinstance(content, dict) else None
+        return note if isinstance(note, dict) else None
+
+    def _overtaken(self, last: int) -> str:
+        return (
+            f"{self.id} was not sent to {self._context.layout.home}, as list {last} was sent before: the folder of the "
+            "lists is a copy of another queue's, or an older state of its own. Remove from its given/ what that queue "
+            "has already, then rename it to other hex digits; nothing was removed"
+        )
 
 
 def is_committed(working: str) -> bool:
@@ -342,7 +419,9 @@ def sweep(context: QueueContext, *, older_than: float | None = None, stalled_for
             report.refused += 1
             log.warning("job %s: %s; the next sweep tries again", folder, describe(error))
     for entry in list(reading.entries(context.layout.ledger)):
-        age = EPOCH_AGE if _EPOCH.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE
+        if entry.name.startswith(_TRANSFER):
+            continue
+        age = EPOCH_AGE if _NUMBERED.fullmatch(entry.name.removesuffix(".json")) else LEDGER_AGE
         if context.clock.now_ms() - _changed(entry.path) > age:
             context.storage.unlink(entry.path)
     return report
@@ -375,9 +454,9 @@ def _is_abandoned(context: QueueContext, folder: str, older_than: float | None) 
 
 
 def _is_sent(context: QueueContext, key: str) -> bool:
-    """Return whether the ledger has a job, or a later epoch of the job's query."""
-    epoch = _EPOCH.fullmatch(key)
-    overtaken = epoch is not None and max(_sent_epochs(context, epoch[1]), default=-1) > int(epoch[2])
+    """Return whether the ledger has a job, or a later job of its row."""
+    job = _NUMBERED.fullmatch(key)
+    overtaken = job is not None and max(_sent_numbers(context, job[1]), default=-1) > int(job[2])
     return overtaken or _is_in_ledger(context, key)
 
 
@@ -386,10 +465,10 @@ def _is_in_ledger(context: QueueContext, key: str) -> bool:
     return reading.exists(_ledger_entry(context, key))
 
 
-def _sent_epochs(context: QueueContext, query: str) -> list[int]:
-    """Return the epochs of a query that are in the ledger."""
-    epochs = (_EPOCH.fullmatch(name.removesuffix(".json")) for name in reading.names_in(context.layout.ledger))
-    return [int(epoch[2]) for epoch in epochs if epoch and epoch[1] == query]
+def _sent_numbers(context: QueueContext, row: str) -> list[int]:
+    """Return the numbers of a row's jobs that are in the ledger."""
+    jobs = (_NUMBERED.fullmatch(name.removesuffix(".json")) for name in reading.names_in(context.layout.ledger))
+    return [int(job[2]) for job in jobs if job and job[1] == row]
 
 
 def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> bool:
@@ -415,7 +494,8 @@ def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> b
     context.storage.sync(*sorted(_send_all(context, folder, listed)))
     context.storage.make_folder(context.layout.ledger)
     entry = _ledger_entry(context, _key(os.path.basename(folder)))
-    context.storage.write_small(entry, json.dumps({"job": manifest.get("job")}).encode())
+    content = {key: manifest[key] for key in ("job", "note") if key in manifest}
+    context.storage.write_small(entry, json.dumps(content).encode())
     _remove(context, folder, listed)
     return True
 

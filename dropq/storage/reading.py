@@ -379,11 +379,23 @@ def open_below(folder: str, *names: str) -> int | None:
     return fd
 
 
-def read_in(folder: int, name: str, limit: int = 4096) -> bytes | None:
-    """Read a small file of ours in an open folder; return None when there is no such file, or it may not be read."""
+def read_in(folder: int, name: str, limit: int = 4096, *, strict: bool = False) -> bytes | None:
+    """Read a small file of ours in an open folder; return None when there is no such file, or it may not be read.
+
+    Args:
+        folder: the folder.
+        name: the name of the file.
+        limit: the most bytes that are read.
+        strict: return None only when there is no such file, or it is a link, a socket or another thing that is no file.
+
+    Raises:
+        OSError: it cannot be read, or with `strict`, opened.
+    """
     try:
         fd = os.open(name, READ, dir_fd=folder)
-    except OSError:
+    except OSError as error:
+        if strict and not isinstance(error, FileNotFoundError) and error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
         return None
     try:
         return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else None

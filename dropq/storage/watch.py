@@ -1,4 +1,4 @@
-"""Wait until a message may have come into a folder, or into one of several.
+"""Wait until a message may have come into a folder, or into one of several; or until a file has left another folder.
 
 An event is a hint and nothing more. The kernel drops events when it has too many of them, and a change by another host
 of a network file system, or below a FUSE mount, gives no event. So a wait always ends by its timeout, and the waiter
@@ -46,12 +46,14 @@ class Watch:
     anything refers to it, so that a late wake-up never writes to another file.
 
     Args:
-        folders: the folders.
+        folders: the folders into which something comes.
+        leaving: the folders that something leaves.
         poll: use pauses alone, as also happens where events do not work for one of the folders.
     """
 
-    def __init__(self, *folders: str, poll: bool = False) -> None:
+    def __init__(self, *folders: str, leaving: Sequence[str] = (), poll: bool = False) -> None:
         self._folders = folders
+        self._leaving = leaving
         self._poll = poll
         self._events: Events | None = None
         self._pause = FIRST_PAUSE
@@ -70,8 +72,8 @@ class Watch:
         What came before gives no event: list the folders afterwards.
         """
         if self._events is None and not self._poll:
-            self._poll = not all(map(events_reach, self._folders))
-            self._events = None if self._poll else _events(self._folders, self.wake)
+            self._poll = not all(map(events_reach, (*self._folders, *self._leaving)))
+            self._events = None if self._poll else _events(self._folders, self._leaving, self.wake)
             self._poll = self._events is None
         return self.events
 
@@ -98,7 +100,7 @@ class Watch:
             os.write(self._wake_fd, b"\0")
 
     def wait(self, timeout: float = RESCAN) -> bool:
-        """Wait until something may have come into a folder, until a wake-up, or until the timeout.
+        """Wait until something may have come into a folder, or left one, until a wake-up, or until the timeout.
 
         Args:
             timeout: seconds; without events at most `PAUSE` of them.
@@ -142,7 +144,7 @@ def events_reach(folder: str, mounts: str = MOUNTS) -> bool:
 
 
 class Events(Protocol):
-    """Reports arrivals in folders: a file becomes readable, or a function is called."""
+    """Reports what comes into folders, and what leaves others: a file becomes readable, or a function is called."""
 
     @property
     def fd(self) -> int | None:
@@ -152,10 +154,11 @@ class Events(Protocol):
         """Report on the folders that the paths lead to now."""
 
 
-def _events(folders: Sequence[str], wake: Callable[[], None]) -> Events | None:
+def _events(folders: Sequence[str], leaving: Sequence[str], wake: Callable[[], None]) -> Events | None:
     """Ask for the events of folders; where that fails, log it and return None."""
     try:
-        return _Inotify(folders) if sys.platform.startswith("linux") else _observed(folders, wake)
+        linux = sys.platform.startswith("linux")
+        return _Inotify(folders, leaving) if linux else _observed(folders, leaving, wake)
     except (ImportError, OSError, RuntimeError) as error:
         # Too many watches or instances for this user, mostly. Polling finds the same messages.
         log.warning("%s: no events (%s): looking every %s s instead", ", ".join(folders), error, PAUSE)
@@ -165,27 +168,29 @@ def _events(folders: Sequence[str], wake: Callable[[], None]) -> Events | None:
 class _Inotify:
     """The kernel's own events, without watchdog's threads: what those read from an event is not needed here."""
 
-    def __init__(self, folders: Sequence[str]) -> None:
+    def __init__(self, folders: Sequence[str], leaving: Sequence[str]) -> None:
         from watchdog.observers.inotify_c import InotifyConstants, inotify_add_watch, inotify_init
 
-        self._paths = [os.fsencode(folder) for folder in folders]
-        # Arrivals alone: each claim would be an event too.
-        self._mask = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
+        # What leaves target/ is no event: each claim would be one.
+        comes = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
+        leaves = InotifyConstants.IN_DELETE | InotifyConstants.IN_MOVED_FROM
+        self._masks = {os.fsencode(folder): comes for folder in folders}
+        self._masks |= {os.fsencode(folder): leaves for folder in leaving}
         self._add_watch = inotify_add_watch
         self.fd = _done(inotify_init())
         weakref.finalize(self, os.close, self.fd)
         os.set_inheritable(self.fd, False)
         os.set_blocking(self.fd, False)
-        for path in self._paths:
+        for path in self._masks:
             self._watch(path)
 
     def renew(self) -> None:
-        for path in self._paths:
+        for path in self._masks:
             with suppress(OSError):  # it is gone: the listing that follows raises
                 self._watch(path)
 
     def _watch(self, path: bytes) -> None:
-        _done(self._add_watch(self.fd, path, self._mask))  # no change for a folder that is watched already
+        _done(self._add_watch(self.fd, path, self._masks[path]))  # no change for a folder that is watched already
 
 
 class _Observed:
@@ -197,8 +202,14 @@ class _Observed:
         """Do nothing: the observer keeps to the folders that it was given."""
 
 
-def _observed(folders: Sequence[str], wake: Callable[[], None]) -> Events | None:
-    from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEvent, FileSystemEventHandler
+def _observed(folders: Sequence[str], leaving: Sequence[str], wake: Callable[[], None]) -> Events | None:
+    from watchdog.events import (
+        FileCreatedEvent,
+        FileDeletedEvent,
+        FileMovedEvent,
+        FileSystemEvent,
+        FileSystemEventHandler,
+    )
     from watchdog.observers import Observer
     from watchdog.observers.polling import PollingObserver
 
@@ -214,6 +225,8 @@ def _observed(folders: Sequence[str], wake: Callable[[], None]) -> Events | None
         return None  # it looks at every file each time: our own polling is better
     for folder in folders:
         observer.schedule(Handler(), folder, event_filter=[FileCreatedEvent, FileMovedEvent])
+    for folder in leaving:
+        observer.schedule(Handler(), folder, event_filter=[FileDeletedEvent, FileMovedEvent])
     observer.start()
     events = _Observed()
     weakref.finalize(events, observer.stop)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,17 +19,23 @@ from dropq.format.addresses import (
     subscription_layout,
     topic_layout,
 )
-from dropq.format.layout import NO_LOCAL, SUBSCRIPTIONS, QueueLayout, removed_subscriptions
+from dropq.format.layout import KEEPER, NO_LOCAL, SUBSCRIPTIONS, QueueLayout, removed_subscriptions
 from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
+from dropq.policies import routes
 from dropq.policies.lock import PolicyLock
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics.views import link_views
+
+log = logging.getLogger("dropq")
+
+#: How the folder ends of a subscription that is taken away, and goes only if its routes took no message.
+UNLESS_ROUTED = "-unless-routed"
 
 #: Milliseconds after which a subscription that never appeared is nobody's.
 UNFINISHED_AGE = 3_600_000
@@ -39,7 +47,12 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     layout = topic_layout(root.layout.path, name)
     found = find_layout(root.layout.path, name)
     if found is not None:
-        raise QueueExists(f"{'topic' if found.is_topic else 'queue'} {name!r} is there already: {found.home}")
+        if found.is_topic:
+            raise QueueExists(f"topic {name!r} is there already: {found.home}")
+        raise QueueExists(
+            f"topic {name!r} was not made: the root has a queue of this name, {found.home}; give another name, or "
+            f"remove the queue, by `dropq delete {shlex.quote(name)}`"
+        )
     config = validate_options(
         options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, is_queue=False
     )
@@ -77,6 +90,7 @@ def subscribe(
     *,
     recovery_point: str | None = None,
     holds: bool = False,
+    force: bool = False,
 ) -> tuple[str, Holder | None]:
     """Make a subscription, unless it is there as it was asked for; return its address, and what holds it.
 
@@ -89,17 +103,18 @@ def subscribe(
         options: keys of its queue.toml.
         recovery_point: where in the topic's history a new one begins; None begins now.
         holds: it is ephemeral, and goes with this process; else nothing holds it.
+        force: also remove what routes of the one of before took.
 
     Raises:
         InvalidName, ConfigError: the name or an option cannot be used; nothing was changed.
         Unavailable: the one of before is in use, or another process is subscribing for too long.
-        StorageError: it was not made.
+        StorageError: it was not made; or the one of before has messages that its routes took.
     """
     check_subscription_name(subscription.name, subscription.client_id)
     address = f"{topic.name}/{subscription.folder}"
     validate_options(options, f"options of subscription {address}", root=topic.root.config)
     if replaced_by(topic, subscription, options.get("filter")):
-        _replace(topic, subscription, options.get("filter"))
+        _replace(topic, subscription, options.get("filter"), force=force)
     if address in of_client(topic.root, subscription):
         return address, None
     layout = subscription_layout(topic.layout, subscription.folder)
@@ -130,7 +145,7 @@ def subscribe(
                 path=layout.home,
                 errno=errno.EEXIST,
             ) from error
-        return subscribe(topic, subscription, options, recovery_point=recovery_point, holds=holds)
+        return subscribe(topic, subscription, options, recovery_point=recovery_point, holds=holds, force=force)
     with error_context(f"subscription {address} is made, but a power cut may take it back"):
         store.sync(f"{layout.topic}/{SUBSCRIPTIONS}")
     with suppress(OSError):  # the next sweep of the root notes it
@@ -138,7 +153,7 @@ def subscribe(
     return address, holder
 
 
-def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object) -> None:
+def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object, *, force: bool) -> None:
     """Remove the subscriptions that a new one replaces.
 
     RACE: of two processes that ask for the same, the first removes the subscription of before, and makes the new one;
@@ -149,7 +164,7 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
             raise Unavailable(f"another process is subscribing to topic {topic.name}: try again; nothing was changed")
         for found in replaced_by(topic, subscription, filter):
             with suppress(NoSuchQueue):  # RACE: a sweep, or an unsubscribe, was first
-                remove(topic.root, found)
+                remove(topic.root, found, force=force)
 
 
 def _build(layout: QueueLayout, store: Storage, files: Mapping[str, bytes]) -> None:
@@ -194,12 +209,18 @@ def _filter_of(topic: QueueContext, address: str) -> object:
     return next((each.value for each in settings if each.key == "filter" and each.source == layout.config_file), None)
 
 
-def remove(root: RootContext, address: str) -> None:
+def remove(root: RootContext, address: str, *, force: bool) -> None:
     """Remove a subscription with what it holds; a copy that is on its way goes with it, or to the topic's error/.
+
+    Args:
+        root: the root.
+        address: the subscription.
+        force: also remove what its routes took.
 
     Raises:
         NoSuchQueue: there is no such subscription.
         Unavailable: it is in use; nothing was changed.
+        StorageError: it has messages that its routes took; nothing was changed.
     """
     context = open_queue(root, address)
     folder = context.layout.consumers
@@ -210,11 +231,35 @@ def remove(root: RootContext, address: str) -> None:
         raise Unavailable(
             f"subscription {address} is in use by {', '.join(sorted(alive))}: end that first; nothing was removed"
         )
-    take_away(root, context.layout)
+    if not force and routes.routed(context.layout, context.config.ignore):
+        raise routed_error(context)
+    if not take_away(root, context.layout, force=force):
+        raise routed_error(context)
 
 
-def take_away(root: RootContext, layout: QueueLayout) -> None:
-    """Remove a subscription: from the rename on, it gets nothing, and nobody finds it."""
+def routed_error(context: QueueContext) -> StorageError:
+    """Return the error for a subscription that is not removed, because its routes took messages."""
+    counts = routes.routed(context.layout, ()).items()
+    listed = ", ".join(f"{count} in routing/{name}" for name, count in counts) or "what is no message, in routing/"
+    return StorageError(
+        f"subscription {context.name} has what its routes took ({listed}): move it elsewhere, or remove it with the "
+        f"subscription by `dropq delete {shlex.quote(context.name)} --force`; nothing was removed",
+        path=context.layout.routing,
+        errno=errno.ENOTEMPTY,
+    )
+
+
+def take_away(root: RootContext, layout: QueueLayout, *, force: bool) -> bool:
+    """Remove a subscription: from the rename on, it gets nothing, and nobody finds it.
+
+    Args:
+        root: the root.
+        layout: where the subscription is.
+        force: also remove what its routes took.
+
+    Returns:
+        Whether it is removed; False if its routes took messages: it is where it was.
+    """
     name = os.path.basename(layout.home)
     mark = f"{root.clock.now_ms()}"
     above = removed_subscriptions(layout.topic)
@@ -222,7 +267,7 @@ def take_away(root: RootContext, layout: QueueLayout) -> None:
     try:
         if reading.exists(os.path.dirname(above)):
             store.make_folder(above)
-            away = f"{above}/{name}.deleting-{mark}-{os.urandom(3).hex()}"
+            away = f"{above}/{name}.deleting-{mark}-{os.urandom(3).hex()}{'' if force else UNLESS_ROUTED}"
         else:  # a folder above topics has no place of its own: DropboxMQ names what it removes so
             away = f"{layout.home}.deleted-{mark}"
         store.rename_folder(layout.home, away)
@@ -230,7 +275,48 @@ def take_away(root: RootContext, layout: QueueLayout) -> None:
         raise NoSuchQueue(f"subscription {layout.home} is not there any more") from None
     except OSError as error:
         raise storage_error(error, f"subscription {layout.home} was not removed") from error
+    if not force and not _end_routes(layout, away):
+        return False
     clear_away(root, layout, away)
+    return True
+
+
+def _end_routes(layout: QueueLayout, away: str) -> bool:
+    """Let no route take a message of a subscription that was taken away; if one took a message, bring it back.
+
+    RACE: a message may have come into a route's folder before the rename, and a move that was half-way comes into it
+    even later. An empty folder is removed, and then nothing comes into it. A folder that is not empty stays, so a sweep
+    that does this at the same time comes to the same end.
+
+    Args:
+        layout: where the subscription was.
+        away: where it is now.
+
+    Returns:
+        Whether it may be removed; else it is where it was.
+    """
+    routing, removed, store = QueueLayout(away, away).routing, list[str](), Storage(lenient=True)
+    if os.path.islink(away) or os.path.islink(routing):
+        return True  # what a link leads to stays
+    try:
+        folders = [entry.path for entry in reading.entries(routing) if entry.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            if reading.names_in(folder) - {KEEPER}:
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), folder)
+        for folder in folders:
+            store.unlink(f"{folder}/{KEEPER}")
+            store.remove_folder(folder)
+            removed.append(folder)
+    except OSError as error:
+        lost = f"subscription {layout.home} was taken away, and what its routes took is in {routing}"
+        with error_context(lost), suppress(FileNotFoundError):  # RACE: another process has brought it back
+            for folder in removed:
+                store.make_folder(folder, parents=False)
+            store.move_folder(away, layout.home)
+        if error.errno != errno.ENOTEMPTY:
+            raise storage_error(error, f"subscription {layout.home} was not removed") from error
+        return False
+    return True
 
 
 def clear_away(root: RootContext, layout: QueueLayout, away: str) -> None:
@@ -257,6 +343,17 @@ def clear_away(root: RootContext, layout: QueueLayout, away: str) -> None:
             raise storage_error(error, f"a sweep removes the rest: {away}") from error
 
 
+def _may_go(layout: QueueLayout, away: str) -> bool:
+    """Decide whether a subscription is removed that another process has taken away; log it if it is not."""
+    try:
+        if _end_routes(layout, away):
+            return True
+        log.warning("subscription %s is not removed, as its routes took messages: it is back", layout.home)
+    except StorageError as error:
+        log.warning("%s", error)
+    return False
+
+
 def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None) -> int:
     """Remove what is left of subscriptions that were half made or half removed, and ephemeral ones of the dead.
 
@@ -272,6 +369,8 @@ def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None
     refuse_links((above, topic.layout.new))
     for entry in list(reading.entries(above)):
         layout = subscription_layout(topic.layout, entry.name.rpartition(".deleting-")[0])
+        if entry.name.endswith(UNLESS_ROUTED) and not _may_go(layout, entry.path):
+            continue
         clear_away(root, layout, entry.path)
         count += 1
     for entry in list(reading.entries(topic.layout.new)):
@@ -284,6 +383,6 @@ def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None
             pass
         if is_left:
             with suppress(NoSuchQueue):  # RACE: another sweep was first
-                take_away(root, layout)
+                take_away(root, layout, force=True)
                 count += 1
     return count

@@ -59,7 +59,7 @@ def checked(point: str | date) -> str:
     try:
         return recovery_point(point)
     except ValueError:
-        raise ValueError(f"{point!r} is no point to replay from: {POINTS} is allowed") from None
+        raise ValueError(f"{point!r} is no point to begin at: give {POINTS}") from None
 
 
 def _archived(context: QueueContext) -> Iterator[Archived]:

@@ -6,9 +6,11 @@ Each function returns an iterator: what it yielded is done, and what it did not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from dropq.carrier.lists import LIST_LENGTH
+from dropq.carrier.transfers import Passage
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, Unavailable
 from dropq.filters import check_chooses
 from dropq.format.addresses import check_address
@@ -98,15 +100,18 @@ def requeue(
     if state not in REQUEUED:
         raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}")
     goal = to or context
-    act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
-    return _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run)
+    passage = Passage(context, goal)
+    act = partial(_requeue, goal=goal, keep_expiration=keep_expiration, passage=passage)
+    return _carried(passage, _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run))
 
 
-def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
+def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool, passage: Passage) -> str | None:
     context, state = message.context, message.state
     inode = _inode(message) if state in WITH_REASON else None
-    folder = context.layout.folder(state)
-    file = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+    transitions, folder = Transitions(context), context.layout.folder(state)
+    file = passage.move(
+        lambda given: transitions.requeue(folder, message.file, goal, keep_expiration=keep_expiration, given=given)
+    )
     if file is not None and inode is not None:
         context.reasons.drop(state, message.file, inode)
     return file
@@ -123,7 +128,8 @@ def requeue_to_origin(
 ) -> Iterator[Outcome]:
     """Move each dead letter back into target/ of the queue that it came from, as `requeue` does.
 
-    There it is no dead letter any more. A letter whose queue is not there stays, and so does what is no dead letter.
+    There it is no dead letter any more. A letter whose queue is not there stays. What is no dead letter stays, too, and
+    is passed over unless its id was given.
 
     Args:
         context: the queue that they lie in.
@@ -153,15 +159,22 @@ def _requeue_to_origin(
     run = partial(each, context, state, dry_run=dry_run)
     for message in select(context, state, ids=wanted, filter=filter):
         found |= {message.id, message.name, message.file}
+        if wanted is None and not _is_letter(message):
+            continue
         try:
             goal = _origin(message, origins)
         except DropqError as error:
             yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {error}")
             continue
-        act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
-        yield from run([message], wanted=None, act=act, done=f"requeued to {goal.name}")
+        passage = Passage(context, goal)
+        act = partial(_requeue, goal=goal, keep_expiration=keep_expiration, passage=passage)
+        yield from _carried(passage, run([message], wanted=None, act=act, done=f"requeued to {goal.name}"))
     missing = [id for id in wanted or () if id not in found]
     yield from run([], wanted=missing, act=lambda message: None, done="")
+
+
+def _is_letter(message: Message) -> bool:
+    return message.dead_letter_reason is not None and message.origin not in (None, message.context.name)
 
 
 def _origin(message: Message, opened: dict[str, QueueContext]) -> QueueContext:
@@ -172,7 +185,7 @@ def _origin(message: Message, opened: dict[str, QueueContext]) -> QueueContext:
         DropqError: its queue cannot be opened; the error names it.
     """
     origin = message.origin
-    if origin is None or message.dead_letter_reason is None or origin == message.context.name:
+    if origin is None or not _is_letter(message):
         raise NoSuchMessage("it is no dead letter")
     if origin not in opened:
         check_address(origin)  # it is read from a name, which anybody may have written
@@ -189,12 +202,44 @@ def move(
     filter: str | None = None,
     dry_run: bool = False,
 ) -> Iterator[Outcome]:
-    """Move messages into another queue's target/, with their counters and expirations as they are."""
+    """Move messages into another queue's target/, with their counters and expirations as they are.
+
+    Where that queue lies on another file system, messages are reported once they are there, many at a time.
+    """
+    passage, transitions, folder = Passage(context, to), Transitions(context), context.layout.folder(state)
 
     def act(message: Message) -> str | None:
-        return Transitions(context).carry(context.layout.folder(state), message.file, to)
+        return passage.move(lambda given: transitions.carry(folder, message.file, to, given=given))
 
-    return _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run)
+    return _carried(passage, _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run))
+
+
+def _carried(passage: Passage, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Yield outcomes; those of messages that go to another file system once they are there.
+
+    If this is not iterated to its end, sweeps of the queue carry what is on its way.
+    """
+    on_the_way: list[Outcome] = []
+    for outcome in outcomes:
+        if not (outcome.ok and passage.is_carried):
+            yield outcome
+            continue
+        on_the_way.append(outcome)
+        if len(on_the_way) == LIST_LENGTH:
+            yield from _arrived(passage, on_the_way)
+            on_the_way = []
+    yield from _arrived(passage, on_the_way)
+
+
+def _arrived(passage: Passage, outcomes: list[Outcome]) -> Iterator[Outcome]:
+    why = passage.carry() if outcomes else ""
+    for outcome in outcomes:
+        given = outcome.target or ""
+        if passage.has_left(given):
+            yield replace(outcome, target=passage.arrived.get(given))
+        else:
+            detail = f"it is on its way to another file system, and any sweep of this queue goes on with it: {why}"
+            yield replace(outcome, ok=False, detail=detail, target=None)
 
 
 def expire(

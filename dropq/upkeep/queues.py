@@ -11,12 +11,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from dropq.carrier.transfers import in_transit
 from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import underlies
+from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import DropqError, QueueExists, StorageError
 from dropq.format import names
 from dropq.format.addresses import topic_layout
@@ -27,6 +29,7 @@ from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
 from dropq.lifecycle.sidecars import collect
 from dropq.policies import routes
+from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
 from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.staging import jobs
@@ -66,9 +69,14 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
         raise storage_error(error, "the root was not made") from error
 
 
-def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool) -> None:
+def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool, selector: object = ()) -> None:
     """Make a queue, as `Root.create_queue` says."""
-    layout, store, _ = _make(root, name, options, dropboxmq=dropboxmq)
+    selectors = list[Selector]()
+    if selector != ():
+        from dropq.routing.registry import check_new  # few queues are made with selectors
+
+        selectors = check_new(root, name, selector)
+    layout, store, _ = _make(root, name, options, dropboxmq=dropboxmq, selectors=selectors)
     with error_context(f"queue {name!r} is made, but a power cut may take it back"):
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
@@ -100,7 +108,13 @@ def create_temporary(asked: QueueContext) -> tuple[str, Holder]:
 
 
 def _make(
-    root: RootContext, name: str, options: Mapping[str, Any], *, dropboxmq: bool, holds: bool = False
+    root: RootContext,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    dropboxmq: bool,
+    holds: bool = False,
+    selectors: Sequence[Selector] = (),
 ) -> tuple[QueueLayout, Storage, Holder | None]:
     """Make a queue under a hidden name, and rename it; return where it is, what wrote it, and what holds it."""
     home = f"{root.layout.path}/{name}"
@@ -123,6 +137,8 @@ def _make(
         store.touch(layout.created)  # its modification time is when the queue was made
         if options:
             store.write_small(layout.config_file, toml_text(options).encode())
+        if selectors:
+            _write_selectors(root, name, layout, selectors, store)
         if holds:
             holder = Holder(layout, store)
         store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
@@ -144,6 +160,18 @@ def _make(
     return layout.moved(home), store, holder
 
 
+def _write_selectors(
+    root: RootContext, name: str, layout: QueueLayout, selectors: Sequence[Selector], store: Storage
+) -> None:
+    """Write the files of the selectors that a queue is made with."""
+    store.make_folder(layout.selectors, parents=False, passing=True)
+    for selector in selectors:
+        if selector.credit is not None:
+            selector = given(selector, reserve_token(root.layout, name, selector.name, store))
+        store.write_small(f"{layout.selectors}/{selector.name}{SUFFIX}", text(selector).encode())
+    store.sync(layout.selectors, layout.base)
+
+
 def delete(root: RootContext, name: str, *, force: bool) -> None:
     """Remove a queue, as `Root.delete_queue` says."""
     context = open_queue(root, name)
@@ -151,7 +179,8 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     if layout.is_subscription:
         if not force:
             refuse_unsettled(context)
-        subscriptions.take_away(root, layout)
+        if not subscriptions.take_away(root, layout, force=force):
+            raise subscriptions.routed_error(context)
         return
     if layout.is_topic:
         refuse_subscriptions(root, context)
@@ -217,8 +246,10 @@ def refuse_unsettled(context: QueueContext) -> None:
     with context.error_context("nothing was changed"):
         counts = browsing.counts(context)
         routed = routes.routed(context.layout, context.config.ignore)
+        carried = in_transit(context.layout)
     waiting = {state: counts[state] for state in TO_WORK_ON if counts.get(state)}
     waiting |= {f"routing/{name}": count for name, count in routed.items()}
+    waiting |= {f"transit to {goal}": count for goal, count in carried.items()}
     if waiting:
         listed = ", ".join(f"{count} in {state}" for state, count in waiting.items())
         raise StorageError(
@@ -240,7 +271,7 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
             raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
         if context.layout.is_topic and has_committed(gone):
             raise OSError(errno.ENOTEMPTY, "a message was committed", gone.staged)
-        if routes.routed(gone, context.config.ignore):
+        if routes.routed(gone, context.config.ignore) or in_transit(gone):
             raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
     except OSError:
         for folder in (gone.target, gone.processing):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from dropq.carrier import transfers
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
@@ -82,6 +83,8 @@ class SweepReport:
     recovered: int = 0
     #: What a subscription had got against its filter, from a publisher that knows no filters.
     unwanted: int = 0
+    #: Messages that were carried to other file systems.
+    carried: int = 0
     #: Temporary queues, and subscriptions, whose holders died.
     ephemeral: int = 0
     #: Queues that destroyed themselves.
@@ -322,7 +325,7 @@ def _sweep_topic(context: QueueContext, report: SweepReport, ephemeral_older_tha
 
 def _sweep_credits(context: QueueContext, report: SweepReport) -> None:
     """Go on with selectors that are being removed; remove the credits that belong to no message."""
-    if not reading.exists(context.layout.credits):
+    if not reading.exists(context.layout.credits) and not reading.exists(context.layout.selectors):
         return
     from dropq.routing.looks import Looks
     from dropq.routing.registry import finish_removed
@@ -416,7 +419,7 @@ def _older(context: QueueContext, claims: Iterable[Claim], seconds: float) -> li
 def _returned(context: QueueContext, report: SweepReport, claim: Claim, *, lapsed: str = "") -> bool:
     """Return a claim to target/; False if its holder, or another sweep, was first."""
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
-    delivers = not context.layout.is_topic  # a distribution is no delivery
+    delivers = not context.layout.is_topic and not claim.of_router  # what distributes or copies delivers nothing
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
         Transitions(context).give_back(claim, counted=delivers, delay=None if delivers else 0, lapsed=lapsed)
         return True
@@ -471,12 +474,23 @@ def _upkeep(
         report.jobs_dropped += swept.dropped
         report.refused += swept.refused
     yield
+    yield from _carry(context, report, stalled_for)
     if context.layout.is_subscription and reading.exists(context.layout.recovering):
         return  # nothing leaves its target/
     yield from _drop_unwanted(context, report)
     yield from _prune(context, report)  # before what needs room on the disk, as it makes some
     yield from _expire(context, report)
     yield from _clear_leftovers(context, report)
+
+
+def _carry(context: QueueContext, report: SweepReport, stalled_for: float) -> Iterator[None]:
+    """Carry to other file systems what dead carriers left."""
+    with _passing_over(context, report, context.layout.transfers):
+        for row in transfers.stalled(context, stalled_for):
+            with _passing_over(context, report, row.folder):
+                for sent in row.carrier(context).run():
+                    report.carried += sent
+                    yield
 
 
 def _drop_unwanted(context: QueueContext, report: SweepReport) -> Iterator[None]:

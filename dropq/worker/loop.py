@@ -260,11 +260,9 @@ def work(
     queues = list(queue) if isinstance(queue, Iterable) else [queue]
     if not queues:
         raise ValueError("work takes a queue, or several: there is none")
-    asked = stop if isinstance(stop, Stop) else Stop(stop)
     with ExitStack() as stack:
         # Ctrl-C must not interrupt a claim after the rename, before the subscription knows of it.
-        if unhandled := _unhandled_signals():
-            stack.enter_context(stop_on_signals(asked, *unhandled))
+        asked = stack.enter_context(stop_if_asked(stop))
         subscriptions = [
             stack.enter_context(
                 each.subscribe(
@@ -303,6 +301,21 @@ def run(
             sources, handler, stop, reporter or Reporter(), concurrency=concurrency, until_empty=until_empty
         )
         return worker.run()
+
+
+@contextmanager
+def stop_if_asked(stop: Stop | threading.Event | None) -> Iterator[Stop]:
+    """Return what asks to stop; until the block ends, so does each signal that the program does not handle.
+
+    Args:
+        stop: what also asks; None for the signals alone, which only the main thread gets.
+    """
+    asked = stop if isinstance(stop, Stop) else Stop(stop)
+    if unhandled := _unhandled_signals():
+        with stop_on_signals(asked, *unhandled):
+            yield asked
+    else:
+        yield asked
 
 
 def _unhandled_signals() -> list[signal.Signals]:

@@ -92,6 +92,12 @@ def test_the_tour_of_the_topics_paper_prints_what_it_shows(tmp_path: Path) -> No
     check_tour(paper, tmp_path, example)
 
 
+def test_the_tour_of_the_routing_paper_prints_what_it_shows(tmp_path: Path) -> None:
+    paper = TOP / "docs/routing.md"
+    ((_, example),) = blocks(paper, "python")
+    check_tour(paper, tmp_path, example)
+
+
 def test_the_tour_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
     (example,) = (text for _, text in blocks(TOP / "README.md", "python") if "needs the extra" not in text)
     check_tour(TOP / "README.md", tmp_path, example)
@@ -320,7 +326,7 @@ def test_no_example_puts_a_path_into_the_text_of_a_program(paper: Path) -> None:
         assert "{}" not in text, f"{paper.name}: a name can hold a command, which {text} would run"
 
 
-@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics"])
+@pytest.mark.parametrize("picture", ["lifecycle", "house", "topics", "graph"])
 def test_a_picture_is_what_its_script_draws(picture: str) -> None:
     script = TOP / f"docs/draw_{picture}.py"
     drawn = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)

@@ -23,7 +23,7 @@ SAMPLE = Path(__file__).parents[2] / "sample_root"
 #: What a help may call a value.
 VALUES = {
     *("QUEUE", "TO", "ID", "RECEIPT", "FILE", "DIR", "KEY", "KEY=VALUE", "NAME[:TYPE]=VALUE", "TYPE", "TEXT", "N"),
-    *("DURATION", "FILTER", "STATE", "POINT", "QUEUE... -- CMD...", "NAME", "TOPIC", "CLIENT"),
+    *("DURATION", "FILTER", "STATE", "POINT", "QUEUE... -- CMD...", "NAME", "TOPIC", "CLIENT", "OP", "ROLE", "FORMAT"),
 }
 #: Examples that wait for what does not come in a test, or need a message that asks for an answer, or a folder that is
 #: not there.
@@ -116,6 +116,7 @@ def test_an_example_runs_in_a_root(name: str, line: str, monkeypatch: pytest.Mon
     Path("till.csv").write_text("1,2")
     assert name == "" or re.search(rf"\bdropq {name}\b", line)
     Root(tmp_path / "root").create_topic("news").create_subscription("archive", client_id="hq")
+    Root(tmp_path / "root").queue("invoices").add_selector("back", op="bounce")
     with Root(tmp_path / "root").queue("orders") as orders, orders.subscribe(detached=True, lease_period=60) as held:
         message = held.receive()
         assert message is not None

@@ -890,7 +890,7 @@ def test_what_comes_settled_is_nothing_to_acknowledge(run: Run, root: Root, hist
 def test_replay_refuses_a_bad_point_and_says_what_is_allowed(run: Run, q: Queue, point: str) -> None:
     refused = run("replay", "q", "--from", point, "--yes")
     assert refused.code == 2
-    assert "epoch, now, creation, an id that dropq made, or an ISO 8601 time" in refused.err
+    assert "epoch, now, creation, an id that dropq made, or an ISO 8601 date or time" in refused.err
 
 
 def test_purge_removes_by_id_by_age_or_all(run: Run, q: Queue) -> None:

@@ -289,6 +289,61 @@ def letters_of_the_root(queue: Queue) -> Path:
     return write(queue.root.path / "dropq.toml", b'format = 1\ndead_letter_queue = "letters"\n')
 
 
+def selector(queue: Queue) -> Path:
+    """Give the queue a selector that has spent one of its two credits; return that credit."""
+    queue.root.create_queue("goal", durability="none")
+    token = queue.add_selector("on", to="goal", credit=2).token
+    queue.send(b"moved")
+    assert queue.route()["on"]
+    return min(path for path in Path(queue.layout.credits, token).iterdir() if not path.name.startswith("."))
+
+
+def broken_selector(queue: Queue) -> Path:
+    return write(Path(queue.layout.selectors) / "broken.toml", b'to = "q"\n')
+
+
+def removed_selector(queue: Queue) -> Path:
+    selector(queue)
+    folder = Path(queue.layout.selectors)
+    return (folder / "on.toml").rename(folder / ".on.removed")
+
+
+def lost_credit(queue: Queue) -> Path:
+    credit = selector(queue)
+    for message in Path(queue.root.queue("goal").layout.target).iterdir():
+        message.unlink()
+    return credit
+
+
+def damaged_credit(queue: Queue) -> Path:
+    return write(selector(queue), b'{"id": ')
+
+
+def token_of_another(queue: Queue) -> Path:
+    folder = selector(queue).parent
+    write(Path(queue.root.layout.tokens) / folder.name, b'{"queue": "goal", "selector": "on"}')
+    return folder
+
+
+def no_token(queue: Queue) -> Path:
+    folder = selector(queue).parent
+    (Path(queue.root.layout.tokens) / folder.name).unlink()
+    return folder
+
+
+def left_credits(queue: Queue) -> Path:
+    folder = selector(queue).parent
+    (Path(queue.layout.selectors) / "on.toml").unlink()
+    return folder
+
+
+def linked_credits(queue: Queue) -> Path:
+    path = Path(queue.layout.credits) / "abcdef"
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to("/etc")
+    return path
+
+
 #: Kind, how it comes about, and whether it has to be old to be found.
 PLANTED: list[tuple[str, Plant, bool]] = [
     ("configuration", broken_toml, False),
@@ -340,11 +395,29 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("left-queue", untouched, True),
     ("deleted-queue", deleted_by_a_dropboxmq, False),
     ("not-a-queue", not_a_queue, False),
+    ("broken-selector", broken_selector, False),
+    ("not-a-selector", lambda queue: write(Path(queue.layout.selectors) / "eu.toml.orig"), False),
+    ("temporary", lambda queue: write(Path(queue.layout.selectors) / f".eu.{HEX}.tmp"), True),
+    ("temporary", lambda queue: write(Path(queue.layout.credits) / "abcdef" / f"..last.{HEX}.tmp"), True),
+    ("unfinished-removal", removed_selector, True),
+    ("under-way", removed_selector, False),
+    ("lost-credit", lost_credit, True),
+    ("damaged-credit", damaged_credit, True),
+    ("unknown-token", token_of_another, False),
+    ("unknown-token", no_token, False),
+    ("left-credits", left_credits, False),
+    ("not-a-credit", lambda queue: write(Path(queue.layout.credits) / "notes.txt"), True),
+    ("not-a-credit", lambda queue: write(Path(queue.layout.credits) / "abcdef" / "notes.txt"), True),
+    ("not-a-credit", linked_credits, True),
+    ("damaged-token", lambda queue: write(Path(queue.root.layout.tokens) / "abcdef", b"{"), True),
+    ("not-a-token", lambda queue: write(Path(queue.root.layout.tokens) / "notes.txt"), True),
 ]
 #: Kinds of topics, which test_topics_diagnosis.py plants.
 OF_TOPICS = {"unfinished-distribution", "not-a-subscription", "half-made-subscription", "broken-view-link"}
+#: Kinds of moves to another file system, which test_carrier.py plants.
+OF_MOVES = {"unfinished-move", "damaged-transfer"}
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
-APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar", *OF_TOPICS}
+APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar", *OF_TOPICS, *OF_MOVES}
 
 
 def test_every_kind_is_tested() -> None:
@@ -432,6 +505,9 @@ SWEPT: dict[str, dict[str, str]] = {
     "unfinished-job": {},
     "orphan-reason": {},
     "leftover": {},
+    "unfinished-removal": {},
+    "lost-credit": {},
+    "damaged-credit": {},
 }
 
 
@@ -660,6 +736,7 @@ def test_what_a_lost_configuration_may_not_ignore_is_left_alone(queue: Queue, cl
 def test_nothing_is_ever_deleted(queue: Queue, clock: Clock) -> None:
     """Everything that can be found, at once: whatever lay there lies somewhere afterwards, with the same content."""
     spoilers = {broken_toml, unknown_group, no_target, no_folder, file_for_folder, dangling_folder, linked_private}
+    spoilers |= {removed_selector, lost_credit, damaged_credit, token_of_another, no_token}  # one selector is enough
     for _, plant, _ in PLANTED:
         if plant not in spoilers and "sidecar" not in plant.__name__ and "reason" not in plant.__name__:
             with suppress(FileExistsError, PermissionError):  # planted already, by another entry

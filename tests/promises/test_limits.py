@@ -23,7 +23,7 @@ from children import in_child, unprivileged
 from helpers import Make, base, files, make_queue, names_in, reopened, take, until, where
 
 import dropq.spark
-from dropq import ConfigError, Message, NoSuchQueue, Queue, QueueFull, Root, Sent
+from dropq import Message, NoSuchQueue, Queue, QueueFull, Sent
 from dropq.lifecycle.timing import Timing
 from dropq.policies import send_limits
 from dropq.policies.send_limits import WriteLock
@@ -399,18 +399,6 @@ def test_a_queue_that_is_deleted_ends_the_wait(
     queue.root.delete_queue("q", force=True)
     with pytest.raises(NoSuchQueue):
         sent.result(30)
-
-
-def test_overflow_by_a_selector_is_refused_while_there_are_none(tmp_path: Path) -> None:
-    root = Root.create(tmp_path / "root")
-    with pytest.raises(ConfigError, match="overflow"):
-        root.create_queue("q", max_unprocessed=3, overflow="selector")
-    selector = {"name": "over", "to": "other", "role": "overflow"}
-    with pytest.raises(ConfigError, match=r"selector.*not built"):
-        root.create_queue("q", max_unprocessed=3, overflow="selector", selector=[selector])
-
-
-# -- the write-lock ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

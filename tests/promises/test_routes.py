@@ -19,7 +19,21 @@ from typing import Any
 
 import pytest
 from children import killed_at_each_call
-from helpers import FRESH, Clock, Make, RecordingOs, base, drop, files, make_queue, names_in, take, until, where
+from helpers import (
+    FRESH,
+    Clock,
+    Make,
+    RecordingOs,
+    add_route,
+    base,
+    drop,
+    files,
+    make_queue,
+    names_in,
+    take,
+    until,
+    where,
+)
 
 import dropq
 from dropq import Queue, Root, StorageError, aio
@@ -34,20 +48,6 @@ from dropq.upkeep.sweep import QuickSweep
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "dropboxmq-1.2-routes.json").read_text("utf-8"))
 #: Where the tests look for a second file system.
 SHARED_MEMORY = Path("/dev/shm")
-
-
-def add_route(queue: Queue, name: str, selector: str | None, *, to: Path | None = None, folder: bool = True) -> Path:
-    """Make a route of a queue, in use; return its folder. `to` makes that a link."""
-    routing = base(queue) / "routing"
-    routing.mkdir(exist_ok=True)
-    if to is not None:
-        (routing / name).symlink_to(to)
-    elif folder:
-        (routing / name).mkdir()
-    with open(base(queue) / "routing.properties", "a") as properties:
-        properties.write("" if selector is None else f"{name}.selector={selector}\n")
-    (routing / f"{name}.in-use").touch()
-    return routing / name
 
 
 def routed(queue: Queue, name: str = "hi") -> dict[str, bytes]:
@@ -644,10 +644,10 @@ def run(queue: Queue, *arguments: str) -> int:
 def test_route_once_prints_how_many_went_to_which_route(q: Queue, capsys: pytest.CaptureFixture[str]) -> None:
     q.send_many([{"body": "u", "priority": 9}, {"body": "v", "priority": 8}, "a"])
     assert run(q, "route", "q", "--once") == 0
-    assert capsys.readouterr() == ("hi\t2\n", "routed=2\n")
+    assert capsys.readouterr() == ("q\troute\thi\t2\n", "routed=2 selected=0 distributed=0\n")
     q.send("w", priority=9)
     assert run(q, "route", "q", "--once", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"route": "hi", "moved": 1}
+    assert json.loads(capsys.readouterr().out) == {"queue": "q", "kind": "route", "name": "hi", "moved": 1}
     assert run(q, "route", "nobody", "--once") == 66
 
 
@@ -655,7 +655,7 @@ def test_route_exits_with_1_where_a_route_in_use_cannot_be_used(q: Queue, capsys
     add_route(q, "bad", "TRUE", folder=False)
     q.send("u", priority=9)
     assert run(q, "route", "q", "--once") == 1
-    assert capsys.readouterr().out == "hi\t1\n"
+    assert capsys.readouterr().out == "q\troute\thi\t1\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
@@ -675,7 +675,7 @@ def test_route_serves_a_queue_until_a_signal_and_prints_the_sum(tmp_path: Path, 
         until(lambda: len(routed(queue)) == 2, "what came")
         router.send_signal(number)
         out, err = router.communicate(timeout=30)
-    assert (router.returncode, out, err) == (0, "hi\t2\n", "routed=2\n")
+    assert (router.returncode, out, err) == (0, "q\troute\thi\t2\n", "routed=2 selected=0 distributed=0\n")
 
 
 def test_receive_and_work_on_the_command_line_route(q: Queue, capsys: pytest.CaptureFixture[str]) -> None:

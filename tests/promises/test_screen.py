@@ -301,6 +301,38 @@ def test_every_reason_has_its_words(screen: Screen, root: Root) -> None:
         assert f"backlog: 1 held, as many as max_backlog allows ({subscription.id})" in shown
 
 
+@widths
+def test_the_graph_is_a_tree_that_shows_a_queue_once_and_ends_a_circle(screen: Screen, root: Root, width: int) -> None:
+    for name in ("a", "b", "c", "start", "audit"):
+        root.create_queue(name, durability="none")
+    root.queue("a").add_selector("on", to="b", filter="region = 'eu'", credit=2)
+    root.queue("b").add_selector("on", to="c")
+    root.queue("b").add_selector("copy", op="copy", to="audit")
+    Path(root.queue("c").layout.selectors).mkdir()
+    Path(root.queue("c").layout.selectors, "back.toml").write_text("""to = "a"\nfilter = "n = '\\u001b[31m'"\n""")
+    root.queue("start").add_selector("on", to="b")
+    root.queue("a").send("x", properties={"region": "eu"})
+    root.queue("audit").pause()
+    code, shown, _ = screen(width, "graph")
+    assert code == 0 and fits(shown, width)
+    lines = [line.rstrip() for line in plain(shown).splitlines()]
+    assert lines == [
+        "start  empty",
+        "└── move on → b  empty",
+        "    1 of 1 credit free",
+        "    ├── copy copy → audit  empty",
+        "    │   paused",
+        "    └── move on → c  empty",
+        "        1 of 1 credit free",
+        "        └── move back → a  1 waiting",
+        "            1 of 1 credit free, n = '\\x1b[31m'",
+        "            └── move on → b  empty  (see above)",
+        "                2 of 2 credits free, region = 'eu'",
+        "q  empty",
+    ]
+    assert RED in shown
+
+
 # -- colours ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from helpers import FRESH, drop, files, timed, until
@@ -16,7 +17,8 @@ from helpers import take as taken
 
 from dropq import LeaseLost, Queue, QueueFull, Root
 from dropq.lifecycle.credits import spent
-from dropq.routing import router
+from dropq.lifecycle.transitions import Transitions
+from dropq.routing import Serving, mover, router
 
 
 @pytest.fixture
@@ -30,9 +32,8 @@ def bodies(queue: Queue, state: str = "target") -> list[str]:
 
 def granted(queue: Queue) -> dict[str, int]:
     """How many credits each selector of a queue has spent."""
-    folder = Path(queue.layout.credits)
     return {
-        one.name: len(os.listdir(folder / one.token)) if (folder / one.token).exists() else 0
+        one.name: len(files(Path(queue.layout.credits, one.token)))
         for one in queue.selectors()
         if one.credit is not None
     }
@@ -385,7 +386,7 @@ def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.Monkey
     source.add_selector("on", to="goal")
     for body in ("first", "second"):
         source.send(body)
-    serving = router.Router(source.context, sweep=None)
+    serving = Serving(router.Router(source.context, sweep=None), source.context.timing)
     ended = threading.Event()
     thread = threading.Thread(target=serving.run, args=(ended.is_set,))
     thread.start()
@@ -462,3 +463,35 @@ def test_an_overflow_selector_whose_queue_is_missing_rejects(root: Root) -> None
     queue.send("first")
     with pytest.raises(QueueFull, match="rest, which is not there"):
         queue.send("second")
+
+
+def test_a_router_that_dies_while_it_copies_delivers_nothing(root: Root) -> None:
+    source = root.create_queue("source", max_deliveries=1, redelivery_delay="1h")
+    root.create_queue("audit")
+    source.add_selector("audit", op="copy", to="audit")
+    source.send("a")
+    dies = mock.patch.object(mover, "fan_out", side_effect=KeyboardInterrupt)
+    with dies, mock.patch.object(Transitions, "give_back"), pytest.raises(KeyboardInterrupt):
+        source.route()
+    (held,) = files(Path(source.layout.processing))
+    owner, _, rest = held.partition(",")
+    os.rename(
+        Path(source.layout.processing, held), Path(source.layout.processing, f"{owner},1,{rest.split(',', 1)[1]}")
+    )
+    source.sweep()
+    message = taken(source)
+    assert (message.body, message.delivery_count) == (b"a", 1)
+
+
+def test_a_credit_that_leads_elsewhere_is_not_kept_by_a_message_that_came_back_by_hand(root: Root) -> None:
+    source, goal = chain(root, "source", "goal", credit=2)
+    source.send("a")
+    source.route()
+    (file,) = files(Path(goal.layout.target))
+    os.rename(f"{goal.layout.target}/{file}", f"{source.layout.target}/{file}")  # with the name that it has there
+    assert source.route() == {"on": 1}
+    assert granted(source) == {"on": 2}
+    source.sweep()
+    assert granted(source) == {"on": 1}
+    take(goal)
+    assert granted(source) == {"on": 0}

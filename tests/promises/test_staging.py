@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -836,6 +838,30 @@ def test_one_of_a_row_that_comes_after_a_later_one_is_refused(tmp_path: Path) ->
             refused()
     assert Epoch(queue.context, "another", 9).commit([]) == 0
     assert (sent(queue), ledger(queue)) == ([b"10", b"9"], ["query.10.json"])
+
+
+def test_one_of_a_row_that_is_overtaken_while_it_is_looked_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a later one is sent, the ledger has this one no more, whether it was sent or not."""
+    queue = make_queue(tmp_path)
+    late = Epoch(queue.context, "query", 1)
+    staged = stage(queue, late, [b"1"])
+    is_in_ledger = jobs._is_in_ledger
+
+    def overtaking(*args: Any) -> bool:
+        monkeypatch.setattr(jobs, "_is_in_ledger", is_in_ledger)
+        shutil.copytree(late.folder, tmp_path / "staged again")
+        for number in (1, 2):
+            epoch = Epoch(queue.context, "query", number)
+            epoch.commit(stage(queue, epoch, [b"%d" % number]))
+        shutil.copytree(tmp_path / "staged again", late.folder)
+        return is_in_ledger(*args)
+
+    monkeypatch.setattr(jobs, "_is_in_ledger", overtaking)
+    with pytest.raises(DropqError, match="epoch 1 of query was not sent, as epoch 2 was sent before"):
+        late.commit(staged)
+    assert sent(queue) == [b"1", b"2"]
 
 
 def test_what_a_row_that_went_on_left_is_dropped_by_a_sweep(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from helpers import (
     FRESH,
     Clock,
+    add_route,
     base,
     drop,
     files,
@@ -47,6 +48,7 @@ from dropq.config.load import check_file
 from dropq.lifecycle.transitions import Transitions
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
+from dropq.storage.files import Storage
 from dropq.upkeep import recovery
 
 #: What a queue is without, whose configuration does not matter to a test: the wait for a disk, and for a second try.
@@ -137,7 +139,9 @@ def test_a_topic_and_a_subscription_are_queues_in_every_verb(root: Root) -> None
 def test_where_a_queue_and_a_topic_have_one_name_the_queue_is_meant(root: Root) -> None:
     topic_base = base(root.create_topic("a.b").queue)
     root.create_queue("c.d")
-    with pytest.raises(QueueExists, match=r"queue 'c.d' is there already"):
+    with pytest.raises(
+        QueueExists, match=r"topic 'c.d' was not made: the root has a queue of this name, .*another name"
+    ):
         root.create_topic("c.d")
     with pytest.raises(QueueExists, match=r"queue 'a.b' was not made: the root has a topic of this name, .*/a/b"):
         root.create_queue("a.b")
@@ -171,6 +175,22 @@ def test_an_address_that_no_subscription_can_have_is_refused_and_named(root: Roo
     root.create_topic("a")
     with pytest.raises(InvalidName, match=re.escape(repr(address.partition("/")[0])) + "|" + re.escape(repr(address))):
         root.queue(address)
+
+
+@pytest.mark.parametrize(
+    ("name", "client", "why"),
+    [
+        ("", "c", "the name of a subscription is empty"),
+        ("s\0", "c", "without NUL"),
+        ("s" * 197, "c", "as it would be called with --no-local, has 208; give a shorter name"),
+    ],
+)
+def test_what_cannot_name_a_subscription_is_refused_with_the_reason(
+    root: Root, name: str, client: str, why: str
+) -> None:
+    topic = root.create_topic("a")
+    with pytest.raises(InvalidName, match=why):
+        topic.create_subscription(name, client_id=client)
 
 
 @pytest.mark.parametrize(("name", "client"), [("", "c"), ("s\0", "c"), ("s" * 200, "c"), ("\ud800", "c")])
@@ -728,6 +748,135 @@ def test_unsubscribing_removes_what_the_subscription_holds(root: Root) -> None:
     assert bodies(other) == [b"1", b"2"]
     assert private(topic.queue, "deleting") == []
     assert os.listdir(Path(topic.queue.layout.topic) / ".subscriptions") == ["other.c"]
+
+
+def with_a_routed_message(root: Root) -> tuple[Topic, Queue]:
+    """A topic and its subscription, whose route `u` took a message, and whose route `t` took none."""
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    for name in ("t", "u"):
+        add_route(copies, name, "TRUE" if name == "u" else "FALSE")
+    topic.publish(b"routed")
+    copies.route()
+    return topic, copies
+
+
+def test_what_a_route_took_is_removed_by_force_alone(root: Root) -> None:
+    topic, _ = with_a_routed_message(root)
+    removals: list[Callable[[], object]] = [
+        lambda: topic.unsubscribe("s", client_id="c"),
+        lambda: topic.create_subscription("s", client_id="c", filter="n > 1"),
+        lambda: topic.subscribe("s", client_id="c", no_local=True),
+        lambda: root.create_topic("b").create_subscription("s", client_id="c"),
+    ]
+    for remove in removals:
+        with pytest.raises(StorageError, match=r"subscription a/s\.c has what its routes took \(1 in routing/u\)"):
+            remove()
+        assert opened(root).queue("a/s.c").routed() == {"u": 1}
+    topic.unsubscribe("s", client_id="c", force=True)
+    assert topic.subscriptions() == [] and private(topic.queue, "deleting") == []
+
+
+@pytest.mark.parametrize("remove", ["unsubscribe", "delete"])
+def test_a_subscription_comes_back_if_a_route_took_a_message_at_the_last_moment(
+    root: Root, monkeypatch: pytest.MonkeyPatch, remove: str
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    for name in ("t", "u"):
+        add_route(copies, name, "TRUE" if name == "u" else "FALSE")
+    real = Storage.rename_folder
+
+    def routed_first(self: Storage, source: str, destination: str) -> None:
+        monkeypatch.setattr(Storage, "rename_folder", real)
+        topic.publish(b"routed")
+        copies.route()
+        real(self, source, destination)
+
+    monkeypatch.setattr(Storage, "rename_folder", routed_first)
+    with pytest.raises(StorageError, match=r"1 in routing/u.*nothing was removed"):
+        topic.unsubscribe("s", client_id="c") if remove == "unsubscribe" else root.delete_queue("a/s.c")
+    assert opened(root).queue("a/s.c").routed() == {"u": 1}
+    assert private(topic.queue, "deleting") == []
+    topic.publish(b"next")
+    assert opened(root).queue("a/s.c").route() == {"u": 1}
+
+
+def test_a_route_that_was_half_way_when_the_subscription_went_brings_it_back(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename that has found its folders by then moves the message although their path is another."""
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    for name in ("t", "u"):
+        add_route(copies, name, "FALSE")
+    topic.publish(b"routed")
+    real = Storage.remove_folder
+
+    def half_way(self: Storage, path: str) -> None:
+        monkeypatch.setattr(Storage, "remove_folder", real)
+        real(self, path)
+        (other,) = {"t", "u"} - {os.path.basename(path)}
+        base = Path(path).parent.parent
+        (message,) = os.listdir(base / "target")
+        (base / "target" / message).rename(base / "routing" / other / message)
+
+    monkeypatch.setattr(Storage, "remove_folder", half_way)
+    with pytest.raises(StorageError, match=r"1 in routing/[tu]"):
+        topic.unsubscribe("s", client_id="c")
+    assert sum(copies.routed().values()) == 1
+    assert {"t", "u"} < set(os.listdir(base(copies) / "routing"))
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_a_sweep_decides_on_a_removal_whose_process_died(
+    root: Root, caplog: pytest.LogCaptureFixture, *, routed: bool
+) -> None:
+    topic, copies = with_a_routed_message(root)
+    if not routed:
+        shutil.rmtree(base(copies) / "routing" / "u")
+    left = Path(topic.queue.layout.private, "deleting")
+    left.mkdir()
+    base(copies).rename(left / "s.c.deleting-1-abcdef-unless-routed")
+    topic.queue.sweep()
+    assert os.listdir(left) == []
+    assert [queue.routed() for queue in topic.subscriptions()] == ([{"u": 1}] if routed else [])
+    assert ("its routes took messages: it is back" in caplog.text) == routed
+
+
+def test_what_a_route_took_stays_if_the_name_of_its_subscription_is_taken(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, copies = with_a_routed_message(root)
+    left = Path(topic.queue.layout.private, "deleting")
+    left.mkdir()
+    gone = left / "s.c.deleting-1-abcdef-unless-routed"
+    base(copies).rename(gone)
+    topic.create_subscription("s", client_id="c")
+    topic.queue.sweep()
+    assert f"what its routes took is in {gone}/routing" in caplog.text
+    assert len(os.listdir(gone / "routing" / "u")) == 1
+
+
+def test_a_copy_goes_on_to_a_subscription_that_came_back(root: Root) -> None:
+    """While its folder is there, it is not known yet whether it goes."""
+    topic, copies = with_a_routed_message(root)
+    left = Path(topic.queue.layout.private, "deleting")
+    left.mkdir()
+    real, gone = fan_out.roll_forward, left / "s.c.deleting-1-abcdef-unless-routed"
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def taken_away_first(*args: Any, **kwargs: Any) -> bool:
+            patch.setattr(fan_out, "roll_forward", real)
+            base(copies).rename(gone)
+            return real(*args, **kwargs)
+
+        patch.setattr(fan_out, "roll_forward", taken_away_first)
+        topic.publish(b"1", priority=9)
+    opened(root).topic("a").queue.sweep()
+    opened(root).topic("a").queue.sweep()
+    assert bodies(opened(root).queue("a/s.c")) == [b"1"]
 
 
 @pytest.mark.parametrize("again", [False, True])

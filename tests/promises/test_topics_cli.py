@@ -6,17 +6,18 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers import until
+from helpers import add_route, until
 
-from dropq import Root, Topic
+from dropq import Queue, Root, Topic
 from dropq.cli import completion
 from dropq.cli import main as cli
+from dropq.cli import topics as cli_topics
 
 #: A subscription whose folder's name has what a shell and an address have to encode.
 ODD = "sales.eu/st%2Eock.b+r%7E1.no-local"
@@ -176,11 +177,34 @@ def test_subscribing_again_asks_before_it_removes_messages(run: Run, sales: Topi
     changed = ("topic", "subscribe", "sales.eu", "audit", "--client-id", "hq", "--filter", "n > 1")
     refused = run(*changed)
     assert refused.code == 2 and "1 in target" in refused.err and "--yes" in refused.err
+    assert "sales.eu/audit.hq is there already, with another filter. Subscribing again removes it" in refused.err
     shown = run(*changed, "--dry-run")
-    assert shown.out == "sales.eu/audit.hq\n" and "would be removed: 1 in target" in shown.err
+    assert shown.out == "sales.eu/audit.hq\n"
+    assert shown.err.splitlines() == [
+        "would be removed: sales.eu/audit.hq (1 in target), as it is there with another filter",
+        "would be made: sales.eu/audit.hq",
+    ]
     assert audit.counts()["target"] == 1
     assert run(*changed, "--yes").out == "sales.eu/audit.hq\n"
     assert sum(sales.root.queue("sales.eu/audit.hq").counts().values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "difference"),
+    [
+        ("sales.eu", ("--no-local",), "without --no-local"),
+        ("stock", (), "in another topic"),
+        ("stock", ("--no-local",), "in another topic"),
+    ],
+)
+def test_subscribing_again_says_in_what_the_subscription_differs(
+    topic: str, options: tuple[str, ...], difference: str, run: Run, sales: Topic
+) -> None:
+    sales.root.create_topic("stock")
+    sales.create_subscription("audit", client_id="hq")
+    sales.publish("waits")
+    refused = run("topic", "subscribe", topic, "audit", "--client-id", "hq", *options)
+    assert refused.code == 2 and f"sales.eu/audit.hq is there already, {difference}." in refused.err
 
 
 @pytest.mark.parametrize("text", ["n >> 1", "", "/total >"])
@@ -209,11 +233,53 @@ def test_unsubscribe_asks_where_messages_would_go(run: Run, sales: Topic) -> Non
     sales.publish("waits")
     gone = ("topic", "unsubscribe", "sales.eu", "audit", "--client-id", "hq")
     assert run(*gone).code == 2
-    assert run(*gone, "--dry-run") == (0, "sales.eu/audit.hq\n", "would be removed: 1 in target\n")
+    assert run(*gone, "--dry-run") == (0, "sales.eu/audit.hq\n", "would be removed: sales.eu/audit.hq (1 in target)\n")
     assert len(sales.subscriptions()) == 1
     assert run(*gone, "--yes") == (0, "", "subscription sales.eu/audit.hq (1 in target) is removed\n")
     assert sales.subscriptions() == []
     assert run(*gone, "--yes").code == 66
+
+
+@pytest.mark.parametrize(
+    "removing",
+    [
+        ("unsubscribe", "sales.eu", "audit", "--client-id", "hq"),
+        ("subscribe", "sales.eu", "audit", "--client-id", "hq", "--filter", "n > 1"),
+    ],
+)
+def test_what_a_route_took_is_not_removed_unasked(removing: tuple[str, ...], run: Run, sales: Topic) -> None:
+    audit = sales.create_subscription("audit", client_id="hq")
+    add_route(audit, "u", "TRUE")
+    sales.publish("routed")
+    assert run("route", audit.name, "--once").out == "u\t1\n"
+    refused = run("topic", *removing)
+    assert refused.code == 2 and "1 in routing/u" in refused.err and "--yes" in refused.err
+    shown = run("topic", *removing, "--dry-run")
+    assert shown.err.startswith("would be removed: sales.eu/audit.hq (1 in routing/u)")
+    assert audit.routed() == {"u": 1}
+    assert run("topic", *removing, "--yes").code == 0
+    assert not [queue for queue in sales.subscriptions() if queue.routed()]
+
+
+def test_what_a_route_takes_after_the_question_is_not_removed(
+    run: Run, sales: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = sales.create_subscription("audit", client_id="hq")
+    add_route(audit, "u", "TRUE")
+    counted = cli_topics._contents
+
+    def routed_next(queues: Iterable[Queue]) -> dict[str, dict[str, int]]:
+        found = counted(queues)
+        sales.publish("routed")
+        assert audit.route() == {"u": 1}
+        return found
+
+    monkeypatch.setattr(cli_topics, "_contents", routed_next)
+    code, _, err = run("topic", "unsubscribe", "sales.eu", "audit", "--client-id", "hq")
+    assert code == 1 and "(1 in routing/u)" in err and "`dropq delete sales.eu/audit.hq --force`" in err
+    assert audit.routed() == {"u": 1}
+    assert run("delete", "sales.eu/audit.hq", "--force", "--yes").code == 0
+    assert sales.subscriptions() == []
 
 
 def test_unsubscribe_leaves_a_subscription_that_is_in_use(run: Run, sales: Topic) -> None:
@@ -413,3 +479,52 @@ def test_topics_subscriptions_and_addresses_are_completed(
     assert completed(monkeypatch, capsys, *at, "topic", "unsubscribe", "sales.eu", "") == ["audit"]
     assert completed(monkeypatch, capsys, *at, "topic", "subscribe", "sales.eu", "") == [""]
     assert completed(monkeypatch, capsys, *at, "work", "sa") == ["sales.eu", "sales.eu/audit.hq", "samples"]
+
+
+# -- hints -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_send_to_what_is_not_there_names_the_makers_of_queues_and_of_topics(run: Run) -> None:
+    dotted, plain = (run("send", name, input="x").err for name in ("sales.eu", "sales"))
+    assert "`dropq create sales.eu` makes a queue, `dropq topic create sales.eu` a topic" in dotted
+    assert "`dropq create sales` makes one" in plain and "topic create" not in plain
+
+
+@pytest.mark.parametrize("command", [("receive",), ("work",)])
+def test_whoever_consumes_a_topic_that_has_subscriptions_is_warned(
+    command: tuple[str, ...], run: Run, sales: Topic
+) -> None:
+    def warnings(address: str) -> list[str]:
+        rest = ("--until-empty", "-q" * quiet, "--", "true") if command == ("work",) else ()
+        return [line for line in run(*command, address, *filter(None, rest)).err.splitlines() if "warning" in line]
+
+    quiet = False
+    assert warnings("sales.eu") == []
+    sales.create_subscription("audit", client_id="hq")
+    (warning,) = warnings("sales.eu")
+    assert "no subscription of topic sales.eu gets what is taken here" in warning and "sales.eu/audit.hq?" in warning
+    assert warnings("sales.eu/audit.hq") == []
+    if command == ("work",):
+        quiet = True
+        assert warnings("sales.eu") == []
+
+
+def test_health_and_browse_say_what_a_pause_and_a_route_mean_for_a_topic(run: Run, sales: Topic) -> None:
+    sales.create_subscription("audit", client_id="hq")
+    add_route(sales.queue, "u", "JMSPriority > 6")
+    assert sales.publish("routed", priority=9).distributed
+    sales.queue.pause()
+    assert run("send", "sales.eu", input="waits").err.startswith("not_distributed=1")
+    notes = run("health", "sales.eu").out
+    assert "what is published is not distributed; it is paused" in notes
+    layout = sales.queue.layout
+    assert f"1 message in {layout.routing}/u, which no receiver of this topic gets" in notes
+    assert f"move them to {layout.target} to have them distributed" in notes
+    explained = run("browse", "sales.eu", "--explain").out
+    assert f"{layout.read_lock} keeps what is published from being distributed: `dropq resume sales.eu`" in explained
+
+
+def test_health_quotes_the_file_of_a_route_that_cannot_be_used(run: Run, root: Root) -> None:
+    queue = root.create_queue("or ders")
+    add_route(queue, "u", "TRUE", folder=False)
+    assert f"or remove '{queue.layout.routing}/u.in-use'" in run("health", "or ders").out

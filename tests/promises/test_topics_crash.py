@@ -401,7 +401,7 @@ def test_a_recovery_point_that_cannot_be_read_is_reported_and_stops_no_sweep(
     audit = topic.create_subscription("audit", client_id="hq")
     Path(audit.layout.recovering).write_text("yesterday\n")
     assert audit.sweep().refused == 1
-    assert f"{audit.layout.recovering}: 'yesterday' is no point to replay from" in caplog.text
+    assert f"{audit.layout.recovering}: 'yesterday' is no point to begin at" in caplog.text
     Path(audit.layout.recovering).write_text("epoch\n")
     assert audit.sweep().refused == 0
     assert not Path(audit.layout.recovering).exists()

@@ -26,6 +26,7 @@ PARTS = (
     "syscalls",
     "storm",
     "topics",
+    "graph",
     "units",
     "policies",
     "spark",

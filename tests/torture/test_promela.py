@@ -55,6 +55,13 @@ def test_the_model_holds_and_what_is_broken_on_purpose_does_not() -> None:
         "commit, PROCESSING_FIRST": "is violated, as it must be",
         "commit, DROP_HELD": "is violated, as it must be",
         "commit, FENCE_LOOKED_FIRST": "is violated, as it must be",
+        "credits": "holds",
+        "credits, TWO_EACH": "holds",
+        "credits, KEY_OF_ID": "is violated, as it must be",
+        "credits, NO_LOCK": "is violated, as it must be",
+        "credits, CREDITS_FIRST": "is violated, as it must be",
+        "credits, RETURN_WITHOUT_LOCK": "is violated, as it must be",
+        "credits, BELOW_ANYWHERE": "is violated, as it must be",
     }, done.stderr
     assert done.returncode == 0
 

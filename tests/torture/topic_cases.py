@@ -6,17 +6,10 @@ Then each subscription has got each message exactly once, and two days later not
 
 from __future__ import annotations
 
-import errno
-import json
-import logging
 import os
-import shutil
-import stat
-import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +22,12 @@ from dropq import DropqError, NoSuchQueue, Queue, QueueExists, Root, Subscriptio
 from dropq.api import Topic
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
-from dropq.storage import system_calls
-from torture import faults
+from torture import acts, faults
 from torture.account import body, look, name_of
-from torture.calls import Between, Call, come_between
-from torture.cases import DAYS, DIED, SAID, Said
-from torture.crashes import Dying, Moment
-from torture.faults import ERRORS, UNDONE, Failing
+from torture.acts import Meeting
+from torture.calls import Between
+from torture.cases import DAYS, Said
+from torture.faults import UNDONE
 from torture.table import Row
 
 #: What only the filtered subscription gets, besides those that get everything, says so in its name.
@@ -56,20 +48,11 @@ LAPSE = 61
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(acts.Setting):
     """How a topic is configured, and what its file system can do."""
 
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether there is a rename that replaces nothing; and whether one to the name of a folder leads into the folder.
-    noreplace: bool = True
-    into_folders: bool = False
     #: Whether a view on the topic gets what is published, too.
     view: bool = False
-
-    @property
-    def history(self) -> bool:
-        return bool(self.options.get("history", True))
 
 
 SETTINGS = (
@@ -283,30 +266,6 @@ MEETING = tuple(case for case in CASES if case.name not in ("publish many", "pub
 # -- what comes between --------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Meeting:
-    """Lets another program work before the Nth call, whatever that is."""
-
-    at: int
-    work: Callable[[], object] = lambda: None
-    calls: list[str] = field(default_factory=list)
-    _busy: bool = False
-
-    def __call__(self, call: Call) -> object:
-        if not self._busy:
-            if len(self.calls) == self.at:
-                self._busy = True
-                with suppress(DropqError):  # as that the first is in its way
-                    self.work()
-                self._busy = False
-            self.calls.append(call.name)
-        return None if call.name == "fsync" else call.do()
-
-    def told(self) -> list[str]:
-        """Return the calls until now."""
-        return self.calls
-
-
 def _lapse(scene: Scene) -> None:
     """Take the living for dead: sweep when their claims have lapsed."""
     scene.clock.advance(LAPSE)
@@ -344,14 +303,10 @@ OTHERS: Mapping[str, Other] = {
 }
 
 
-def _always(between: Between, scene: Scene) -> Between:
-    return between
-
-
 # -- the cases of a setting ----------------------------------------------------------------------------------------
 
 
-class TopicCases:
+class TopicCases(acts.Acts[Case, Scene]):
     """The cases of one setting.
 
     Args:
@@ -361,44 +316,9 @@ class TopicCases:
     """
 
     def __init__(self, folder: Path, setting: Setting, row: Row) -> None:
-        self.row = row
-        self._folder = folder
+        super().__init__(folder, setting, row)
         self._setting = setting
-        self._clock = Clock()
         self._received: Counter[tuple[str, str]] = Counter()
-
-    def crash(self, case: Case, choose: Callable[[list[Moment]], list[Moment]] = list) -> None:
-        """Let it die at every moment, or at some."""
-        dying = Dying(None)
-        said = self.perform(case, lambda scene: dying, dying.told)
-        assert said is not None and not said.raised, (case.name, said)
-        self.judge(case, f"{case.name}, done", said)
-        moments = [Moment(number) for number in range(len(said.calls))]
-        moments += [Moment(number, midway=True) for number, name in enumerate(said.calls) if name == "write"]
-        for moment in choose(moments):
-            if self.perform(case, partial(_always, Dying(moment))) is None:
-                self.row.kills += 1
-                self.judge(case, f"{case.name}, dead {moment} of {len(said.calls)}")
-
-    def refuse(self, case: Case, choose: Callable[[list[Failing]], list[Failing]] = list) -> None:
-        """Refuse every call, or some: each with every error that it may meet, once or from then on."""
-        whole = Failing()
-        said = self.perform(case, lambda scene: whole, whole.told)
-        assert said is not None and not said.raised, (case.name, said)
-        found = [
-            Failing(number, error, lasts)
-            for number, name in enumerate(said.calls, 1)
-            for error in ERRORS.get(name, (errno.EIO, errno.EACCES))
-            for lasts in (False, True)
-        ]
-        for failing in choose(found):
-            name = said.calls[failing.at - 1]
-            where = f"{case.name}: {errno.errorcode[failing.error]}{' from then on' * failing.lasts}"
-            what = self.perform(case, partial(_always, failing), failing.told)
-            assert what is not None
-            self.row.faults += 1
-            where = f"{where} at call {failing.at} of {len(said.calls)}, {name}"
-            self.judge(case, where, what, read_only=failing.lasts and failing.error == errno.EROFS)
 
     def meet(self, case: Case, other: str, choose: Callable[[list[int]], list[int]] = list) -> None:
         """Let another program work between every two calls, or some."""
@@ -424,46 +344,13 @@ class TopicCases:
                 met, f"{case.name}, {other} before call {number + 1} of {len(said.calls)}", what, late=case.makes
             )
 
-    # -- performing ----------------------------------------------------------------------------------------------
+    def enter(self, case: Case) -> Scene:
+        scene = build(self._folder / "root", self._setting, self._clock)
+        case.before(scene)
+        return scene
 
-    def perform(
-        self, case: Case, between: Callable[[Scene], Between], calls: Callable[[], list[str]] = list
-    ) -> Said | None:
-        """Do what a case does, in a child of its own; return what became of it, None if the child died of it."""
-        shutil.rmtree(self._folder / "root", ignore_errors=True)
-        self._clock.ms = Clock().ms
-        sys.stdout.flush()
-        if (child := os.fork()) == 0:
-            os._exit(self._in_the_child(case, between, calls))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status == DIED:
-            return None
-        if status != SAID:
-            raise RuntimeError(f"{case.name}: the process ended with {status}")
-        told = json.loads((self._folder / "said").read_text())
-        self._clock.ms = told.pop("clock")
-        return Said(**told)
-
-    def _in_the_child(self, case: Case, between: Callable[[Scene], Between], calls: Callable[[], list[str]]) -> int:
-        try:
-            logging.disable()
-            with mounted(self._setting):
-                scene = build(self._folder / "root", self._setting, self._clock)
-                case.before(scene)
-                come_between(between(scene), noreplace=self._setting.noreplace)
-                raised = words = ""
-                try:
-                    case.act(scene)
-                except DropqError as error:
-                    words = "; ".join([str(error), *getattr(error, "__notes__", ())])
-                    raised = type(error).__name__
-                told = {"calls": calls(), "raised": raised, "words": words, "clock": self._clock.ms}
-                (self._folder / "said").write_text(json.dumps(told))
-                return SAID
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            return 1
+    def act(self, case: Case, scene: Scene) -> object:
+        return case.act(scene)
 
     # -- judging -------------------------------------------------------------------------------------------------
 
@@ -473,7 +360,7 @@ class TopicCases:
         """Let others go on, then see that each subscription got each message exactly once, and what is left over."""
         self.row.cases += 1
         self._received.clear()
-        with mounted(self._setting):
+        with self.mounted():
             try:
                 if said is not None:
                     self._clock.advance(LAPSE)  # a distributor that ended with an error may have left its claim
@@ -601,37 +488,6 @@ class TopicCases:
 
 
 # -- the scene -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def mounted(setting: Setting) -> Iterator[None]:
-    """Let renames do what a setting's file system can, and let no sync take time."""
-    real = os.rename
-
-    def refused(source: str, destination: str, *_: int) -> None:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
-
-    def rename(source: Any, destination: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        """Move into a folder of the name; replace nothing."""
-        with suppress(FileNotFoundError):
-            found = os.stat(destination, dir_fd=dst_dir_fd)
-            os.stat(source, dir_fd=src_dir_fd)
-            if stat.S_ISDIR(found.st_mode):
-                destination = f"{destination}/{os.path.basename(source)}"
-            else:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, destination)
-        real(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-
-    with (
-        mock.patch.object(os, "fsync", return_value=None),
-        mock.patch.object(system_calls, "sync_whole", return_value=None),
-    ):
-        if setting.noreplace:
-            yield
-            return
-        kind = rename if setting.into_folders else real
-        with mock.patch.object(system_calls, "rename_noreplace", refused), mock.patch.object(os, "rename", kind):
-            yield
 
 
 def build(folder: Path, setting: Setting, clock: Clock) -> Scene:

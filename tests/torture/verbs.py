@@ -35,7 +35,8 @@ from torture.account import body
 MODULES: tuple[ModuleType, ...] = (bulk, jobs, stream_journal, fsck)
 #: Public by name, but no verbs: what dropq's own modules use among themselves.
 INNER = {
-    "Typed", "SweepReport", "Stop", "Health", "Diagnosis", "Finding",  # they hold what was found, or is to be said
+    "Typed", "SweepReport", "Stop",  # they hold what was found, or is to be said
+    "Health", "Diagnosis", "Finding", "Graph", "Node", "Edge",  # these, too
     "Message.link",  # of a worker, for its own private folder
     "Topic",  # tests/torture/topic_cases.py has a scene for it, in which a message is in many places
     "Queue.replay",  # what it sends is in the archive, too: tests/promises/test_replay.py lets it die
@@ -113,6 +114,8 @@ SETTINGS = (
 LONG = {"text": "x" * 300}
 CSV = "report.csv"
 ROUTED = "routed.csv"
+#: The queue's selector, which takes none of its messages.
+SELECTOR = "spare"
 
 
 def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
@@ -131,6 +134,7 @@ def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
     reader = _journal(queue) if setting.settles else None
     _leave_behind(queue)
     _route(queue)
+    queue.add_selector(SELECTOR, to="other", filter="nobody = 'here'")
     for number in range(2):
         queue.send(body(f"waits {number}", 3000), priority=8 - number, properties=LONG)
     _drop(queue, "ä" * 110 + ".csv", "waits, foreign")
@@ -241,6 +245,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "keep_count": lambda scene: [0],
     "label": lambda scene: ["more"],
     "context": lambda scene: [scene.queue.context],
+    "credit": lambda scene: [2],
     "limit": lambda scene: [2],
     "message": lambda scene: [scene.message],
     "messages": lambda scene: [[body("new 1"), {"body": body("new 2"), "properties": LONG}]],
@@ -248,8 +253,11 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "n": lambda scene: [2],
     "name": lambda scene: ["made"],
     "Root.delete_queue.name": lambda scene: ["spare"],
+    "Queue.remove_selector.name": lambda scene: [SELECTOR],
     "fsck.name": lambda scene: ["q"],
     "older_than": lambda scene: [0],
+    "once": lambda scene: [True],
+    "op": lambda scene: ["copy"],
     "owners": lambda scene: [()],
     "path": lambda scene: [scene.folder / "source"],
     "Root.create.path": lambda scene: [scene.folder / "new root"],
@@ -259,12 +267,17 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "reason": lambda scene: ["r"],
     "receipt": lambda scene: [scene.message.receipt or scene.message.id],
     "repair": lambda scene: [True],
+    "role": lambda scene: ["default"],
     "root": lambda scene: [scene.root.context],
+    "Root.create_queue.selector": lambda scene: [[{"name": "on", "to": "other"}]],
+    "route.root": lambda scene: [scene.root],
     "sent": lambda scene: [[]],
     "stalled_for": lambda scene: [0],
     "state": lambda scene: ["error", "expired", "processed", "processing", "target", "delayed"],
     "Queue.request.timeout": lambda scene: ["1ms"],
     "to": lambda scene: [scene.other.context, scene.far.context],
+    "Queue.add_selector.to": lambda scene: [scene.other.name],
+    "to_origin": lambda scene: [True],
     "unleased_older_than": lambda scene: ["1ms"],
     "until_empty": lambda scene: [True],
     "value": lambda scene: [body("new", 3000).decode()],
@@ -277,8 +290,8 @@ NO_MATTER = {
     "max_error", "message_class", "message_id", "priority",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
 }  # fmt: skip
-#: What would not end without it.
-ALWAYS = {"work": ("until_empty",)}
+#: What would not end, or not begin, without it.
+ALWAYS = {"work": ("until_empty",), "add_selector": ("to",), "route": ("once",)}
 
 
 @dataclass(frozen=True)

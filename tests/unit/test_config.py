@@ -56,11 +56,6 @@ AMPS = {
     "DeferredAckExpiration": "15m",
 }
 
-#: A value, other than the default, of each key that is not built.
-NOT_BUILT: dict[str, object] = {
-    "selector": [{"name": "big", "to": "large-orders", "filter": "/total > 1000"}],
-}
-
 WRONG: list[tuple[str, object, str]] = [
     ("lease_period", "30 parsecs", "a duration such as 500ms"),
     ("lease_period", 0, "at least 1ms"),
@@ -283,13 +278,9 @@ def test_a_configuration_cannot_be_changed() -> None:
 def test_the_amps_spelling_is_the_same_key(spelt: str) -> None:
     snake = re.sub("(?<!^)(?=[A-Z])", "_", spelt).lower()
     assert snake in KEYS
-    if snake in NOT_BUILT:
-        (problem,) = refused({spelt: AMPS[spelt]})
-        assert problem.startswith(f"here: {spelt} = ") and "not built" in problem
-    else:
-        others = {"underlying_topic": AMPS[spelt]} if snake == "default_publish_target" else {}
-        there = validate_options({spelt: AMPS[spelt], **others}, "x")
-        assert there == validate_options({snake: AMPS[spelt], **others}, "x")
+    others = {"underlying_topic": AMPS[spelt]} if snake == "default_publish_target" else {}
+    there = validate_options({spelt: AMPS[spelt], **others}, "x")
+    assert there == validate_options({snake: AMPS[spelt], **others}, "x")
 
 
 def test_a_key_in_two_spellings_is_an_error() -> None:
@@ -312,7 +303,6 @@ def test_a_key_with_control_characters_does_not_break_the_line() -> None:
 def test_a_wrong_value_is_refused_with_place_key_and_what_is_allowed(key: str, value: object, allowed: str) -> None:
     problems = refused({key: value})
     assert any(p.startswith("here: ") and key in p and allowed in p for p in problems), problems
-    assert not any("not built" in problem for problem in problems)
 
 
 def test_all_problems_of_a_file_are_told_together(files: Files) -> None:
@@ -358,9 +348,6 @@ def test_a_name_must_be_the_folders(files: Files) -> None:
     assert "leave it out" in "".join(refused({"name": "orders"}))
 
 
-# What is not built.
-
-
 @pytest.mark.parametrize(
     ("written", "count"), [("100", 100), ("15k", 15_000), ("15K", 15_000), ("1M", 1_000_000), (" 2m ", 2_000_000)]
 )
@@ -371,23 +358,16 @@ def test_a_count_is_read_as_amps_writes_it(written: str, count: int, files: File
     assert files.write(queue=f'MaxHistory = "{written}"\n').load().max_history == count
 
 
-@pytest.mark.parametrize("key", NOT_BUILT)
-def test_what_is_not_built_is_never_accepted_and_ignored(key: str) -> None:
-    for value in (NOT_BUILT[key], "", 1, ["a"], {"a": 1}):
-        (problem,) = refused({key: value})
-        assert problem.startswith(f"here: {key} = ")
-        assert problem.endswith(": this key is not built in this version of dropq; leave it out")
-
-
-@pytest.mark.parametrize("key", NOT_BUILT)
-def test_the_default_of_what_is_not_built_is_accepted(key: str) -> None:
-    default = getattr(QueueConfig(), key)
-    for value in (None, "unset", default, [] if default == () else default):
-        assert validate_options({key: value}, "x") == QueueConfig()
-
-
-def test_every_key_that_is_not_built_is_a_key() -> None:
-    assert set(KEYS) >= set(NOT_BUILT)
+@pytest.mark.parametrize("spelt", ["selector", "Selector"])
+def test_selectors_are_refused_with_where_they_belong(spelt: str, files: Files) -> None:
+    refusal = (
+        f"{spelt}: this is no key of queue.toml: each selector is a file of its own, selectors/NAME.toml in the "
+        "queue's folder; `dropq selector add QUEUE NAME` writes it"
+    )
+    for value in ([{"name": "big", "to": "large-orders"}], [], None):
+        assert refused({spelt: value}) == [f"here: {refusal}"]
+    files.write(queue=f'[[{spelt}]]\nname = "big"\nto = "large-orders"\n')
+    assert problems_of(files.load) == check_file(str(files.queue_file)) == [f"{files.queue_file}: {refusal}"]
 
 
 # What does not go together.
@@ -485,7 +465,7 @@ def test_a_newer_root_is_refused_with_both_numbers(files: Files) -> None:
             "[defaults]: lease_perod is not a key of a queue; the nearest is lease_period",
         ),
         ("[defaults]\nhistory = 1", "[defaults]: history = 1: true or false is allowed"),
-        ("[defaults]\nselector = 5", "[defaults]: selector = 5: this key is not built"),
+        ("[defaults]\nselector = 5", "[defaults]: selector: this is no key of queue.toml"),
     ],
 )
 def test_a_wrong_root_is_refused(files: Files, text: str, expected: str) -> None:
@@ -712,14 +692,14 @@ def test_the_examples_of_the_paper_are_what_they_say(block: str, files: Files) -
         assert check_file(str(files.queue_file)) == []
 
 
-def test_the_paper_has_every_key_with_its_default_and_whether_it_is_built() -> None:
+def test_the_paper_has_every_key_with_its_default() -> None:
     table = [[cell.strip() for cell in row.strip("|").split("|")] for row in DOC.split("\n")]
-    rows = {cells[0].strip("`"): cells for cells in table if len(cells) == 6 and cells[0].startswith("`")}
+    rows = {cells[0].strip("`"): cells for cells in table if len(cells) == 5 and cells[0].startswith("`")}
     assert set(rows) == {*KEYS, "name"}
     shown = {key: setting.value for key, setting in _defaults().items()}
     for key in KEYS:
-        _, amps, _, default, built, meaning = rows[key]
-        assert built == ("no" if key in NOT_BUILT else "yes") and meaning
+        _, amps, _, default, meaning = rows[key]
+        assert meaning
         assert default.strip("`") == _as_in_the_paper(shown[key]), key
         camel = "".join(part.capitalize() for part in key.split("_"))
         assert amps == (f"`{camel}`" if camel in AMPS else "")

@@ -478,9 +478,9 @@ class TestWhatIsWrong:
         [
             ("a = 1 AND AND b", 11, "a value, found AND"),
             ("a =", 4, "a value, found the end of the filter"),
-            ("a = 'b", 5, "a closing ' to this string"),
+            ("a = 'b", 5, "a closing ' to this string, found the end of the filter"),
             ("a = 'b''", 5, "a closing ' to this string"),
-            ('a = "b"', 5, "a string in single quotes"),
+            ('a = "b"', 5, "a string in single quotes, found '\"'"),
             ("a != 5", 3, "<> for unequal"),
             ("a == 5", 4, "a value, found ="),
             ("a = NULL", 5, "a value (IS NULL asks for NULL), found NULL"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -138,6 +139,25 @@ def test_a_file_that_comes_into_any_of_several_folders_ends_the_wait(folder: Pat
     assert waited(watching, LONG) < SOON
 
 
+@pytest.mark.parametrize("go", [os.unlink, lambda path: os.rename(path, path.parent.parent / path.name)])
+def test_a_file_that_leaves_a_folder_ends_the_wait_where_that_is_asked_for(
+    folder: Path, go: Callable[[Path], object]
+) -> None:
+    credits = folder.parent / "credits"
+    credits.mkdir()
+    watching = Watch(str(folder), leaving=[str(credits)])
+    assert watching.observe()
+    for each in (folder, credits):
+        (each / "a").touch()
+    assert watching.wait(0), "it came into the folder of which arrivals are asked for"
+    go(folder / "a")
+    assert not watching.wait(0)
+    go(credits / "a")
+    assert waited(watching, LONG) < SOON
+    (credits / "b").touch()
+    assert not watching.wait(0)
+
+
 def test_one_folder_without_events_makes_it_poll_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = folder.parent / "other"
     other.mkdir()
@@ -263,11 +283,11 @@ def test_polling_waits_no_longer_than_its_pause(folder: Path) -> None:
 def test_where_events_cannot_be_had_it_polls(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(folder: str) -> None:
+    def refuse(*arguments: object) -> None:
         raise OSError(24, "inotify instance limit reached")
 
     monkeypatch.setattr(watch, "_Inotify", refuse)
-    monkeypatch.setattr(watch, "_observed", lambda folder, wake: refuse(folder))
+    monkeypatch.setattr(watch, "_observed", refuse)
     watching = Watch(str(folder))
     assert not watching.observe()
     for _ in range(10):
@@ -290,6 +310,11 @@ def test_other_systems_have_the_events_of_watchdogs_observer(folder: Path, monke
     assert waited(watching, LONG) < SOON
     watching.wake()
     assert watching.wait(LONG)
+    (folder.parent / "other").mkdir()
+    leaving = Watch(str(folder.parent / "other"), leaving=[str(folder)])
+    assert leaving.observe()
+    (folder / "a").unlink()
+    assert waited(leaving, LONG) < SOON
 
 
 def test_a_watch_among_events_is_quiet(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,161 @@
+"""The command that shows how messages go from queue to queue, and what is stuck."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from . import output
+from .options import Json
+from .output import Record
+from .shell import Shell, UsageError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from dropq import Edge, Graph, Node
+
+    Format = str
+else:  # typer takes the choices from here
+    Format = Literal["mermaid", "dot", "svg"]
+
+#: The states whose messages a line counts.
+STATES = ("target", "delayed", "processing", "error")
+#: The columns of a line: of a queue, or of how messages go from there to another.
+COLUMNS = (
+    "kind",
+    "queue",
+    "name",
+    "to",
+    "filter",
+    "granted",
+    "free",
+    "target",
+    "delayed",
+    "processing",
+    "error",
+    "stuck",
+)
+
+
+def graph(
+    ctx: typer.Context,
+    format: Annotated[
+        Format | None,
+        typer.Option("--format", metavar="FORMAT", help="Print it for a drawing program: mermaid, dot or svg."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show how messages go from queue to queue, and what is stuck and why.
+
+    It shows queues, topics with their subscriptions, views, selectors, routes and dead letters, with the numbers of
+    messages, and how many credits of each selector are free. On a terminal it is a tree. Elsewhere it is a line for
+    each queue, and one for each selector, route or subscription by which messages leave it. It changes nothing.
+    """
+    shell = Shell(ctx, json)
+    if format is not None and shell.json:
+        raise UsageError("give --json or --format, but not both")
+    shell.check_root()
+    found = shell.root.graph()
+    if format is not None:
+        text = {"mermaid": found.mermaid, "dot": found.dot, "svg": found.svg}[format]()
+        output.put(text.rstrip("\n"))
+    elif shell.on_terminal:
+        _show_trees(found)
+    else:
+        shell.show(_records(found, as_json=shell.json), COLUMNS)
+    if not found.nodes:
+        shell.report_no_queues()
+
+
+def _records(graph: Graph, *, as_json: bool) -> Iterator[Record]:
+    for node in graph.nodes:
+        stuck = list(node.stuck)
+        yield {"kind": node.kind, "queue": node.name, **node.counts, "stuck": stuck if as_json else "; ".join(stuck)}
+    for edge in graph.edges:
+        about = {key: getattr(edge, key) for key in ("name", "to", "filter", "role", "granted", "free")}
+        stuck = [edge.stuck] if edge.stuck else []
+        yield {"kind": edge.kind, "queue": edge.source, **about, "stuck": stuck if as_json else edge.stuck}
+
+
+# -- on a terminal ---------------------------------------------------------------------------------------------------
+
+
+def _show_trees(graph: Graph) -> None:
+    """Print a tree for each queue that none leads to; below a queue, where its messages go."""
+    from rich.console import Console
+
+    console = Console(highlight=False, file=sys.stdout)
+    for tree in _trees(graph):
+        console.print(tree)
+
+
+def _trees(graph: Graph) -> Iterator[Tree]:
+    """Yield the trees of a graph: first those of queues that none leads to, then of what goes round.
+
+    What is below a queue is shown once; a circle ends where it comes back.
+    """
+    from rich.tree import Tree
+
+    nodes = {node.name: node for node in graph.nodes}
+    leaving: defaultdict[str, list[Edge]] = defaultdict(list)
+    for edge in graph.edges:
+        leaving[edge.source].append(edge)
+    led_to = {edge.to for edge in graph.edges}
+    shown = set[str]()
+    for node in sorted(graph.nodes, key=lambda node: (node.name not in leaving, node.name in led_to)):
+        if node.name in shown:
+            continue
+        shown.add(node.name)
+        tree = Tree(_about_node(node), guide_style="dim")
+        under_way = [(tree, iter(leaving[node.name]))]
+        while under_way:
+            branch, edges = under_way[-1]
+            if (following := next(edges, None)) is None:
+                under_way.pop()
+                continue
+            to = following.to
+            below = branch.add(_about_edge(following, nodes[to], again=to in shown and bool(leaving[to])))
+            if to not in shown:
+                shown.add(to)
+                under_way.append((below, iter(leaving[to])))
+        yield tree
+
+
+def _about_node(node: Node) -> Text:
+    return _with_stuck(_counted(node), *node.stuck)
+
+
+def _counted(node: Node) -> Text:
+    """Return what a node is called, and how many messages it has."""
+    from rich.text import Text
+
+    from dropq.diagnosis.graph_text import counted, title
+
+    kind = f" ({node.kind})" if node.kind in ("topic", "subscription", "view", "folder") else ""
+    return Text.assemble((title(node), "bold"), (kind, "dim"), f"  {counted(node)}" if counted(node) else "")
+
+
+def _about_edge(edge: Edge, to: Node, *, again: bool) -> Text:
+    from rich.text import Text
+
+    from dropq.diagnosis.graph_text import credit, described, shown
+
+    text = Text.assemble((described(edge), "cyan"), " → ", _counted(to), ("  (see above)" if again else "", "dim"))
+    about = ", ".join(filter(None, (credit(edge), shown(edge.filter or ""))))
+    if about:
+        text.append(f"\n{about}", "dim")
+    return _with_stuck(text, edge.stuck, *to.stuck)
+
+
+def _with_stuck(text: Text, *stuck: str) -> Text:
+    from dropq.diagnosis.graph_text import shown
+
+    for why in filter(None, stuck):
+        text.append(f"\n{shown(why)}", "red")
+    return text

@@ -1,0 +1,157 @@
+"""Commands of selectors: add one to a queue, list them, and remove one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dropq.errors import Unavailable
+
+from . import output
+from .options import Filter, Json, QueueName, QueueOrRoot
+from .output import NEGATIVE, OK, TRY_LATER, Record, unescape
+from .parsing import Command, group
+from .shell import Shell
+
+if TYPE_CHECKING:
+    from dropq import Queue
+
+#: The columns of `selector ls`.
+COLUMNS = ("queue", "name", "op", "to", "filter", "role", "credit", "free")
+
+SelectorName = Annotated[str, typer.Argument(metavar="NAME", help="The name of the selector.", show_default=False)]
+
+selector = group("selector", "Make selectors, which carry messages from queue to queue.")
+
+
+@selector.command("add", cls=Command)
+def add(
+    ctx: typer.Context,
+    name: QueueName,
+    selector: SelectorName,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="TO", help="The queue or topic that it sends to; a bounce has none."),
+    ] = None,
+    op: Annotated[
+        Literal["move", "copy", "bounce"],
+        typer.Option("--op", metavar="OP", help="What it does: move, copy, or bounce to the return address."),
+    ] = "move",
+    filter: Filter = None,
+    credit: Annotated[
+        int | None,
+        typer.Option(
+            "--credit", metavar="N", help="How many messages that it moved may be unsettled at a time; else 1."
+        ),
+    ] = None,
+    role: Annotated[
+        Literal["normal", "default", "overflow"],
+        typer.Option(
+            "--role",
+            metavar="ROLE",
+            help="When it is asked: normal; default, where no other takes a message; overflow, by senders to a full "
+            "queue.",
+        ),
+    ] = "normal",
+    json: Json = False,
+) -> None:
+    """Add a selector to a queue; prints the path of its file.
+
+    It takes waiting messages as soon as somebody serves the queue, as `dropq route QUEUE` does.
+    """
+    from dropq.policies.selectors import path_of
+
+    shell = Shell(ctx, json)
+    queue = shell.queue(name)
+    made = queue.add_selector(
+        selector, to=None if to is None else unescape(to), op=op, filter=filter, credit=credit, role=role
+    )
+    path = path_of(queue.context, made.name)
+    shell.line({"queue": queue.name, "name": made.name, "path": path}, ("path",))
+
+
+@selector.command("ls", cls=Command)
+def ls(ctx: typer.Context, name: QueueOrRoot = None, json: Json = False) -> int:
+    """List selectors, with their credits.
+
+    A credit is free unless it was spent on a message that is not settled yet. Exits with 1 when the file of a selector
+    cannot be used; stderr says why.
+    """
+    shell = Shell(ctx, json)
+    records: list[Record] = []
+    unusable: list[str] = []
+
+    def look(address: str) -> None:
+        found, problems = _look(shell.root.queue(address))
+        records.extend(found)
+        unusable.extend(problems)
+
+    act = shell.unless_gone(look) if name is None else look
+    code = shell.each(shell.queues(None if name is None else [name]), act)
+    shell.show(records, COLUMNS, spare=("role", "filter"))
+    for problem in unusable:
+        output.note(f"error: {problem}")
+    if name is None:
+        shell.check_root()
+    if not records and not unusable and code == OK:
+        where = shell.root.path if name is None else f"queue {name}"
+        output.note(f"{where} has no selectors: `dropq selector add QUEUE NAME --to TO` makes one")
+    return code or (NEGATIVE if unusable else OK)
+
+
+def _look(queue: Queue) -> tuple[list[Record], list[str]]:
+    """Return the selectors of a queue as records, and what is wrong with their files."""
+    from dropq.lifecycle.credits import spent
+    from dropq.policies.selectors import read
+    from dropq.routing.registry import removed_in
+
+    context = queue.context
+    with context.error_context("nothing was changed"):
+        found, problems = read(context)
+        for gone in removed_in(context):
+            output.note(f"selector {gone} of {queue.name} is removed, and what it moved is on its way back")
+        records: list[Record] = [
+            {
+                "queue": queue.name,
+                "name": one.name,
+                "op": one.op,
+                "to": one.to,
+                "filter": one.filter,
+                "role": one.role,
+                "credit": one.credit,
+                "free": None if one.credit is None else max(one.credit - len(spent(context.layout, one.token)), 0),
+            }
+            for one in found
+        ]
+    return records, problems
+
+
+@selector.command("rm", cls=Command)
+def rm(ctx: typer.Context, name: QueueName, selector: SelectorName, json: Json = False) -> int:
+    """Remove a selector; what it moved returns.
+
+    What is settled stays where it is. All else returns to the queue, also from queues further on, and a consumer that
+    holds it loses its claim. Exits with 75 when something is under way still after ten seconds: any router or sweep
+    brings it back, and the same command waits for it again.
+    """
+    from dropq.lifecycle.credits import spent
+
+    shell = Shell(ctx, json)
+    queue = shell.queue(name)
+    tokens = [one.token for one in queue.selectors() if one.name == selector and one.token]
+    moved = sum(len(spent(queue.layout, token)) for token in tokens)
+    try:
+        done = queue.remove_selector(selector)
+    except Unavailable as error:
+        output.complain(error)
+        return TRY_LATER
+    shell.line({"queue": queue.name, "name": selector, "unsettled": moved, "returned": done}, ("name", "unsettled"))
+    if not done:
+        output.note(
+            f"selector {selector} is removed, but what it moved is not all back in {queue.name}: any router or sweep "
+            f"goes on with that, and `dropq selector rm {output.escape(queue.name)} {selector}` waits for it again"
+        )
+        return TRY_LATER
+    output.note(f"selector {selector} is removed: unsettled={moved}, all of them back in {queue.name} or settled since")
+    return OK

@@ -1,0 +1,255 @@
+"""Carry messages from a folder of one queue into a queue on another file system, each once, whoever dies when.
+
+The messages go in numbered lists. A list is written once, beside the messages, and replaces nothing. Its messages are
+copied into a job of that queue, whose commit is one rename; the ledger there keeps the number of the list, and what
+tells it from any other list of that number. Then the messages are removed here, and the next list may be written.
+
+Invariant: list N+1 is written only when list N is in the ledger there, and nothing of it that was sent is left here.
+List N is removed only when list N+1 is there, and of several lists only the newest counts. So a carrier that wakes up
+late finds its list refused there, and writes none here. Any number of carriers may do any step at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dropq.errors import DropqError
+from dropq.format.layout import GONE_PREFIX, STATES
+from dropq.format.names import Name
+from dropq.format.transfers import list_name, list_number, own_name_of
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.staging.jobs import Attempt, TransferJob
+from dropq.storage import reading
+
+#: A list has at most this many messages, and is full once they have this many bytes.
+LIST_LENGTH = 1000
+LIST_BYTES = 64 << 20
+
+#: What the error says that a list could not be carried.
+_GIVEN = "the messages stay where they are until a sweep carries them"
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """A list: its number, what tells it from others of that number, and the messages, by their names in the folder."""
+
+    number: int
+    token: str
+    given: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """Carries what lies in a folder of a queue into another queue.
+
+    Attributes:
+        source: the queue that the messages come from.
+        given: the folder that they lie in, on the file system of `source`; each name there is given once, for ever.
+        lists: the folder of their lists, on the same file system.
+        target: the queue that they go to.
+        row: names the row of lists in `target`; no other folder's lists have the name.
+        name: returns what the name of the copy says, from the message's own file name.
+        arrived: the names in `target` of what this carrier sent, by the names in `given`.
+    """
+
+    source: QueueContext
+    given: str
+    lists: str
+    target: QueueContext
+    row: str
+    name: Callable[[str], Name]
+    arrived: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> Iterator[int]:
+        """Carry all that lies in the folder, a list at a time; yield how many messages of each this carrier sent.
+
+        Raises:
+            DropqError: the messages of the list at hand stay where they are, or are in the other queue and will be
+                removed here by the next carrier.
+        """
+        if not reading.names_in(self.given):
+            return
+        while True:
+            newest = self._newest()
+            if newest is not None:
+                try:
+                    yield self._settle(newest)
+                except DropqError:
+                    if (now := self._newest()) is None or now.number == newest.number:
+                        raise
+                    continue  # RACE: other carriers went on meanwhile
+            with self.source.error_context(_GIVEN):
+                if not self._list(0 if newest is None else newest.number):
+                    return
+
+    # -- the lists ---------------------------------------------------------------------------------------------------
+
+    def _newest(self) -> List | None:
+        """Return the newest list, the only one that counts; None if there is none."""
+        while (number := max(self._numbers(), default=None)) is not None:
+            path = f"{self.lists}/{list_name(number)}"
+            with self.source.error_context(_GIVEN):
+                data = reading.read_small(path, limit=-1)
+            if data is None:
+                continue  # RACE: a newer one was written, and this one removed
+            try:
+                content = reading.parse_json(data)
+                return List(number, _text(content, "list"), _names(content))
+            except ValueError as error:
+                raise DropqError(
+                    f"{path} is damaged ({error}), so it is not known which messages are in {self.target.layout.home} "
+                    f"already: remove those from {self.given}, then remove the list, and rename {self.lists} to other "
+                    "hex digits; nothing was changed"
+                ) from error
+        return None
+
+    def _numbers(self) -> list[int]:
+        return [number for number in map(list_number, reading.names_in(self.lists)) if number is not None]
+
+    def _list(self, last: int) -> bool:
+        """Write the list after the last one, of what lies in the folder; return False if nothing does.
+
+        The last list must be settled: this removes it.
+        """
+        storage, layout = self.source.storage, self.source.layout
+        # What was removed here, and what was moved here, must not come back or go by a power cut once it is listed.
+        storage.sync(self.given, *filter(reading.is_folder, map(layout.folder, STATES)))
+        given = self._waiting()
+        if not given:
+            return False
+        content = {"format": 1, "list": secrets.token_hex(8), "given": given}
+        draft = f"{layout.private}/{GONE_PREFIX}{secrets.token_hex(8)}"
+        storage.write_new(draft, json.dumps(content).encode())
+        path = f"{self.lists}/{list_name(last + 1)}"
+        try:
+            # RACE: with other carriers. The first has the number. One that comes so late that newer lists are there,
+            # and this number is free again, writes a list that does not count.
+            if not storage.place_in_kernel(draft, path):
+                storage.link(draft, path)
+        except FileExistsError:
+            return True
+        finally:
+            storage.unlink(draft)
+        storage.sync(self.lists)
+        for number in self._numbers():
+            if number <= last:
+                storage.unlink(f"{self.lists}/{list_name(number)}")
+        return True
+
+    def _waiting(self) -> list[str]:
+        """Return the names of as many messages of the folder as make a list; leave out what this user may not read."""
+        given: list[str] = []
+        size = 0
+        for entry in reading.entries(self.given):
+            if len(given) >= LIST_LENGTH or size >= LIST_BYTES:
+                break
+            if self.source.sidecars.ignored(entry.name) or not reading.is_message_file(entry):
+                continue
+            with suppress(FileNotFoundError):  # RACE: somebody took it
+                length = entry.stat(follow_symlinks=False).st_size
+                if os.access(entry.path, os.R_OK) and (file := self._given_name(entry.name)) is not None:
+                    given.append(file)
+                    size += length
+        return given
+
+    def _given_name(self, file: str) -> str | None:
+        """Return the name of a message in the folder; give it a new one if a script moved it there under its own."""
+        if own_name_of(file) is not None:
+            return file
+        name = self.source.sidecars.file(file).name
+        return Transitions(self.source).give(self.given, file, name, self.given)
+
+    # -- one list: copy, commit, remove ------------------------------------------------------------------------------
+
+    def _settle(self, listed: List) -> int:
+        """Send the messages of the newest list, unless that is done, and remove them here; return how many it sent."""
+        job = TransferJob(self.target, self.row, listed.number)
+        count = 0
+        if job.sent:
+            job.abort()  # which rolls it forward if that is not done
+        else:
+            count = self._send(job, listed)
+        note = job.sent_note()
+        if note is None or note.get("list") != listed.token:
+            raise DropqError(
+                f"{self.target.layout.home} has another list {listed.number} of this row than {self.lists}, which is a "
+                "copy of another queue's folder, or an older state of its own: remove from "
+                f"{self.given} what that queue has already, then rename {self.lists} to other hex digits; nothing was "
+                "removed"
+            )
+        left = note.get("left")
+        kept = set(left) if isinstance(left, list) else set()
+        with self.target.error_context("the messages are there, and the next carrier removes them here"):
+            self.target.storage.sync(self.target.layout.ledger)
+        with self.source.error_context("the messages were carried, and the next carrier removes them here"):
+            for file in listed.given:
+                if file not in kept:
+                    self.source.storage.unlink(f"{self.given}/{file}")
+        return count
+
+    def _send(self, job: TransferJob, listed: List) -> int:
+        """Copy the messages of a list into its job, and commit that; return how many were sent, 0 if by another."""
+        try:
+            with self.source.error_context(_GIVEN):
+                self.source.storage.sync(self.lists)  # its writer may have died before it did
+            job.begin()
+            attempt = job.attempt("list")
+            with self.target.error_context(_GIVEN):
+                copies = self._copy(attempt, listed)
+                there = reading.names_in(self.given)
+                # RACE: who takes a listed message away by hand from here on has a second one.
+                for file in [file for file in copies if file not in there]:
+                    self.target.storage.unlink(f"{attempt.folder}/{copies.pop(file)}")
+            attempt.files += copies.values()
+            note = {"list": listed.token, "left": [file for file in listed.given if file not in copies]}
+            count = job.send(attempt.finish(), note)
+        except (DropqError, OSError):
+            # RACE: another carrier may have sent the list meanwhile.
+            if job.abort() or job.sent:
+                return 0
+            raise
+        if count:
+            self.arrived.update(copies)
+        return count
+
+    def _copy(self, attempt: Attempt, listed: List) -> dict[str, str]:
+        """Copy the messages of a list into a job; return their names there, without those that are gone."""
+        storage, transitions = self.target.storage, Transitions(self.source)
+        copies: dict[str, str] = {}
+        taken: set[str] = set()
+        with storage.together(attempt.folder, len(listed.given)) as each:
+            for given in listed.given:
+                path = f"{self.given}/{given}"
+                try:
+                    file = transitions.name_of_copy(path, self.name(own_name_of(given) or given), self.target)
+                    if file in taken:  # two messages of one id
+                        file = Transitions(self.target).copy_name(self.target.sidecars.parse(file))
+                    storage.copy(path, f"{attempt.folder}/{file}", synced=each)
+                except FileNotFoundError:
+                    if reading.exists(path):
+                        raise  # the job was dropped, or sent by another carrier
+                    continue
+                copies[given] = file
+                taken.add(file)
+        return copies
+
+
+def _text(content: object, key: str) -> str:
+    value = content.get(key) if isinstance(content, Mapping) else None
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"it has no {key!r}")
+    return value
+
+
+def _names(content: object) -> tuple[str, ...]:
+    """Return the names in a list; each is a name in one folder, and no path."""
+    given = content.get("given") if isinstance(content, Mapping) else None
+    if not isinstance(given, list) or not all(isinstance(name, str) and own_name_of(name) for name in given):
+        raise ValueError("it lists no messages")
+    return tuple(given)

@@ -1,0 +1,240 @@
+"""The graph of a root: its queues are nodes, edges lead to where messages go from there; and what is stuck, and why.
+
+A graph is a look: it changes nothing, takes no lock, and was true when the folders were listed. A queue that cannot be
+read is in it, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from dropq.config.schema import underlies
+from dropq.diagnosis import topic_checks
+from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
+from dropq.diagnosis.health import queues
+from dropq.errors import DropqError, NoSuchQueue
+from dropq.format.addresses import layouts
+from dropq.format.layout import UNSETTLED
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.policies import routes
+from dropq.policies.selectors import InUse
+from dropq.queue import browsing
+from dropq.queue.open_queue import open_queue
+from dropq.routing.outlook import Outlook, Whereabouts
+from dropq.routing.registry import removed_in
+from dropq.storage import reading
+from dropq.storage.failures import describe
+
+#: How many waiting messages of a queue with selectors are looked at, from the first on.
+LOOKED_AT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The nodes of a root and the edges between them.
+
+    Attributes:
+        nodes: the nodes, queues first, by name.
+        edges: the edges, by the nodes that they lead from.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    def mermaid(self) -> str:
+        """Return the graph as a flowchart of Mermaid."""
+        from dropq.diagnosis.graph_text import mermaid
+
+        return mermaid(self.nodes, self.edges)
+
+    def dot(self) -> str:
+        """Return the graph in the language of Graphviz."""
+        from dropq.diagnosis.graph_text import dot
+
+        return dot(self.nodes, self.edges)
+
+    def svg(self) -> str:
+        """Return the graph as an SVG: boxes in layers from left to right, an arrow for each edge."""
+        from dropq.diagnosis.graph_svg import svg
+
+        return svg(self.nodes, self.edges)
+
+
+def graph(root: RootContext) -> Graph:
+    """Return the graph of a root, and change nothing.
+
+    Raises:
+        OSError: the root cannot be listed.
+    """
+    return _Look(root).graph()
+
+
+class _Look:
+    """One look at a root."""
+
+    def __init__(self, root: RootContext) -> None:
+        self._root = root
+        self._whereabouts = Whereabouts(root.layout)
+        self._nodes: dict[str, Node] = {}
+        self._edges: list[Edge] = []
+        self._opened: dict[str, QueueContext] = {}
+
+    def graph(self) -> Graph:
+        """Look at each queue, then at the edges that begin there, and make nodes of where else they end."""
+        for name in queues(self._root):
+            self._open(name)
+        self._by_target = {os.path.realpath(each.layout.target): name for name, each in self._opened.items()}
+        for name, context in self._opened.items():
+            self._nodes[name] = self._node(name, context)
+        for edge in self._edges:
+            if edge.to not in self._nodes:
+                self._nodes[edge.to] = Node(edge.to, MISSING if edge.to else ADDRESSES)
+        nodes = sorted(self._nodes.values(), key=lambda node: (node.kind in (MISSING, FOLDER, ADDRESSES), node.name))
+        edges = sorted(self._edges, key=lambda edge: (edge.source, edge.kind == LETTERS, edge.kind, edge.name, edge.to))
+        return Graph(tuple(nodes), tuple(edges))
+
+    def _open(self, name: str) -> None:
+        try:
+            self._opened[name] = open_queue(self._root, name)
+        except (DropqError, OSError) as error:
+            if isinstance(error, NoSuchQueue) and not reading.exists(layouts(self._root.layout.path, name)[0].home):
+                return  # RACE: it was deleted since the listing
+            self._nodes[name] = Node(name, "queue", stuck=(f"it cannot be read: {_without_path(describe(error))}",))
+
+    def _node(self, name: str, context: QueueContext) -> Node:
+        """Return the node of a queue; note the edges that begin there."""
+        stuck, counts = list[str](), dict[str, int]()
+        for look in (self._counts, self._standstill, self._selectors, self._routes, self._receivers, self._letters):
+            try:
+                stuck += look(context, counts)
+            except (DropqError, OSError) as error:
+                stuck.append(f"it cannot be read whole: {_without_path(describe(error))}")
+        layout = context.layout
+        kind = "topic" if layout.is_topic else "subscription" if layout.is_subscription else "queue"
+        if context.config.underlying_topic is not None:
+            kind = "view"
+        return Node(name, kind, counts, tuple(dict.fromkeys(stuck)))
+
+    # -- what a queue has ----------------------------------------------------------------------------------------
+
+    def _counts(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+        counts |= browsing.counts(context)
+        yield from ()
+
+    def _standstill(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+        """Yield what keeps consumers or senders of a queue from going on."""
+        if context.paused:
+            yield "paused"
+        if reading.is_there(context.layout.write_lock, context.clock):
+            yield "senders wait for its write-lock"
+        most = context.config.max_unprocessed
+        if most is not None and sum(counts.get(state, 0) for state in UNSETTLED) >= most:
+            yield f"full: max_unprocessed is {most}"
+        if context.layout.is_topic and counts.get("target") and (why := topic_checks.first_held(context)):
+            yield f"{_messages(counts['target'])} not distributed: {why}"
+
+    # -- the edges from it ----------------------------------------------------------------------------------------
+
+    def _selectors(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+        """Note the selectors of a queue; yield which cannot be used, and which messages no selector takes."""
+        for name in removed_in(context):
+            yield f"selector {name} is removed, and what it moved has not all returned"
+        outlook = Outlook(context, self._whereabouts)
+        for file, why in sorted(outlook.selectors.unusable.items()):
+            yield f"selector {file.removesuffix('.toml')}: its file cannot be used: {_without_path(why)}"
+        if not outlook.selectors.in_use:
+            return
+        waiting, untaken = Counter[str](), Counter[str]()
+        for message in islice(browsing.listed(context, "target"), LOOKED_AT) if counts.get("target") else ():
+            prospect = outlook.of(message)
+            if prospect is not None and prospect.stays:
+                waiting.update(prospect.selectors)
+                untaken.update(() if prospect.selectors else (prospect.says,))
+        for one in outlook.selectors.in_use:
+            self._edges.append(self._edge_of(context, one, outlook, waiting[one.selector.name]))
+        for says, count in untaken.items():
+            yield f"{_messages(count)}: {says}"
+
+    def _edge_of(self, context: QueueContext, one: InUse, outlook: Outlook, waiting: int) -> Edge:
+        selector = one.selector
+        stuck = outlook.refused.get(selector.name, "") if waiting else outlook.unreachable(one)
+        if stuck and waiting:
+            stuck = f"{stuck.removeprefix('it has ')}; {_messages(waiting)} waiting"
+        return Edge(
+            source=context.name,
+            to=selector.to or "",
+            kind=selector.op,
+            name=selector.name,
+            filter=selector.filter,
+            role=selector.role,
+            granted=selector.credit,
+            free=None if selector.credit is None else max(selector.credit - one.busy, 0),
+            stuck=stuck,
+        )
+
+    def _routes(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+        """Note the routes of a queue that are in use, and the folders that they lead to."""
+        in_use, unusable = routes.examine(context)
+        held = routes.routed(context.layout, context.config.ignore)
+        for route in in_use:
+            to = self._by_target.get(os.path.realpath(route.folder))
+            if to is None:
+                to = self._folder(context, route.name, route.folder, held.pop(route.name, 0))
+            self._edges.append(Edge(context.name, to, "route", route.name))
+        for name, why in sorted(unusable.items()):
+            to = self._folder(context, name, f"{context.layout.routing}/{name}", held.pop(name, 0))
+            self._edges.append(Edge(context.name, to, "route", name, stuck=f"it takes nothing: {_without_path(why)}"))
+        for name, count in sorted(held.items()):
+            yield f"{_messages(count)} in routing/{name}, and no route of this name is in use"
+
+    def _folder(self, context: QueueContext, name: str, folder: str, count: int) -> str:
+        """Note the folder of a route; return what it is called."""
+        if os.path.islink(folder):
+            to = os.path.realpath(folder)
+            self._nodes[to] = Node(to, FOLDER)
+        else:
+            to = f"{context.name}/routing/{name}"
+            self._nodes[to] = Node(to, FOLDER, {"target": count})
+        return to
+
+    def _receivers(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+        """Note from which topics a subscription or a view gets messages."""
+        expression = context.config.underlying_topic
+        above = context.name.partition("/")[0]
+        if expression is not None:
+            feeds: Callable[[str], bool] = lambda topic: underlies(expression, topic)  # noqa: E731
+        elif context.layout.is_subscription:
+            feeds = lambda topic: topic == above or topic.startswith(f"{above}.")  # noqa: E731
+        else:
+            return
+        kind = "subscription" if expression is None else "view"
+        for name, topic in self._opened.items():
+            if topic.layout.is_topic and feeds(name):
+                self._edges.append(Edge(name, context.name, kind, filter=context.config.filter))
+        yield from ()
+
+    def _letters(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+        """Note where the dead letters of a queue go, if it can have any, or names a queue for its own."""
+        letters = context.config.dead_letter_queue
+        has_selectors = any(edge.source == context.name and edge.role for edge in self._edges)
+        own = letters != self._root.config.dead_letter_queue
+        if letters is None or not (has_selectors or own or context.config.exhausted == "dead-letter"):
+            return
+        stuck = "" if letters in self._opened else f"{letters} is missing"
+        self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))
+        yield from ()
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"
+
+
+def _without_path(why: str) -> str:
+    """Return the first line of a problem, without the path of its file in front."""
+    line = why.partition("\n")[0]
+    path, colon, rest = line.partition(": ")
+    return rest if colon and path.startswith("/") else line

@@ -1,0 +1,498 @@
+"""A graph as an SVG, drawn without any package: boxes in layers from left to right, and an arrow for each edge.
+
+An edge leaves its box at a height of its own, runs straight below its text, and then bends to the next layer. An edge
+over several layers passes each of them in a lane of its own. An edge that goes back runs below everything.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import accumulate
+
+from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
+from dropq.diagnosis.graph_text import counted, credit, described, shown, title
+
+#: Pixels: around the picture, inside a box, between boxes of a layer, for the bends between two layers.
+MARGIN, INSIDE, BETWEEN, BEND = 24, 12, 26, 84
+#: Pixels: the height of a line of text, and the least width of a box.
+LINE, LEAST = 17, 120
+#: Pixels between two edges that end at one box, or run below everything; the height of a lane through a layer.
+APART, LANE = 16, 26
+#: The most characters of a line of text in a box and on an edge, and the most lines about what is stuck.
+IN_BOX, ON_EDGE, STUCK_LINES = 30, 34, 4
+#: The size of the text, and how wide a character is, in parts of the size.
+SIZE, WIDE = 12, 0.6
+#: How often the boxes of each layer are put in order by their neighbours.
+ROUNDS = 8
+
+_RED, _GREY, _BLACK = "#b71c1c", "#546e7a", "#263238"
+#: The line and the filling of each kind of node.
+_BOXES = {
+    "queue": ("#1565c0", "#e3f2fd"),
+    "topic": ("#2e7d32", "#e8f5e9"),
+    "subscription": ("#2e7d32", "#f7fbf7"),
+    "view": ("#6a1b9a", "#f3e5f5"),
+    FOLDER: ("#5d4037", "#efebe9"),
+    MISSING: (_RED, "#ffffff"),
+    ADDRESSES: (_GREY, "#ffffff"),
+}
+#: The colour of each kind of edge, and its dashes.
+_LINES = {
+    "move": ("#1565c0", ""),
+    "copy": ("#1565c0", "7 4"),
+    "bounce": ("#6a1b9a", ""),
+    "route": ("#5d4037", ""),
+    "subscription": ("#2e7d32", ""),
+    "view": ("#6a1b9a", ""),
+    LETTERS: ("#78909c", "2 4"),
+}
+
+
+@dataclass
+class _Line:
+    """A line of text, with what it is shortened from."""
+
+    text: str
+    colour: str = _BLACK
+    bold: bool = False
+    mono: bool = False
+
+    @property
+    def width(self) -> float:
+        return _cells(self.text) * SIZE * (WIDE + 0.04 * self.bold + 0.02 * self.mono)
+
+
+@dataclass(eq=False)
+class _Box:
+    """A box in a layer; without a node, a lane through it."""
+
+    node: Node | None
+    lines: list[_Line] = field(default_factory=list)
+    layer: int = 0
+    x: float = 0
+    y: float = 0
+    width: float = 0
+    height: float = LANE
+    leaving: list[_Run] = field(default_factory=list)
+    coming: list[_Run] = field(default_factory=list)
+
+    @property
+    def middle(self) -> float:
+        return self.y + self.height / 2
+
+
+@dataclass(eq=False)
+class _Run:
+    """An edge, from box to box by way of lanes; one that goes back has only its ends."""
+
+    edge: Edge
+    stops: list[_Box]
+    lines: list[_Line]
+    goes_back: bool = False
+    begin: float = 0
+    end: float = 0
+
+    @property
+    def room(self) -> int:
+        """The height that its text needs on the side of its box."""
+        return len(self.lines) * LINE + 10
+
+
+def svg(nodes: Sequence[Node], edges: Sequence[Edge]) -> str:
+    """Return a graph as an SVG, in ASCII."""
+    return _Drawing(nodes, edges).text().encode("ascii", "xmlcharrefreplace").decode()
+
+
+class _Part:
+    """The boxes that edges join, directly or by way of others, and these edges.
+
+    Args:
+        boxes: the boxes.
+        runs: the edges.
+        top: the height at which it begins.
+    """
+
+    def __init__(self, boxes: list[_Box], runs: list[_Run], top: float) -> None:
+        self.boxes = boxes
+        self.runs = runs
+        self._top = top
+        self._layers: list[list[_Box]] = []
+        self.right = self.bottom = 0.0
+        self._find_edges_back()
+        self._choose_layers()
+        self._add_lanes()
+        for _ in range(ROUNDS):
+            self._order_by_neighbours()
+        self._size()
+        self._place_across()
+        self._place_down()
+
+    # -- layers ------------------------------------------------------------------------------------------------------
+
+    def _find_edges_back(self) -> None:
+        """Mark the edges that would close a circle; those that are left lead from layer to layer."""
+        ahead = defaultdict[int, list[_Run]](list)
+        for run in self.runs:
+            ahead[id(run.stops[0])].append(run)
+        done, under_way = set[int](), set[int]()
+        for first in self.boxes:
+            walk: list[tuple[_Box, Iterator[_Run]]] = []
+            if id(first) not in done:
+                under_way.add(id(first))
+                walk.append((first, iter(ahead[id(first)])))
+            while walk:
+                box, runs = walk[-1]
+                following = next(runs, None)
+                if following is None:
+                    walk.pop()
+                    under_way.discard(id(box))
+                    done.add(id(box))
+                elif id(to := following.stops[1]) in under_way:
+                    following.goes_back = True
+                elif id(to) not in done:
+                    under_way.add(id(to))
+                    walk.append((to, iter(ahead[id(to)])))
+
+    def _choose_layers(self) -> None:
+        """Put each box behind all from which edges lead to it."""
+        forward = [run for run in self.runs if not run.goes_back]
+        for _ in self.boxes:
+            changed = False
+            for run in forward:
+                source, to = run.stops
+                if to.layer <= source.layer:
+                    to.layer, changed = source.layer + 1, True
+            if not changed:
+                break
+        for run in forward:  # a box that only sends stands close to where it sends
+            source = run.stops[0]
+            if all(other.stops[1] is not source for other in self.runs):
+                source.layer = min(other.stops[1].layer for other in forward if other.stops[0] is source) - 1
+        self._layers = [[] for _ in range(max(box.layer for box in self.boxes) + 1)]
+        for box in self.boxes:
+            self._layers[box.layer].append(box)
+
+    def _add_lanes(self) -> None:
+        for run in self.runs:
+            source, to = run.stops
+            if not run.goes_back:
+                lanes = [_Box(None, layer=layer) for layer in range(source.layer + 1, to.layer)]
+                for lane in lanes:
+                    self._layers[lane.layer].append(lane)
+                run.stops = [source, *lanes, to]
+                for first, second in zip(run.stops, run.stops[1:], strict=False):
+                    first.leaving.append(run)
+                    second.coming.append(run)
+            else:
+                source.leaving.append(run)
+                to.coming.append(run)
+
+    def _order_by_neighbours(self) -> None:
+        """Order each layer by the mean position of its neighbours: of those before it, then of those behind it."""
+        for backwards in (False, True):
+            for layer in self._layers[::-1] if backwards else self._layers:
+                position = {id(box): number for each in self._layers for number, box in enumerate(each)}
+                means = {
+                    id(box): _mean([position[id(near)] for near in _near(box, backwards)], position[id(box)])
+                    for box in layer
+                }
+                layer.sort(key=lambda box: means[id(box)])
+
+    # -- coordinates -------------------------------------------------------------------------------------------------
+
+    def _size(self) -> None:
+        """Give each box the room that its text and its edges need, and each edge its order on the side of its boxes."""
+        position = {id(box): number for layer in self._layers for number, box in enumerate(layer)}
+        for box in [box for layer in self._layers for box in layer]:
+            box.leaving.sort(key=lambda run: (run.goes_back, position[id(_after(run, box))]))
+            box.coming.sort(key=lambda run: (run.goes_back, position[id(_before(run, box))]))
+            if box.node is not None:
+                edges = sum(run.room for run in box.leaving)
+                box.height = max(box.height, edges + 6, len(box.coming) * APART + 10)
+
+    def _place_across(self) -> None:
+        back = sum(run.goes_back for run in self.runs)
+        x = MARGIN + (back * 6.0 + 24 if back else 0.0)
+        for layer in self._layers:
+            widest = max(box.width for box in layer)
+            for box in layer:
+                box.x = x
+                box.width = widest  # boxes of a layer are equally wide, so that their edges begin below each other
+            labels = max((line.width for box in layer for run in _begun(box) for line in run.lines), default=0)
+            x += widest + (labels + 20 if labels else 0) + BEND
+        self.right = x - BEND + (back * 6 + 24 if back else 0)
+
+    def _place_down(self) -> None:
+        for layer in self._layers:
+            y = self._top
+            for box in layer:
+                box.y = y
+                y += box.height + BETWEEN
+        for number in range(2 * ROUNDS):
+            backwards = number % 2 == 1
+            for layer in self._layers[::-1] if backwards else self._layers:
+                self._draw_near(layer, backwards)
+        lowest = min(box.y for layer in self._layers for box in layer)
+        for layer in self._layers:
+            for box in layer:
+                box.y += self._top - lowest
+        for box in [box for layer in self._layers for box in layer]:
+            self._place_ends(box)
+        self._below = max(box.y + box.height for layer in self._layers for box in layer)
+        self.bottom = self._below + APART * sum(run.goes_back for run in self.runs)
+
+    def _draw_near(self, layer: list[_Box], backwards: bool) -> None:
+        """Move the boxes of a layer towards their neighbours; keep their order, and the room between them."""
+        wanted = [_mean([near.middle for near in _near(box, backwards)], box.middle) - box.height / 2 for box in layer]
+        above = [0.0, *accumulate(box.height + BETWEEN for box in layer)]
+        groups: list[tuple[float, int]] = []  # of boxes that touch: the sum of where each wants to begin, how many
+        for number in range(len(layer)):
+            groups.append((wanted[number] - above[number], 1))
+            while len(groups) > 1 and groups[-2][0] / groups[-2][1] > groups[-1][0] / groups[-1][1]:
+                (last, count), (before, more) = groups.pop(), groups.pop()
+                groups.append((last + before, count + more))
+        begins = [total / count for total, count in groups for _ in range(count)]
+        for number, box in enumerate(layer):
+            box.y = begins[number] + above[number]
+
+    def _place_ends(self, box: _Box) -> None:
+        """Find the heights at which edges begin and end at a box."""
+        if box.node is None:
+            return
+        y = box.middle - sum(run.room for run in box.leaving) / 2
+        for run in box.leaving:
+            y += run.room
+            run.begin = y - 6
+        y = box.middle - (len(box.coming) - 1) * APART / 2
+        for run in box.coming:
+            run.end = y
+            y += APART
+
+    # -- paths -------------------------------------------------------------------------------------------------------
+
+    def paths(self) -> Iterator[tuple[_Run, str]]:
+        """Yield each edge with its path."""
+        back = 0
+        for run in self.runs:
+            back += run.goes_back
+            yield run, self._edge_back(run, back) if run.goes_back else self._edge_on(run)
+
+    def _bend_begins(self, box: _Box) -> float:
+        """Return where the edges from the layer of a box bend: behind all of their texts."""
+        layer = self._layers[box.layer]
+        labels = max((line.width for each in layer for run in _begun(each) for line in run.lines), default=0)
+        return box.x + box.width + (labels + 20 if labels else 0)
+
+    def _edge_on(self, run: _Run) -> str:
+        first, *_, last = run.stops
+        x, y = first.x + first.width, run.begin
+        path = f"M{x:.0f},{y:.1f}"
+        for box, following in zip(run.stops, run.stops[1:], strict=False):
+            bend, end = self._bend_begins(box), following.x
+            below = run.end if following is last else following.middle
+            half = (bend + end) / 2
+            path += f" L{bend:.0f},{y:.1f} C{half:.0f},{y:.1f} {half:.0f},{below:.1f} {end:.0f},{below:.1f}"
+            y = below
+        return path
+
+    def _edge_back(self, run: _Run, number: int) -> str:
+        """Return the path of an edge that goes back, below all boxes; `number` counts these edges from 1."""
+        first, last = run.stops[0], run.stops[-1]
+        right, left = self._bend_begins(first) + 6 * number, last.x - 18 - 6 * number
+        bottom = self._below + APART * number
+        return (
+            f"M{first.x + first.width:.0f},{run.begin:.1f} L{right - 6:.0f},{run.begin:.1f} "
+            f"Q{right:.0f},{run.begin:.1f} {right:.0f},{run.begin + 6:.1f} L{right:.0f},{bottom - 6:.1f} "
+            f"Q{right:.0f},{bottom:.1f} {right - 6:.0f},{bottom:.1f} L{left + 6:.0f},{bottom:.1f} "
+            f"Q{left:.0f},{bottom:.1f} {left:.0f},{bottom - 6:.1f} L{left:.0f},{run.end + 6:.1f} "
+            f"Q{left:.0f},{run.end:.1f} {left + 6:.0f},{run.end:.1f} L{last.x:.0f},{run.end:.1f}"
+        )
+
+
+class _Drawing:
+    """The picture of one graph: a part below the other, and below them the boxes without any edge."""
+
+    def __init__(self, nodes: Sequence[Node], edges: Sequence[Edge]) -> None:
+        boxes = {node.name: _box(node) for node in nodes}
+        self._runs = [_Run(edge, [boxes[edge.source], boxes[edge.to]], _about(edge)) for edge in edges]
+        self._boxes = list(boxes.values())
+        self._parts: list[_Part] = []
+        self._right, self._bottom = 0.0, float(MARGIN)
+        joined = _joined(self._boxes, self._runs)
+        for part in (part for part in joined if len(part) > 1 or _own(part, self._runs)):
+            self._parts.append(_Part(part, _own(part, self._runs), self._bottom))
+            self._right = max(self._right, self._parts[-1].right)
+            self._bottom = self._parts[-1].bottom + MARGIN
+        self._lay_out_alone([part[0] for part in joined if len(part) == 1 and not _own(part, self._runs)])
+
+    def text(self) -> str:
+        """Return the SVG."""
+        return "\n".join([*self._head(), *self._arrows(), *self._all_boxes(), "</svg>", ""])
+
+    def _lay_out_alone(self, alone: list[_Box]) -> None:
+        """Put boxes in rows below the others."""
+        widest = max((box.width for box in alone), default=0)
+        across = max(int((max(self._right, 820) - MARGIN + BETWEEN) // (widest + BETWEEN)), 1)
+        for first in range(0, len(alone), across):
+            row = alone[first : first + across]
+            for number, box in enumerate(row):
+                box.x, box.y, box.width = MARGIN + number * (widest + BETWEEN), self._bottom, widest
+                self._right = max(self._right, box.x + widest)
+            self._bottom += max(box.height for box in row) + MARGIN
+
+    def _head(self) -> Iterator[str]:
+        width, height = round(self._right + MARGIN), round(self._bottom)
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" font-family="sans-serif" font-size="{SIZE}">'
+        )
+        yield "<defs>"
+        for colour in sorted({colour for colour, _ in _LINES.values()} | {_RED}):
+            yield (
+                f'<marker id="tip-{colour[1:]}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" '
+                f'orient="auto" markerUnits="userSpaceOnUse"><path d="M0,0 L10,5 L0,10 z" fill="{colour}"/></marker>'
+            )
+        yield "</defs>"
+        yield f'<rect width="{width}" height="{height}" fill="white"/>'
+
+    def _arrows(self) -> Iterator[str]:
+        paths = {id(run): path for part in self._parts for run, path in part.paths()}
+        for number, run in enumerate(self._runs):
+            colour, dashes = _LINES[run.edge.kind]
+            colour = _RED if run.edge.stuck else colour
+            dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+            yield f'<g class="edge" id="edge{number}"><title>{_whole(_words(run.edge))}</title>'
+            yield (
+                f'<path d="{paths[id(run)]}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '
+                f'marker-end="url(#tip-{colour[1:]})"/>'
+            )
+            x, y = run.stops[0].x + run.stops[0].width + 12, run.begin - 5 - (len(run.lines) - 1) * LINE
+            yield from (_text(line, x, y + at * LINE) for at, line in enumerate(run.lines))
+            yield "</g>"
+
+    def _all_boxes(self) -> Iterator[str]:
+        for number, box in enumerate(self._boxes):
+            node = box.node
+            assert node is not None
+            colour, filling = _BOXES[node.kind]
+            dashed = ' stroke-dasharray="5 4"' if node.kind in (MISSING, ADDRESSES) else ""
+            yield f'<g class="node" id="node{number}"><title>{_whole(_words_of(node))}</title>'
+            yield (
+                f'<rect x="{box.x:.0f}" y="{box.y:.1f}" width="{box.width:.0f}" height="{box.height:.0f}" '
+                f'rx="{16 if node.kind == "topic" else 5}" fill="{filling}" '
+                f'stroke="{_RED if node.stuck else colour}" stroke-width="1.5"{dashed}/>'
+            )
+            y = box.middle - len(box.lines) * LINE / 2 + LINE - 4
+            yield from (_text(line, box.x + INSIDE, y + at * LINE) for at, line in enumerate(box.lines))
+            yield "</g>"
+
+
+# -- what is written on it -------------------------------------------------------------------------------------------
+
+
+def _box(node: Node) -> _Box:
+    colour, _ = _BOXES[node.kind]
+    lines = [_Line(_short(title(node), IN_BOX), _RED if node.kind == MISSING else colour, bold=True)]
+    if node.kind in ("topic", "subscription", "view", FOLDER):
+        lines.append(_Line(node.kind, _GREY))
+    errors = f"{node.counts['error']} in error" if node.counts.get("error") else ""
+    others = ", ".join(part for part in counted(node).split(", ") if part and part != errors)
+    lines += [_Line(text, colour) for text, colour in ((others, _BLACK), (errors, _RED)) if text]
+    lines += [_Line(text, _RED) for stuck in node.stuck for text in _wrapped(stuck, IN_BOX)]
+    box = _Box(node, lines)
+    box.width = max(LEAST, *(line.width + 2 * INSIDE for line in lines))
+    box.height = len(lines) * LINE + 2 * INSIDE - 4
+    return box
+
+
+def _about(edge: Edge) -> list[_Line]:
+    colour, _ = _LINES[edge.kind]
+    lines = [_Line(_short(described(edge), ON_EDGE), colour, bold=True)]
+    if edge.granted is not None:
+        lines.append(_Line(credit(edge), _RED if edge.stuck and not edge.free else _BLACK))
+    if edge.filter is not None:
+        lines.append(_Line(_short(shown(edge.filter), ON_EDGE), _GREY, mono=True))
+    return [*lines, *(_Line(text, _RED) for text in _wrapped(edge.stuck, ON_EDGE))]
+
+
+def _words(edge: Edge) -> str:
+    parts = (described(edge), credit(edge), edge.filter or "", edge.stuck)
+    return (
+        f"{shown(edge.source)} -> {shown(edge.to) or 'return addresses'}: {'; '.join(filter(None, map(shown, parts)))}"
+    )
+
+
+def _words_of(node: Node) -> str:
+    return "; ".join(filter(None, (title(node), node.kind, counted(node), *map(shown, node.stuck))))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(shown(text), width, max_lines=STUCK_LINES, placeholder=" ...")
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _whole(text: str) -> str:
+    return escape(text, quote=True)
+
+
+def _text(line: _Line, x: float, y: float) -> str:
+    weight = ' font-weight="bold"' if line.bold else ""
+    family = ' font-family="monospace"' if line.mono else ""
+    return f'<text x="{x:.0f}" y="{y:.1f}" fill="{line.colour}"{weight}{family}>{_whole(line.text)}</text>'
+
+
+def _cells(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+# -- who stands beside whom ------------------------------------------------------------------------------------------
+
+
+def _joined(boxes: list[_Box], runs: list[_Run]) -> list[list[_Box]]:
+    """Return the boxes in the parts into which edges join them, the largest part first."""
+    parts = {id(box): [box] for box in boxes}
+    for run in runs:
+        one, other = (parts[id(box)] for box in run.stops)
+        if one is not other:
+            one += other
+            parts |= {id(box): one for box in other}
+    different = {id(part): part for part in parts.values()}
+    return sorted(different.values(), key=len, reverse=True)
+
+
+def _own(part: list[_Box], runs: list[_Run]) -> list[_Run]:
+    """Return the edges of a part."""
+    there = set(map(id, part))
+    return [run for run in runs if id(run.stops[0]) in there]
+
+
+def _begun(box: _Box) -> list[_Run]:
+    """Return the edges that begin at a box, rather than pass it."""
+    return [run for run in box.leaving if run.stops[0] is box]
+
+
+def _after(run: _Run, box: _Box) -> _Box:
+    return run.stops[-1] if run.goes_back else run.stops[run.stops.index(box) + 1]
+
+
+def _before(run: _Run, box: _Box) -> _Box:
+    return run.stops[0] if run.goes_back else run.stops[run.stops.index(box) - 1]
+
+
+def _near(box: _Box, behind: bool) -> list[_Box]:
+    """Return the boxes and lanes beside a box, in the layer behind it or before it."""
+    runs = [run for run in (box.leaving if behind else box.coming) if not run.goes_back]
+    return [_after(run, box) if behind else _before(run, box) for run in runs]
+
+
+def _mean(numbers: Sequence[float], none: float) -> float:
+    """Return the mean of some numbers, or what there is without any."""
+    return sum(numbers) / len(numbers) if numbers else none

@@ -1,0 +1,222 @@
+"""What health, fsck and `config check` find out about selectors, tokens and credits; everything here only looks."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+
+from dropq.config import selectors as files
+from dropq.config.selectors import Selector
+from dropq.diagnosis.fsck_checks import TEMPORARY, UNDER_WAY, Entry, ExaminedQueue, entries
+from dropq.diagnosis.fsck_kinds import KINDS, Finding
+from dropq.errors import ConfigError, DropqError
+from dropq.format.credits import Via, is_key, is_token
+from dropq.format.layout import RootLayout
+from dropq.lifecycle import credits
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.policies import selectors
+from dropq.queue.open_queue import find_layout, open_queue
+from dropq.routing.looks import all_credits, idle_credits
+from dropq.routing.registry import REMOVED, circle, removed_in
+from dropq.storage import reading
+from dropq.storage.failures import describe
+
+_TOKEN = re.compile(r"""^[ \t]*token[ \t]*=[ \t]*["']([0-9a-z]{6})["']""", re.MULTILINE)
+
+# -- config check --------------------------------------------------------------------------------------------------
+
+
+def problems_of(root: RootContext, name: str) -> list[tuple[str, str]]:
+    """Return every problem of a queue's selectors, each with its file; none of a queue that cannot be opened.
+
+    Args:
+        root: the root.
+        name: the address of the queue.
+    """
+    try:
+        context = open_queue(root, name)
+        found, problems = selectors.read(context)
+    except (DropqError, OSError):
+        return []  # its own configuration is checked, too
+    listed = [(file_of(context, problem), problem) for problem in problems]
+    for one in found:
+        path = selectors.path_of(context, one.name)
+        if one.to is None:
+            continue
+        if missing := why_missing(context, one):
+            listed.append((path, f"{path}: to: {missing}"))
+        elif ring := circle(context.root, context.name, one):
+            listed.append((path, f"{path}: to: messages would go round: {' -> '.join(ring)}"))
+    return listed
+
+
+def files_of(root: RootContext, name: str) -> list[str]:
+    """Return the files of a queue's selectors; none of a queue that cannot be opened."""
+    try:
+        context = open_queue(root, name)
+        return [selectors.path_of(context, each) for each in selectors.names_in(context)]
+    except (DropqError, OSError):
+        return []
+
+
+def file_of(context: QueueContext, problem: str) -> str:
+    """Return the file of a selector that a problem is of, by the beginning of the problem."""
+    paths = (selectors.path_of(context, name) for name in selectors.names_in(context))
+    return next((path for path in paths if problem.startswith(path)), context.layout.selectors)
+
+
+def check_file(path: str) -> list[str]:
+    """Return every problem of a selector's file by itself; each names the file."""
+    base = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+    name = files.name_of(os.path.basename(path))
+    if name is None:
+        return [f"{path}: this cannot name a selector: its file is NAME.toml, with letters, digits, - and _ in NAME"]
+    try:
+        content = reading.read_small(path)
+        if content is None:
+            return [f"{path}: there is no such file"]
+        files.parse(name, content, path, queue=os.path.basename(base))
+    except ConfigError as error:
+        return str(error).split("\n")
+    except OSError as error:
+        return [f"{path} cannot be read: {describe(error)}"]
+    return []
+
+
+def is_selector_file(path: str) -> bool:
+    """Return whether a path is that of a selector's file, by its folder's name."""
+    return os.path.basename(os.path.dirname(os.path.abspath(path))) == "selectors"
+
+
+def why_missing(context: QueueContext, selector: Selector) -> str:
+    """Return that the queue is missing which a selector sends to; "" if it is there, or the selector has none."""
+    if selector.to is None or find_layout(context.root.layout.path, selector.to) is not None:
+        return ""
+    return f"{selector.to} is missing: make it, or correct the address"
+
+
+# -- health --------------------------------------------------------------------------------------------------------
+
+
+def unusable(context: QueueContext) -> Iterator[str]:
+    """Yield why each selector takes nothing that can take nothing at all."""
+    found, problems = selectors.read(context)
+    yield from problems
+    for one in found:
+        if missing := why_missing(context, one):
+            yield f"selector {one.name}: {missing}"
+
+
+def out_of_credit(context: QueueContext) -> list[Selector]:
+    """Return the selectors of a queue that have no credit left, if no other may take what waits; else nothing."""
+    found, _ = selectors.read(context)
+    takers = [one for one in found if one.role != "overflow" and one.op != "copy"]
+    return takers if all(_is_out(context, one) for one in takers) else []
+
+
+def _is_out(context: QueueContext, one: Selector) -> bool:
+    if one.credit is None or not is_token(one.token):
+        return False
+    return len(credits.spent(context.layout, one.token)) >= one.credit
+
+
+def removal_ages(context: QueueContext, now: int) -> Iterator[int]:
+    """Yield how long ago, in ms, each selector was removed whose messages have not all returned."""
+    for name in removed_in(context):
+        with suppress(FileNotFoundError):  # RACE: it is finished
+            yield now - reading.changed_ms(f"{context.layout.selectors}/.{name}{REMOVED}")
+
+
+# -- fsck ----------------------------------------------------------------------------------------------------------
+
+
+def examine_selectors(root: RootContext, name: str, queue: ExaminedQueue) -> Iterator[Finding]:
+    """Find what is wrong with the selectors of a queue and the credits that they spent, and what is none of these."""
+    folder = queue.layout.selectors
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        yield Finding("not-a-folder", folder, "something else lies where the folder of selectors belongs: move it away")
+    elif os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+        yield Finding("unreadable-folder", folder, KINDS["unreadable-folder"].says)
+    else:
+        with suppress(DropqError):  # what keeps the queue from being opened is found elsewhere
+            context = open_queue(root, name)
+            yield from _broken(context)
+            yield from _lost_credits(context, queue.now)
+        yield from _in_selectors(queue)
+    known = set(_tokens(queue))
+    for entry in queue.entries(queue.layout.credits):
+        yield from _folder_of_credits(root.layout, name, queue, entry, known)
+
+
+def _broken(context: QueueContext) -> Iterator[Finding]:
+    _, problems = selectors.read(context)
+    for path in sorted({file_of(context, problem) for problem in problems}):
+        of_file = "; ".join(problem for problem in problems if file_of(context, problem) == path)
+        yield Finding("broken-selector", path, f"{KINDS['broken-selector'].says}: {of_file}")
+
+
+def _lost_credits(context: QueueContext, now: int) -> Iterator[Finding]:
+    """Find damaged credits, and credits without a message; a message of the last hour may be on its way."""
+    try:
+        idle = set(idle_credits(context))
+        damaged = {via for via, said in all_credits(context.layout) if said is None}
+    except OSError:
+        return  # a link among them, or a closed folder, is a finding of its own, and makes every look void
+    for token in sorted({via.token for via in idle}):
+        for entry in entries(f"{context.layout.credits}/{token}", now):
+            via = Via(token, entry.name)
+            if via in idle and entry.age >= UNDER_WAY:
+                yield entry.finding("damaged-credit" if via in damaged else "lost-credit")
+
+
+def _in_selectors(queue: ExaminedQueue) -> Iterator[Finding]:
+    for entry in queue.entries(queue.layout.selectors):
+        if entry.name.startswith(".") and entry.name.endswith(REMOVED):
+            yield entry.finding_at_rest("unfinished-removal")
+        elif not TEMPORARY.fullmatch(entry.name) and (
+            files.name_of(entry.name) is None or not stat.S_ISREG(entry.status.st_mode)
+        ):
+            yield entry.finding("not-a-selector")
+
+
+def _tokens(queue: ExaminedQueue) -> Iterator[str]:
+    """Yield the tokens in the files of a queue's selectors, also of those that are being removed."""
+    for entry in queue.entries(queue.layout.selectors):
+        with suppress(OSError):
+            content = reading.read_small(entry.path) or b""
+            yield from _TOKEN.findall(content.decode(errors="replace"))
+
+
+def _folder_of_credits(
+    root: RootLayout, name: str, queue: ExaminedQueue, entry: Entry, known: set[str]
+) -> Iterator[Finding]:
+    if TEMPORARY.fullmatch(entry.name):
+        return
+    if not is_token(entry.name) or not stat.S_ISDIR(entry.status.st_mode):
+        yield entry.finding_at_rest("not-a-credit")
+        return
+    spent = False
+    for credit in queue.entries(entry.path):
+        if is_key(credit.name) and stat.S_ISREG(credit.status.st_mode):
+            spent = True
+        elif TEMPORARY.fullmatch(credit.name):
+            yield credit.finding_at_rest("temporary")
+        elif credit.name != selectors.LAST:
+            yield credit.finding_at_rest("not-a-credit")
+    owner = credits.queue_of(root, entry.name)
+    if spent and (owner is None or owner[0] != name):
+        yield entry.finding("unknown-token")
+    elif spent and entry.name not in known:
+        yield entry.finding("left-credits")
+
+
+def examine_tokens(root: RootLayout, now: int) -> Iterator[Finding]:
+    """Find what is wrong with the files that say which selector has which token."""
+    for entry in entries(root.tokens, now):
+        if not is_token(entry.name) or not stat.S_ISREG(entry.status.st_mode):
+            yield entry.finding_at_rest("not-a-token")
+        elif os.access(entry.path, os.R_OK) and credits.queue_of(root, entry.name) is None:
+            yield entry.finding_at_rest("damaged-token")

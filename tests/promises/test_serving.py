@@ -1,0 +1,272 @@
+"""`dropq route`, `dropq.route`: whoever serves a queue or a root moves what routes and selectors take, as it comes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers import drop, take, until
+
+import dropq
+from dropq import Queue, Root, Stop
+from dropq.cli import main as cli
+from dropq.routing import Router
+
+#: Runs a command line, or `dropq.route`, in a process that looks at nothing again unless an event makes it: neither
+#: the rescan nor a sweep comes before the test is over.
+ONLY_EVENTS = """
+import math, sys
+import dropq
+from dropq.cli import main
+from dropq.routing import router, serve
+from dropq.upkeep.sweep import QuickSweep
+
+router.RESCAN = serve.RESCAN = 3600
+QuickSweep.run = lambda self, **options: setattr(self, "again", math.inf)
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """A root with a chain of three queues, each of which has a selector with one credit, but for the last."""
+    root = Root.create(tmp_path / "root")
+    for name in ("first", "second", "third"):
+        root.create_queue(name, durability="none", redelivery_delay=0)
+    root.queue("first").add_selector("on", to="second")
+    root.queue("second").add_selector("further", to="third")
+    return root
+
+
+def bodies(queue: Queue) -> list[str]:
+    return [message.text for message in queue.browse()]
+
+
+@contextmanager
+def serving(root: Root) -> Iterator[list[dict[str, dict[str, int]]]]:
+    """Serve a root in a thread for a block; what `dropq.route` returned is in the list when the block is over."""
+    stop, returned = Stop(), list[dict[str, dict[str, int]]]()
+    thread = threading.Thread(target=lambda: returned.append(dropq.route(root, stop=stop)))
+    thread.start()
+    try:
+        yield returned
+    finally:
+        stop.ask()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def process(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program for a block; end it by SIGTERM."""
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+
+
+# -- a root ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_pass_over_a_root_moves_what_waits_and_returns_how_many_each_selector_took(root: Root) -> None:
+    for body in ("1", "2", "3"):
+        root.queue("first").send(body)
+    assert dropq.route(root, once=True) == {"first": {"on": 1}, "second": {"further": 1}}
+    assert bodies(root.queue("third")) == ["1"]
+    assert dropq.route(root, once=True) == {}
+
+
+def test_a_pass_over_a_root_distributes_what_scripts_publish_and_serves_subscriptions(root: Root) -> None:
+    topic = root.create_topic("news")
+    archive = topic.create_subscription("archive", client_id="hq")
+    archive.add_selector("on", to="third")
+    drop(topic.queue, "published.txt", b"news")
+    dropq.route(root, once=True)
+    assert dropq.route(root, once=True) == {} or bodies(archive) == []
+    assert bodies(root.queue("third")) == ["news"]
+
+
+def test_a_root_is_served_until_it_is_asked_to_stop_and_each_ack_lets_the_next_message_through(root: Root) -> None:
+    first, third = root.queue("first"), root.queue("third")
+    with serving(root) as returned:
+        for body in ("1", "2", "3"):
+            first.send(body)
+        for body in ("1", "2", "3"):
+            until(lambda body=body: bodies(third) == [body], f"message {body}")  # type: ignore[misc]
+            take(third).ack()
+    assert returned == [{"first": {"on": 3}, "second": {"further": 3}}]
+
+
+def test_an_event_of_the_threading_module_stops_it(root: Root) -> None:
+    stop = threading.Event()
+    stop.set()
+    assert dropq.route(root, stop=stop) == {}
+
+
+def test_queues_and_selectors_that_come_later_are_served(root: Root) -> None:
+    root.queue("second").remove_selector("further")
+    with serving(root):
+        root.queue("first").send("a")
+        until(lambda: bodies(root.queue("second")) == ["a"], "the first hop")
+        root.create_queue("later")
+        root.queue("second").add_selector("later", to="later")
+        until(lambda: bodies(root.queue("later")) == ["a"], "the new selector")
+        last = root.create_queue("last")
+        root.queue("later").add_selector("last", to="last")
+        until(lambda: bodies(last) == ["a"], "the new queue's selector")
+
+
+def test_a_queue_that_cannot_be_opened_is_passed_over_with_one_warning_until_it_can(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, broken = root.queue("first"), root.create_queue("broken")
+    broken.add_selector("on", to="third")
+    broken.send("b")
+    config = Path(broken.layout.config_file)
+    config.write_text("nonsense")
+    with serving(root) as returned:
+        until(lambda: "broken is passed over" in caplog.text, "the warning")
+        first.send("a")
+        until(lambda: bodies(root.queue("third")) == ["a"], "the other queues")
+        config.unlink()
+        until(lambda: len(bodies(root.queue("third"))) == 2, "the repaired queue")
+    assert caplog.text.count("broken is passed over") == 1
+    assert returned[0]["broken"] == {"on": 1}
+
+
+def test_a_queue_whose_disk_fails_keeps_no_other_from_being_served(
+    root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_pass = Router.one_pass
+
+    def failing(self: Router, stopped: Callable[[], bool] = bool) -> None:
+        if self._context.name == "first":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        one_pass(self, stopped)
+
+    monkeypatch.setattr(Router, "one_pass", failing)
+    root.queue("first").send("1")
+    root.queue("second").send("2")
+    assert dropq.route(root, once=True) == {"second": {"further": 1}}
+    assert caplog.text.count("first is passed over: ") == 1
+    assert bodies(root.queue("first")) == ["1"]
+
+
+def test_a_queue_that_is_deleted_is_passed_over_with_one_warning_and_the_others_go_on(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    root.create_queue("gone").add_selector("on", to="third")
+    with serving(root):
+        root.queue("gone").send("1")
+        until(lambda: bodies(root.queue("third")) == ["1"], "the first message")
+        take(root.queue("third")).ack()
+        root.delete_queue("gone", force=True)
+        until(lambda: "gone is passed over" in caplog.text, "the warning")
+        root.queue("first").send("2")
+        until(lambda: bodies(root.queue("third")) == ["2"], "the other queues")
+    assert caplog.text.count("gone is passed over") == 1
+
+
+def test_a_queue_that_has_lost_its_last_selector_is_not_served_any_more_and_its_count_stays(root: Root) -> None:
+    first, second = root.queue("first"), root.queue("second")
+    with serving(root) as returned:
+        first.send("1")
+        until(lambda: bodies(root.queue("third")) == ["1"], "the first message")
+        take(root.queue("third")).ack()
+        assert first.remove_selector("on")
+        first.send("2")
+        second.send("3")
+        until(lambda: bodies(root.queue("third")) == ["3"], "the other queue")
+    assert bodies(first) == ["2"]
+    assert returned == [{"first": {"on": 1}, "second": {"further": 2}}]
+
+
+# -- a process, which waits for events ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queue", [["second"], []], ids=["a queue", "the root"])
+def test_an_ack_downstream_wakes_a_process_that_serves(root: Root, queue: list[str]) -> None:
+    second, third = root.queue("second"), root.queue("third")
+    program = f"{ONLY_EVENTS}\nsys.exit(main.main(sys.argv[1:]))"
+    with process("-c", program, "--root", str(root.path), "route", *queue) as router:
+        for body in ("1", "2", "3"):
+            second.send(body)
+        for body in ("1", "2", "3"):
+            until(lambda body=body: bodies(third) == [body], f"message {body}")  # type: ignore[misc]
+            take(third).ack()
+        router.send_signal(signal.SIGTERM)
+        out, err = router.communicate(timeout=30)
+    assert (router.returncode, out) == (0, "second\tselector\tfurther\t3\n"), err
+    assert err == "routed=0 selected=3 distributed=0\n"
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_an_ack_at_the_end_of_a_chain_lets_each_queue_before_it_move_one(root: Root, history: bool) -> None:
+    root.delete_queue("third")
+    third = root.create_queue("third", history=history, durability="none")
+    first, second = root.queue("first"), root.queue("second")
+    program = f"{ONLY_EVENTS}\nprint(dropq.route(dropq.Root(sys.argv[1])))"
+    with process("-c", program, str(root.path)) as router:
+        for body in ("1", "2", "3"):
+            first.send(body)
+        until(lambda: (bodies(first), bodies(second), bodies(third)) == (["2", "3"], [], ["1"]), "the first message")
+        take(third).ack()
+        until(lambda: (bodies(first), bodies(second), bodies(third)) == (["3"], [], ["2"]), "the second message")
+        router.send_signal(signal.SIGTERM)
+        out, err = router.communicate(timeout=30)
+    assert (router.returncode, out, err) == (0, "{'first': {'on': 2}, 'second': {'further': 2}}\n", "")
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def test_route_prints_what_selectors_took(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
+    root.queue("first").send("a")
+    assert cli.main(["--root", str(root.path), "route", "first", "--once", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"queue": "first", "kind": "selector", "name": "on", "moved": 1}
+    assert err == "routed=0 selected=1 distributed=0\n"
+    assert cli.main(["--root", str(root.path), "route", "--once"]) == 0
+    assert capsys.readouterr().out == "second\tselector\tfurther\t1\n"
+
+
+def unusable(root: Root) -> str:
+    broken = Path(root.queue("first").layout.selectors, "broken.toml")
+    broken.write_text('to = "third"\nfilter = "region ="\n')
+    return "selector broken.toml is passed over: "
+
+
+def closed(root: Root) -> str:
+    Path(root.queue("first").layout.config_file).write_text("nonsense")
+    return "first is passed over: "
+
+
+@pytest.mark.parametrize(
+    ("spoil", "queue"),
+    [(unusable, ["first"]), (unusable, []), (closed, [])],
+    ids=["a selector, of a queue", "a selector", "a queue"],
+)
+def test_route_exits_with_1_where_a_selector_cannot_be_used_or_a_queue_of_the_root_cannot_be_served(
+    spoil: Callable[[Root], str], queue: list[str], root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    why = spoil(root)
+    root.queue("second").send("a")
+    assert cli.main(["--root", str(root.path), "route", *queue, "--once"]) == 1
+    assert caplog.text.count(why) == 1
+    assert bodies(root.queue("third")) == ([] if queue else ["a"])
+
+
+def test_route_refuses_a_folder_that_is_no_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--root", str(tmp_path), "route", "--once"]) == 66
+    assert f"{tmp_path} has no queues" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
