@@ -328,7 +328,7 @@ def _with_letters(
     """
     entries, problems = dict(merged), list[str]()
     if queue and queue in (root.dead_letter_queue, root.defaults.get(_LETTERS)):
-        for key in {_LETTERS, "exhausted"} - own.keys():
+        for key in {_LETTERS, "exhausted", "self_destruct"} - own.keys():
             entries.pop(key, None)
     elif root.dead_letter_queue is not None and (_LETTERS not in entries or entries[_LETTERS].value is None):
         entries[_LETTERS] = _Entry(root.dead_letter_queue, _LETTERS, root_file)

@@ -19,7 +19,7 @@ from dropq.storage import locks
 from dropq.storage.files import Storage
 from dropq.storage.locks import LockFile, ProcessLock
 from dropq.storage.mounts import mount_at
-from dropq.storage.reading import device, entries, inode, read_small
+from dropq.storage.reading import device, entries, inode, names_in, read_small
 
 log = logging.getLogger("dropq")
 
@@ -64,11 +64,23 @@ class Presence:
         except OSError as error:
             lock.release()
             self._storage.unlink(draft)
+            if isinstance(error, FileNotFoundError):
+                self._remove_ghost()
             if not locks.are_missing(error):
                 raise
             log.warning("%s: no locks on this file system: only leases free what a dead consumer holds", self._folder)
             return []
         return [lock]
+
+    def _remove_ghost(self) -> None:
+        """Remove the empty folders that were made where a queue was renamed away, so that it can come back."""
+        path = self._folder
+        if names_in(os.path.dirname(path)) != {os.path.basename(path)}:
+            return
+        with suppress(OSError):  # something else is in it
+            for _ in range(3):
+                self._storage.remove_folder(path)
+                path = os.path.dirname(path)
 
     def keep(self) -> None:
         """Make a new sign of life if somebody took the file away, so that a sweep will see our death.

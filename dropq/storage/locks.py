@@ -88,10 +88,11 @@ class LockFile:
 class ProcessLock:
     """A lock that a process keeps while it lives; a forked child does not have it.
 
-    `filelock` makes the file where it is missing, and lends its descriptor for the second lock.
+    `filelock` lends the file's descriptor for the second lock.
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._folder = os.path.dirname(path)
         self._fd = -1
         #: The file's inode number, while it is locked.
@@ -104,9 +105,14 @@ class ProcessLock:
         """Lock the file.
 
         Raises:
+            FileNotFoundError: there is no such file. One may have been made, with the folders above it.
             OSError: the lock failed, or another process has it; see `are_missing`.
         """
+        expected = inode(self._path)
         self._lock.acquire(timeout=10)
+        if self.inode != expected:  # RACE: its folder was renamed away, and `filelock` makes what is missing
+            self.release()
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path)
 
     def _acquired(self, fd: int) -> None:
         self._fd, self.inode = fd, os.fstat(fd).st_ino

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dropq.errors import DropqError
+from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import FOLDERS, KEEPER, WAITING, QueueLayout
@@ -71,11 +71,14 @@ def look(context: QueueContext) -> bool:
         jobs.sweep(context)
         if _is_in_use(context):
             return False
+        context = open_queue(context.root, context.name)  # its file may say otherwise by now
     except FileNotFoundError:
         if reading.exists(layout.target):
             raise
         return False  # RACE: another sweep destroyed it
-    return _destroy(context)
+    except NoSuchQueue:
+        return False  # RACE: the same
+    return context.config.self_destruct and _destroy(context)
 
 
 def look_at_all(root: RootContext) -> Iterator[int]:

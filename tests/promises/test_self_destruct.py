@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from children import in_child, killed_at_each_call
+from filelock import FileLock
 from helpers import FRESH, Clock, drop, names_in, private, take, timed, until, where
 
 from dropq import ConfigError, NoSuchQueue, Queue, Root
@@ -141,6 +142,15 @@ def test_a_queue_without_self_destruct_stays(root: Root, clock: Clock) -> None:
     queue = served(root, self_destruct=False)
     sweep_twice(root, clock)
     assert queue.exists() and not Path(queue.layout.alone).exists()
+
+
+def test_a_queue_stays_whose_file_says_no_by_the_time(root: Root, clock: Clock) -> None:
+    queue = served(root)
+    queue.sweep()
+    clock.advance(61)
+    Path(queue.layout.config_file).write_text("self_destruct = false\n")
+    assert queue.config.self_destruct and queue.sweep().destroyed == 0
+    assert queue.exists()
 
 
 def test_the_period_is_the_queues_own(root: Root, clock: Clock) -> None:
@@ -410,6 +420,29 @@ def test_what_comes_just_before_the_rename_brings_the_queue_back(
         assert there(root) == ["letters"] and [body for body, _, _ in letters(root)] == [b"a", b"row"]
 
 
+def test_a_subscription_that_begins_as_its_queue_goes_leaves_no_folder_in_its_place(
+    root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = served(root)
+    queue.send(b"a")
+    root.sweep()
+    clock.advance(61)
+    lock = FileLock.acquire
+
+    def after_the_end(self: FileLock, *args: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(FileLock, "acquire", lock)
+            Path(queue.layout.alone).touch()  # RACE: a sweep found it alone before the subscription was noted
+            os.utime(queue.layout.alone, (0, 0))
+            root.queue("service").sweep()
+        return lock(self, *args, **options)
+
+    monkeypatch.setattr(FileLock, "acquire", after_the_end)
+    with pytest.raises(NoSuchQueue, match="queue service is not there any more"):
+        queue.subscribe(client_id="worker", named=True)
+    assert there(root) == ["letters"] and letters(root) == [(b"a", "service", "self_destruct")]
+
+
 def test_a_new_queue_of_its_name_is_not_taken_for_it(root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = served(root)
     root.sweep()
@@ -619,6 +652,14 @@ def test_neither_a_topic_nor_a_subscription_destroys_itself(root: Root) -> None:
         with pytest.raises(ConfigError, match="self_destruct = true: only a queue can destroy itself"):
             root.queue("news" if file != audit.layout.config_file else audit.name).counts()
         Path(file).unlink()
+
+
+def test_the_dead_letter_queue_does_not_destroy_itself_by_default(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "root")
+    with open(root.layout.config_file, "a") as file:
+        file.write("self_destruct = true\n")
+    root = Root(root.path)
+    assert root.create_queue("q").config.self_destruct and not root.queue("letters").config.self_destruct
 
 
 def test_a_default_of_the_root_holds_for_queues_and_not_for_topics(tmp_path: Path) -> None:

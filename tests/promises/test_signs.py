@@ -154,7 +154,8 @@ def test_a_sign_of_life_that_another_host_removed_is_let_go_of(tmp_path: Path, m
 
 def test_a_sign_that_was_let_go_of_has_no_part_in_the_file_that_is_opened_next(tmp_path: Path) -> None:
     """It gets the same descriptor."""
-    (tmp_path / "other").touch()
+    for name in ("sign", "other"):
+        (tmp_path / name).touch()
     sign = locks.ProcessLock(str(tmp_path / "sign"))
     sign.acquire()
     fd = sign._fd
