@@ -243,7 +243,7 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
     via = via_of(file)
     said = None if via is None else credits.find(context.root.layout, via)
     known = None if via is None else credits.queue_of(context.root.layout, via.token)
-    if via is None or known is None or said is None or not names.bears(said.id)(file):
+    if via is None or known is None or said is None or said.to != context.name or not names.bears(said.id)(file):
         return False
     source = open_queue(context.root, known[0])
     with _locked(source, said.below) as locked:
