@@ -21,6 +21,7 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import FOLDERS, KEEPER, WAITING, QueueLayout
+from dropq.format.transfers import GIVEN
 from dropq.lifecycle import dead_letters, named
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -119,14 +120,20 @@ def left_ms(context: QueueContext) -> int:
 
 
 def _is_in_use(context: QueueContext) -> bool:
-    """Return whether a message is held, or was delivered at most once and may not be read yet, or a job is sent."""
+    """Return whether a message is held, carried elsewhere, or perhaps not read yet by its reader, or a job is sent."""
     layout = context.layout
     return bool(
         reading.names_in(layout.processing) - {KEEPER}
         or has_committed(layout)
         or jobs.is_committed(layout.working)
+        or _in_transit(layout)
         or any(reading.names_in(each.path) for each in reading.entries(layout.held) if each.is_dir())
     )
+
+
+def _in_transit(layout: QueueLayout) -> bool:
+    """Return whether messages are on their way to another file system, also in a row that cannot be read."""
+    return any(reading.names_in(f"{row.path}/{GIVEN}") for row in reading.entries(layout.transfers) if row.is_dir())
 
 
 def _destroy(context: QueueContext) -> bool:
@@ -238,6 +245,7 @@ def _has_messages(gone: QueueContext) -> bool:
         any(reading.names_in(layout.folder(state)) - {KEEPER} for state in (*WAITING, "error"))
         or routes.routed(layout, gone.config.ignore)
         or jobs.is_committed(layout.working)
+        or _in_transit(layout)
         or has_committed(layout)
     )
 

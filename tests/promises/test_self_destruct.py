@@ -225,6 +225,20 @@ def test_a_queue_with_a_message_in_processing_stays_until_it_is_settled(root: Ro
     assert there(root) == ["letters"] and letters(root) == []
 
 
+def test_a_queue_stays_while_a_message_is_on_its_way_to_another_file_system(root: Root, clock: Clock) -> None:
+    queue = served(root)
+    queue.send(b"a")
+    (file,) = names_in(queue, "target")
+    given = Path(queue.layout.transfers, "row", "given")
+    given.mkdir(parents=True)
+    Path(queue.layout.target, file).rename(given / file)
+    sweep_twice(root, clock)
+    assert (given / file).read_bytes() == b"a"
+    (given / file).unlink()
+    root.sweep()
+    assert not queue.exists()
+
+
 def test_a_queue_whose_credits_are_out_stays_until_their_messages_are_settled(root: Root, clock: Clock) -> None:
     queue, further = root.create_queue("q", **SERVICE), root.create_queue("further")
     queue.add_selector("out", to="further")
