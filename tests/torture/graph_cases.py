@@ -548,13 +548,13 @@ def _remove(scene: Scene) -> None:
         scene.other().queue("start").remove_selector("on")
 
 
-A_SCRIPT, A_REMOVAL = "a script that moves files", "a removal of a selector"
+A_SCRIPT, A_REMOVAL, A_CONSUMER = "a script that moves files", "a removal of a selector", "a consumer"
 #: What another program does.
 OTHERS: Mapping[str, Callable[[Scene], object]] = {
     "a router": lambda scene: _route_all(scene.other()),
     "a sweep": lambda scene: scene.other().sweep(),
     "a sweep that takes the living for dead": _lapse,
-    "a consumer": lambda scene: _settle_all(scene.other()),
+    A_CONSUMER: lambda scene: _settle_all(scene.other()),
     A_SCRIPT: _take_by_hand,
     A_REMOVAL: _remove,
 }
@@ -698,7 +698,7 @@ class GraphCases(acts.Acts[Case, Scene]):
             if there > 1 or received > 1:
                 self.row.doubled += 1
                 yield f"{name!r} lies in {places}, and was received {received} times"
-            if there < needed and not (other == A_SCRIPT and not self._setting.history):
+            if there < needed and not self._untold(other):
                 self.row.lost += 1
                 yield f"{name!r} is lost"
             if at_the_end and not other and self._setting.history and not case.removes:
@@ -715,10 +715,15 @@ class GraphCases(acts.Acts[Case, Scene]):
         if any(count > 1 for count in found):
             self.row.doubled += 1
             yield f"{name!r} has copies: {found}"
-        needed = 1 if at_the_end and other not in (A_SCRIPT, A_REMOVAL) else 0  # they take it away uncopied
+        uncopied = other in (A_SCRIPT, A_REMOVAL)  # they may take it away before its copies are made
+        needed = 1 if at_the_end and not uncopied and not self._untold(other) else 0
         if any(count < needed for count in found) or (not other and len(set(found)) > 1):
             self.row.lost += 1
             yield f"of the copies of {name!r}, some are missing: {found}"
+
+    def _untold(self, other: str) -> bool:
+        """Return whether another program may have settled something that leaves no trace."""
+        return not self._setting.history and other in (A_SCRIPT, A_CONSUMER)
 
     def _told_wrongly(self, case: Case, said: Said | None, other: str) -> Iterator[str]:
         """Yield what a verb that settles says that is not so."""
