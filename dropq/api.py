@@ -29,7 +29,7 @@ from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.send_limits import Overflows, SendLimits
+from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
@@ -373,15 +373,20 @@ class Queue(Sender):
             return limits
         return SendLimits(self.name, own, then=limits)
 
-    def _overflow(self, full: Overflows) -> Sender:
-        other = self._overflowing.get(full.to)
+    def _overflow(self, full: QueueFull) -> Sender:
+        if not full.overflows_to:
+            raise full
+        other = self._overflowing.get(full.overflows_to)
         if other is None or not other.exists():
-            other = self.root.queue(full.to)
+            other = self.root.queue(full.overflows_to)
             try:
-                other._limits = SendLimits(full.to, other._goal, rejects=True)  # followed once
+                other._limits = SendLimits(other.name, other._goal, rejects=True)  # followed once
             except NoSuchQueue as error:
-                raise QueueFull(f"{full}, which is not there: nothing was sent") from error
-            self._overflowing = {full.to: other}
+                raise QueueFull(
+                    f"queue {self.name} is full, and its overflow selector sends to {other.name}, which is not there: "
+                    "nothing was sent"
+                ) from error
+            self._overflowing = {other.name: other}
         return other
 
     def _letters(self) -> Sender | None:

@@ -35,18 +35,6 @@ _NUMBER = re.compile("[+-]?[0-9]{1,18}")
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
-class Overflows(QueueFull):
-    """Raised where a full queue has an overflow selector: what is sent goes to the queue that this names.
-
-    Attributes:
-        to: the address of that queue.
-    """
-
-    def __init__(self, text: str, to: str) -> None:
-        super().__init__(text)
-        self.to = to
-
-
 class SendLimits:
     """The send limits of one queue, for the process that made this object.
 
@@ -212,9 +200,11 @@ class Limit:
         return self._wait(count, whole)
 
     def _overflow_now(self) -> None:
-        """Raise Overflows if the queue has an overflow selector."""
+        """Raise QueueFull, with where to send instead, if the queue has an overflow selector."""
         if self._follows and (to := self._overflows_to()) is not None:
-            raise Overflows(f"{self._full}, and its overflow selector sends to {to}", to)
+            full = QueueFull(f"{self._full}, and its overflow selector sends to {to}: nothing was sent")
+            full.overflows_to = to
+            raise full
 
     def _overflows_to(self) -> str | None:
         """Return the address that the queue's overflow selector sends to; None without one that can be used."""

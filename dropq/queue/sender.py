@@ -20,7 +20,7 @@ from dropq.format import names
 from dropq.format.typed import Typed, check_text
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.policies.send_limits import Overflows, SendLimits
+from dropq.policies.send_limits import SendLimits
 from dropq.storage import reading
 from dropq.storage.failures import describe, storage_error
 from dropq.storage.files import Draft
@@ -89,11 +89,11 @@ class Sender:
         """Return what takes the messages instead if the queue is not there; None if it is, or nothing takes them."""
         return None
 
-    def _overflow(self, full: Overflows) -> Sender:
+    def _overflow(self, full: QueueFull) -> Sender:
         """Return what takes the messages instead while the queue is full.
 
         Raises:
-            QueueFull: it is not there.
+            QueueFull: nothing does, or it is not there.
         """
         raise full
 
@@ -137,7 +137,7 @@ class Sender:
         )
         try:
             return self._send(body, headers)
-        except Overflows as full:
+        except QueueFull as full:
             return self._overflow(full)._send(body, headers)
         except NoSuchQueue:
             letters = self._letters()
@@ -217,7 +217,7 @@ class Sender:
         before = len(sent)
         try:
             self._send_admitted(batch, sent)
-        except Overflows as full:
+        except QueueFull as full:
             self._overflow(full)._send_admitted(batch[len(sent) - before :], sent)
         except NoSuchQueue:
             letters = self._letters()
@@ -313,7 +313,7 @@ class Sender:
             goal = self._letters() or self
         try:
             goal._send_one_file(sent, path, move=move, **fields)
-        except Overflows as full:  # it was asked before anything was read
+        except QueueFull as full:  # it was asked before anything was read
             self._overflow(full)._send_one_file(sent, path, move=move, **fields)
         except NoSuchQueue:
             if goal is not self or not isinstance(path, str | os.PathLike):
@@ -412,7 +412,7 @@ class Sender:
         with ExitStack() as stack:
             try:
                 writing = stack.enter_context((self._letters() or self)._writer(**fields))
-            except Overflows as full:
+            except QueueFull as full:
                 writing = stack.enter_context(self._overflow(full)._writer(**fields))
             yield writing
 

@@ -103,7 +103,7 @@ class Router:
             if known.are_removed:
                 finish_removed(self._context)
             if known.are_removed or (may_move and known.out_of_credit):
-                self._looks.run()
+                self._run_looks(self._looks.run)
             may_take = not known.in_use or known.may_take
         if not may_move or (not may_take and self._may_rest()):
             return
@@ -112,7 +112,14 @@ class Router:
     def find_credits(self) -> int:
         """Return how many credits without a message were found and removed: this looks twice, a second apart."""
         with self._context.error_context(UNTOUCHED):
-            return self._looks.run_twice() if self._mover.selectors.out_of_credit else 0
+            return self._run_looks(self._looks.run_twice) if self._mover.selectors.out_of_credit else 0
+
+    def _run_looks(self, run: Callable[[], int]) -> int:
+        try:
+            return run()
+        except (OSError, DropqError) as error:  # no reason not to route; `dropq sweep` says it, too
+            log.info("queue %s: its credits were not looked at: %s", self._context.name, describe(error))
+            return 0
 
     def _look_at_each(self, stopped: Callable[[], bool]) -> None:
         offers, listings = self._offers, self._offers.listings

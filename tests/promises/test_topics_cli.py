@@ -251,7 +251,7 @@ def test_what_a_route_took_is_not_removed_unasked(removing: tuple[str, ...], run
     audit = sales.create_subscription("audit", client_id="hq")
     add_route(audit, "u", "TRUE")
     sales.publish("routed")
-    assert run("route", audit.name, "--once").out == "u\t1\n"
+    assert run("route", audit.name, "--once").out == "sales.eu/audit.hq\troute\tu\t1\n"
     refused = run("topic", *removing)
     assert refused.code == 2 and "1 in routing/u" in refused.err and "--yes" in refused.err
     shown = run("topic", *removing, "--dry-run")
