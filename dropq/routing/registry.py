@@ -61,15 +61,20 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     path = selectors.path_of(context, name)
     selector = files.check(name, options, f"selector {name}", queue=context.name)
     with context.error_context("the selector was not made"):
+        is_removed = name in removed_in(context)
         present, _ = selectors.read(context)
+        _check_way(context.root, context.name, selector)
+    if is_removed:
+        raise QueueExists(
+            f"selector {name} of queue {context.name} is being removed, and what it moved is on its way back: `dropq "
+            f"selector rm {context.name} {name}` waits for that, or any sweep does it; nothing was changed"
+        )
     for other in present:
         if _exclude_each_other(other, selector):
             raise QueueExists(
                 f"queue {context.name} has a selector {other.name}, with role {other.role}, already: "
                 f"`dropq selector rm {context.name} {other.name}` removes it; nothing was changed"
             )
-    with context.error_context("the selector was not made"):
-        _check_way(context.root, context.name, selector)
     with context.error_context("the selector was not made"):
         if selector.credit is not None:
             token = selectors.reserve_token(context.root.layout, context.name, name, context.storage)

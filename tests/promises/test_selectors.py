@@ -18,7 +18,7 @@ import pytest
 from helpers import FRESH, drop, files, timed, until
 from helpers import take as taken
 
-from dropq import LeaseLost, Queue, QueueFull, Root
+from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root
 from dropq.lifecycle.credits import spent
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
@@ -688,3 +688,16 @@ def test_a_sender_that_waits_for_room_follows_an_overflow_selector_that_comes(ro
         queue.add_selector("rest", to="rest", role="overflow")
         assert sending.result(timeout=30).delivered_to == "rest"
     assert bodies(rest) == ["second"]
+
+
+def test_a_selector_is_not_made_again_while_what_it_moved_is_on_its_way_back(root: Root) -> None:
+    source, _ = chain(root, "source", "goal")
+    source.send("a")
+    source.route()
+    folder = Path(source.layout.selectors)
+    (folder / "on.toml").rename(folder / ".on.removed")
+    with pytest.raises(QueueExists, match="is being removed"):
+        source.add_selector("on", to="goal")
+    assert source.remove_selector("on")
+    source.add_selector("on", to="goal")
+    assert bodies(source) == ["a"]
