@@ -64,6 +64,7 @@ def route(
                 ),
                 COLUMNS,
             )
+            output.flush()
             routed = sum(took.routes.total() for took in taken.values())
             selected = sum(took.selectors.total() for took in taken.values())
             output.note(f"routed={routed} selected={selected} distributed={served.distributed}")

@@ -231,7 +231,9 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
         raise Unavailable(
             f"subscription {address} is in use by {', '.join(sorted(alive))}: end that first; nothing was removed"
         )
-    if not force and routes.routed(context.layout, context.config.ignore):
+    with error_context(f"subscription {address} was not removed"):
+        routed = {} if force else routes.routed(context.layout, context.config.ignore)
+    if routed:
         raise routed_error(context)
     if not take_away(root, context.layout, force=force):
         raise routed_error(context)
@@ -239,7 +241,8 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
 
 def routed_error(context: QueueContext) -> StorageError:
     """Return the error for a subscription that is not removed, because its routes took messages."""
-    counts = routes.routed(context.layout, ()).items()
+    with error_context(f"subscription {context.name} was not removed, as its routes took something"):
+        counts = routes.routed(context.layout, ()).items()
     listed = ", ".join(f"{count} in routing/{name}" for name, count in counts) or "what is no message, in routing/"
     return StorageError(
         f"subscription {context.name} has what its routes took ({listed}): move it elsewhere, or remove it with the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -519,7 +520,7 @@ def test_health_and_browse_say_what_a_pause_and_a_route_mean_for_a_topic(run: Ru
     assert "what is published is not distributed; it is paused" in notes
     layout = sales.queue.layout
     assert f"1 message in {layout.routing}/u, which no receiver of this topic gets" in notes
-    assert f"move them to {layout.target} to have them distributed" in notes
+    assert f"move them to {shlex.quote(layout.target)} to have them distributed" in notes
     explained = run("browse", "sales.eu", "--explain").out
     assert f"{layout.read_lock} keeps what is published from being distributed: `dropq resume sales.eu`" in explained
 

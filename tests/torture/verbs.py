@@ -287,7 +287,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
 NO_MATTER = {
     "client_id", "clock", "concurrency", "correlation_id", "count", "detached", "dry_run", "expires_in", "fair",
     "filter", "ids", "keep_expiration", "lease_period", "max_age", "max_backlog", "max_count",
-    "max_error", "message_class", "message_id", "priority",
+    "max_error", "message_class", "message_id", "named", "priority",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
 }  # fmt: skip
 #: What would not end, or not begin, without it.
