@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -337,12 +337,11 @@ class TopicCases(acts.Acts[Case, Scene]):
         def meeting(number: int, scene: Scene) -> Between:
             return Meeting(number, partial(work, scene))
 
+        late = (case.makes,) if self._setting.history else (case.makes, MADE)  # what has no archive cannot catch up
         for number in choose(list(range(len(said.calls)))):
             what = self.perform(case, partial(meeting, number))
             assert what is not None
-            self.judge(
-                met, f"{case.name}, {other} before call {number + 1} of {len(said.calls)}", what, late=case.makes
-            )
+            self.judge(met, f"{case.name}, {other} before call {number + 1} of {len(said.calls)}", what, late=late)
 
     def enter(self, case: Case) -> Scene:
         scene = build(self._folder / "root", self._setting, self._clock)
@@ -355,7 +354,7 @@ class TopicCases(acts.Acts[Case, Scene]):
     # -- judging -------------------------------------------------------------------------------------------------
 
     def judge(
-        self, case: Case, where: str, said: Said | None = None, *, late: str = "", read_only: bool = False
+        self, case: Case, where: str, said: Said | None = None, *, late: Collection[str] = (), read_only: bool = False
     ) -> None:
         """Let others go on, then see that each subscription got each message exactly once, and what is left over."""
         self.row.cases += 1
@@ -392,8 +391,8 @@ class TopicCases(acts.Acts[Case, Scene]):
                 self._received[queue.name, name_of(message.body) or message.file] += 1
                 message.ack()
 
-    def _account(self, case: Case, late: str) -> Iterator[str]:
-        """Yield what is lost or doubled; `late` may have come too late for what was distributed before."""
+    def _account(self, case: Case, late: Collection[str]) -> Iterator[str]:
+        """Yield what is lost or doubled; those in `late` may have come too late for what was distributed before."""
         lying = self._lying()
         there = {address for address, _ in lying} | {address for address, _ in self._received}
         published = {name for name in case.publishes if any((address, name) in lying for address in there)}
@@ -413,7 +412,7 @@ class TopicCases(acts.Acts[Case, Scene]):
                 yield f"{name!r} lies in {address} {count} times"
         yield from self._judge_topic(case, lying, published)
 
-    def _judge_one(self, case: Case, address: str, name: str, lies: int, late: str) -> Iterator[str]:
+    def _judge_one(self, case: Case, address: str, name: str, lies: int, late: Collection[str]) -> Iterator[str]:
         received = self._received[address, name]
         wanted = int(wants(address, name))
         if address == MADE and not self._setting.history and name in (*OLD, *GIVEN, LEFT):
@@ -423,7 +422,7 @@ class TopicCases(acts.Acts[Case, Scene]):
         if found > wanted:
             self.row.doubled += 1
             yield f"{address} got {name!r} {found} times"
-        elif found < wanted and (self._setting.history or not settled) and address != late:
+        elif found < wanted and (self._setting.history or not settled) and address not in late:
             self.row.lost += 1
             yield f"{address} did not get {name!r}"
         if received > wanted:
