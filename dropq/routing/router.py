@@ -216,7 +216,10 @@ def route(context: QueueContext, *, sweep: SweepOnTheWay | None) -> dict[str, in
         NoSuchQueue, StorageError: as for `Router.one_pass`.
     """
     router = Router(context, sweep=sweep)
-    router.one_pass()
-    if router.find_credits():
+    try:
         router.one_pass()
+        if router.find_credits():
+            router.one_pass()
+    finally:
+        router.close()
     return dict(router.moved + router.selected)

@@ -173,6 +173,8 @@ class QuickSweep:
         """End what it keeps for the topics that the consumer's messages come from."""
         if self._feeding is not None:
             self._feeding.close()
+        if self._router is not None:
+            self._router.close()
 
     def _feed(self, feeding: Feeding, report: SweepReport) -> None:
         """Distribute what waits in the topics that the consumer's messages come from."""

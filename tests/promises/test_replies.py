@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from helpers import drop, make_queue, take, where
 from workers import reason_in
 
 import dropq
-from dropq import InvalidName, NoSuchQueue, Queue, QueueFull, Sent
+from dropq import InvalidName, NoSuchQueue, Queue, QueueFull, Root, Sent
 from dropq.cli import main as cli
+from dropq.format.names import temporary_name
+from dropq.storage.files import Storage
 
 
 @pytest.fixture
@@ -227,3 +230,27 @@ def test_a_shell_script_answers_by_the_fields_of_the_name(asked: Queue, answers:
     subprocess.run(["sh", "-c", script], cwd=asked.root.path, check=True)
     found = [(message.id, message.text, message.correlation_id) for message in answers.browse()]
     assert found == [(f"answer-{ids[0]}", "answer", "c-1"), (f"answer-{ids[1]}", "answer", ids[1])]
+
+
+def test_an_answer_whose_requester_took_it_at_once_and_removed_its_queue_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root.create(tmp_path / "root")
+    asked, answers = root.create_queue("asked"), temporary_name(root.context.ids.next())
+    own = Path(root.path, answers)
+    for state in ("working", "target", "processing", "processed", "expired", "error"):
+        (own / state).mkdir(parents=True)  # as a script makes it, without a queue.toml
+    asked.send("question", reply_to=answers)
+    sync = Storage.sync
+
+    def late(self: Storage, *folders: str) -> None:
+        if own.exists() and f"{own}/target" in folders:
+            shutil.rmtree(own)
+        sync(self, *folders)
+
+    monkeypatch.setattr(Storage, "sync", late)
+    message = asked.receive()
+    assert message is not None
+    assert message.reply("answer").accepted
+    message.ack()
+    assert asked.counts()["processed"] == 1
