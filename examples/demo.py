@@ -33,6 +33,18 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parent
 
 
+#: Makes the queues of returns, and the selectors that send them on.
+MAKE_RETURNS = """python -c '
+import dropq
+root = dropq.Root("root")
+for name in ("desk-ulm", "desk-jena", "lost"):
+    root.create_queue(name)
+to = {"ulm": "Ulm", "jena": "Jena"}
+selectors = [{"name": n, "to": f"desk-{n}", "filter": f"store = \\x27{s}\\x27", "credit": 2} for n, s in to.items()]
+root.create_queue("returns", dead_letter_queue="lost", unroutable_after="0s", selector=selectors)
+'"""
+
+
 class Demo:
     """The demo in one folder.
 
@@ -198,16 +210,11 @@ done""",
             "Returns go on to the desk of their store, by selectors: a desk has two of them at a time at most. What no "
             "selector takes is a dead letter, with the queue that it came from and the reason."
         )
-        for name in ("desk-ulm", "desk-jena", "lost"):
-            self.run(f"dropq create {name}", quiet=True)
-        self.run("dropq create returns --set dead_letter_queue=lost --set unroutable_after=0s", quiet=True)
-        self.run("dropq selector add returns ulm --to desk-ulm --filter \"store = 'Ulm'\" --credit 2", quiet=True)
-        self.run("dropq selector add returns jena --to desk-jena --filter \"store = 'Jena'\" --credit 2", quiet=True)
+        self.run(MAKE_RETURNS, shown="python make_returns.py  # four queues, and two selectors", quiet=True)
         self.run(
-            """n=0; for store in Ulm Ulm Ulm Jena Gera; do
-    n=$((n + 1)); echo "return $n from $store" | dropq send returns -p "store=$store" -q
-done""",
-            quiet=True,
+            """cd root/returns; n=0; for store in Ulm Ulm Ulm Jena Gera; do
+    n=$((n + 1)); echo "return $n from $store" >working/$n; mv working/$n "target/4.return-$n.B.....storeS=$store"
+done"""
         )
         self.run("sha256sum root/returns/target/* >> ledger")
         self.run("dropq route returns --once")
@@ -217,7 +224,6 @@ done""",
         self.run("dropq selector add returns gera --to desk-jena --filter \"store = 'Gera'\"")
         self.run("dropq requeue lost --state target --to-origin --all --yes")
         self.run("dropq route returns --once")
-        self.run("dropq selector ls returns")
         self.run("dropq work desk-ulm desk-jena --until-empty -- cat", quiet=True)
 
     def account(self) -> int:
