@@ -1,8 +1,7 @@
 """The main job of dropq on real input, told as one would tell it: files in, work out, errors inspected and requeued.
 
 Orders are dropped by a shell script, checked and added up by a Spark stream, and booked by a worker; a week's sales are
-added up by a Spark job and booked likewise. The last day's sales are published on a topic with two subscriptions, and
-selectors send returns on to the stores.
+added up by a Spark job and booked likewise. The last day's sales are published on a topic with two subscriptions.
 
     python examples/demo.py [--keep DIR]
 
@@ -31,18 +30,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent
-
-
-#: Makes the queues of returns, and the selectors that send them on.
-MAKE_RETURNS = """python -c '
-import dropq
-root = dropq.Root("root")
-for name in ("desk-ulm", "desk-jena", "lost"):
-    root.create_queue(name)
-to = {"ulm": "Ulm", "jena": "Jena"}
-selectors = [{"name": n, "to": f"desk-{n}", "filter": f"store = \\x27{s}\\x27", "credit": 2} for n, s in to.items()]
-root.create_queue("returns", dead_letter_queue="lost", unroutable_after="0s", selector=selectors)
-'"""
 
 
 class Demo:
@@ -89,7 +76,6 @@ class Demo:
             catch_up()
             self.work_again()
         self.tell()
-        self.route()
         return self.account()
 
     def begin(self) -> None:
@@ -203,28 +189,6 @@ done""",
         self.run("dropq topic ls sales | cut -f 1,2,7")
         for client in ("office", "ulm"):
             self.run(f"dropq work sales/day.{client} --until-empty -- shell/book.sh {client}.csv")
-
-    def route(self) -> None:
-        """Send returns on to the stores, and mend what no store takes."""
-        say(
-            "Returns go on to the desk of their store, by selectors: a desk has two of them at a time at most. What no "
-            "selector takes is a dead letter, with the queue that it came from and the reason."
-        )
-        self.run(MAKE_RETURNS, shown="python make_returns.py  # four queues, and two selectors", quiet=True)
-        self.run(
-            """cd root/returns; n=0; for store in Ulm Ulm Ulm Jena Gera; do
-    n=$((n + 1)); echo "return $n from $store" >working/$n; mv working/$n "target/4.return-$n.B.....storeS=$store"
-done"""
-        )
-        self.run("sha256sum root/returns/target/* >> ledger")
-        self.run("dropq route returns --once")
-        self.run("dropq browse lost | cut -f 1,7,8")
-        say("The desk in Ulm works on two, which pays for the third. The desk in Jena takes Gera's from now on.")
-        self.run("dropq work desk-ulm --until-empty -- cat")
-        self.run("dropq selector add returns gera --to desk-jena --filter \"store = 'Gera'\"")
-        self.run("dropq requeue lost --state target --to-origin --all --yes")
-        self.run("dropq route returns --once")
-        self.run("dropq work desk-ulm desk-jena --until-empty -- cat", quiet=True)
 
     def account(self) -> int:
         """Account for every file, and for the money."""
