@@ -8,23 +8,22 @@ queue, and renames the file itself to processed/. It has no credits, and replace
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
+
+from beside import RawCalls, compared, print_rows
 
 import dropq
 from bench import scratch
 from dropq.format.credits import Credit, Via
 from dropq.lifecycle import credits
 from dropq.routing.router import Router
-from dropq.storage.system_calls import CREATE, FILE_MODE
 
 KIB = 1 << 10
 BODY = b"x" * KIB
@@ -47,6 +46,11 @@ class Case(NamedTuple):
         """Where it is measured."""
         return "disk" if self.durability == "full" else "tmpfs"
 
+    @property
+    def name(self) -> str:
+        """What `--only` finds it by."""
+        return f"{self.on} {self.what} {self.downstream}"
+
 
 CASES = (
     Case("one MOVE", "none", 400),
@@ -68,10 +72,11 @@ def names(case: Case) -> list[str]:
     return ["q0", *(f"q{n}" for n in range(1, CHAINS.get(case.what, 11)))]
 
 
-class Raw:
+class Raw(RawCalls):
     """The raw loop of system calls."""
 
     def __init__(self, folder: str, case: Case) -> None:
+        super().__init__(syncs=case.durability == "full")
         self._case = case
         self.homes = [f"{folder}/raw/{name}" for name in names(case)]
         for home in self.homes:
@@ -84,38 +89,18 @@ class Raw:
         if self._case.what.startswith("one COPY"):
             for file in os.listdir(f"{first}/target"):
                 for home in others:
-                    self._copy(file, home)
-                self._rename(f"{first}/target/{file}", f"{first}/processed/{file}")
+                    self.copy(file, BODY, home)
+                self.rename(f"{first}/target/{file}", f"{first}/processed/{file}")
         elif "credit of 1" in self._case.what:
             for file in sorted(os.listdir(f"{first}/target")):
-                self._rename(f"{first}/target/{file}", f"{others[0]}/target/{file}")
+                self.rename(f"{first}/target/{file}", f"{others[0]}/target/{file}")
                 (waiting,) = os.listdir(f"{others[0]}/target")
-                self._rename(f"{others[0]}/target/{waiting}", f"{others[0]}/processed/{waiting}")
+                self.rename(f"{others[0]}/target/{waiting}", f"{others[0]}/processed/{waiting}")
         else:
             for home, following in zip(self.homes, others, strict=False):
                 for file in os.listdir(f"{home}/target"):
                     if file.startswith("4."):
-                        self._rename(f"{home}/target/{file}", f"{following}/target/{file}")
-
-    def _copy(self, file: str, home: str) -> None:
-        fd = os.open(f"{home}/working/{file}", CREATE, FILE_MODE)
-        try:
-            os.write(fd, BODY)
-            if self._case.durability == "full":
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        self._rename(f"{home}/working/{file}", f"{home}/target/{file}")
-
-    def _rename(self, source: str, destination: str) -> None:
-        os.rename(source, destination)
-        if self._case.durability == "full":
-            for path in (destination, source):
-                fd = os.open(os.path.dirname(path), os.O_RDONLY)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+                        self.rename(f"{home}/target/{file}", f"{following}/target/{file}")
 
 
 class Ours:
@@ -228,7 +213,6 @@ def row(case: Case, base: str, rounds: int) -> dict[str, object]:
                 if number:  # what is opened once was opened in the first round
                     times[name].append(took)
                 lost, doubled = lost + gone, doubled + twice
-    ratios = [one / ours for one, ours in zip(times["raw"], times["dropq"], strict=True)]
     found: dict[str, object] = {
         "what": case.what,
         "on": case.on,
@@ -236,12 +220,8 @@ def row(case: Case, base: str, rounds: int) -> dict[str, object]:
         "downstream": case.downstream,
         "rounds": rounds,
         "a_round": case.messages,
-        "raw_us": round(statistics.median(times["raw"])),
-        "dropq_us": round(statistics.median(times["dropq"])),
+        **compared(times["raw"], times["dropq"]),
         "messages_per_second": round(1e6 / statistics.median(times["dropq"])),
-        "ratio": round(statistics.median(ratios), 2),
-        "range": [round(min(ratios), 2), round(max(ratios), 2)],
-        "load": round(os.getloadavg()[0], 1),
         "lost": lost,
         "doubled": doubled,
     }
@@ -250,24 +230,5 @@ def row(case: Case, base: str, rounds: int) -> dict[str, object]:
     return found
 
 
-def rows(given: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Yield a row for each case."""
-    for case in CASES:
-        if not given.only or given.only in f"{case.on} {case.what} {case.downstream}":
-            yield row(case, given.tmpfs if case.on == "tmpfs" else given.disk, given.rounds)
-
-
-def main() -> int:
-    """Print a line of JSON for each case."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases in whose names this is")
-    parser.add_argument("--tmpfs", default="/dev/shm", metavar="DIR")
-    parser.add_argument("--disk", default=".", metavar="DIR")
-    for found in rows(parser.parse_args()):
-        print(json.dumps(found), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_rows(__doc__, CASES, row))

@@ -9,19 +9,17 @@ lists that, reads each file, and goes on as before.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Iterator
 from typing import NamedTuple, Protocol
+
+from beside import RawCalls, compared, print_rows
 
 import dropq
 from bench import scratch
 from dropq.storage.reading import SETTLED_NS
-from dropq.storage.system_calls import CREATE, FILE_MODE, READ
+from dropq.storage.system_calls import READ
 from dropq.topics.distribution import Distributor
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -43,6 +41,11 @@ class Case(NamedTuple):
         """What it is called."""
         verb = "distribute what a script sent" if self.by_script else "publish"
         return f"{verb}, {self.size // MIB} MiB" if self.size >= MIB else f"{verb}, {self.size // KIB} KiB"
+
+    @property
+    def name(self) -> str:
+        """What `--only` finds it by."""
+        return f"{self.on} {self.what} {self.subscriptions}"
 
 
 #: To 100 a body of 10 MiB is a gigabyte a message: that is measured in memory alone.
@@ -82,14 +85,14 @@ class Loop(Protocol):
         """Distribute what waits in target/."""
 
 
-class Raw:
+class Raw(RawCalls):
     """The raw loop of system calls."""
 
     def __init__(self, folder: str, case: Case) -> None:
+        super().__init__(syncs=case.durability == "full")
         self.home = f"{folder}/raw/topic-root/t"
         self._incoming = f"{self.home}/.incoming"
         self._subscriptions = [f"{self.home}/.subscriptions/s{n:03}.c" for n in range(case.subscriptions)]
-        self._syncs = case.durability == "full"
         for base in (self._incoming, *self._subscriptions):
             for state in STATES:
                 os.makedirs(f"{base}/{state}")
@@ -97,44 +100,22 @@ class Raw:
     def publish(self, number: int, body: bytes) -> None:
         """Publish a message."""
         file = f"4.{1795383089375000 + number}-7523895424.B"
-        self._write(f"{self._incoming}/working/{file}", body)
-        self._copy(file, body)
+        self.write(f"{self._incoming}/working/{file}", body)
+        self._copy_to_all(file, body)
         self._archive("working", file)
 
     def distribute(self) -> None:
         """Distribute what waits in target/."""
         for file in sorted(os.listdir(f"{self._incoming}/target")):
-            self._copy(file, read(f"{self._incoming}/target/{file}"))
+            self._copy_to_all(file, read(f"{self._incoming}/target/{file}"))
             self._archive("target", file)
 
-    def _copy(self, file: str, body: bytes) -> None:
+    def _copy_to_all(self, file: str, body: bytes) -> None:
         for base in self._subscriptions:
-            self._write(f"{base}/working/{file}", body)
-            os.rename(f"{base}/working/{file}", f"{base}/target/{file}")
-            self._sync(f"{base}/target")
-            self._sync(f"{base}/working")
+            self.copy(file, body, base)
 
     def _archive(self, state: str, file: str) -> None:
-        os.rename(f"{self._incoming}/{state}/{file}", f"{self._incoming}/processed/{file}")
-        self._sync(f"{self._incoming}/processed")
-        self._sync(f"{self._incoming}/{state}")
-
-    def _write(self, path: str, body: bytes) -> None:
-        fd = os.open(path, CREATE, FILE_MODE)
-        try:
-            os.write(fd, body)
-            if self._syncs:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def _sync(self, folder: str) -> None:
-        if self._syncs:
-            fd = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        self.rename(f"{self._incoming}/{state}/{file}", f"{self._incoming}/processed/{file}")
 
 
 class Ours:
@@ -217,7 +198,6 @@ def row(case: Case, base: str, rounds: int) -> dict[str, object]:
                 times[type(loop)].append(taken(loop, case, body, number * case.messages))
                 gone, twice = clear(loop, case)
                 lost, doubled = lost + gone, doubled + twice
-    ratios = [raw / ours for raw, ours in zip(times[Raw], times[Ours], strict=True)]
     return {
         "what": case.what,
         "on": case.on,
@@ -225,34 +205,11 @@ def row(case: Case, base: str, rounds: int) -> dict[str, object]:
         "subscriptions": case.subscriptions,
         "rounds": rounds,
         "a_round": case.messages,
-        "raw_us": round(statistics.median(times[Raw])),
-        "dropq_us": round(statistics.median(times[Ours])),
-        "ratio": round(statistics.median(ratios), 2),
-        "range": [round(min(ratios), 2), round(max(ratios), 2)],
-        "load": round(os.getloadavg()[0], 1),
+        **compared(times[Raw], times[Ours]),
         "lost": lost,
         "doubled": doubled,
     }
 
 
-def rows(given: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Yield a row for each case."""
-    for case in CASES:
-        if not given.only or given.only in f"{case.on} {case.what} {case.subscriptions}":
-            yield row(case, given.tmpfs if case.on == "tmpfs" else given.disk, given.rounds)
-
-
-def main() -> int:
-    """Print a line of JSON for each case."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases in whose names this is")
-    parser.add_argument("--tmpfs", default="/dev/shm", metavar="DIR")
-    parser.add_argument("--disk", default=".", metavar="DIR")
-    for found in rows(parser.parse_args()):
-        print(json.dumps(found), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_rows(__doc__, CASES, row))

@@ -69,7 +69,7 @@ def _queues(ctx: Any) -> Iterator[str]:
 
 
 def _topics(ctx: Any) -> Iterator[str]:
-    from dropq.queue.open_queue import find_layout
+    from dropq.lifecycle.open_queue import find_layout
 
     root = _root(ctx)
     names = (queue.name for queue in root.queues() if "/" not in queue.name)
@@ -98,9 +98,14 @@ def _messages(ctx: Any, states: Iterable[str]) -> Iterator[Message]:
 
 
 def _ids(ctx: Any) -> Iterator[str]:
-    if any(param.name == "state" for param in ctx.command.params):
+    if ctx.command.name == "requeue":
+        from dropq.upkeep.bulk import requeued_from
+
         chosen = ctx.params.get("state")
-        states: Iterable[str] = [chosen] if chosen else UNSETTLED
+        states: Iterable[str] = [requeued_from(chosen, to_origin=bool(ctx.params.get("to_origin")))]
+    elif any(param.name == "state" for param in ctx.command.params):
+        chosen = ctx.params.get("state")
+        states = [chosen] if chosen else UNSETTLED
     else:
         states = ["processed"] if ctx.command.name == "replay" else ALL_STATES
     return (message.id for message in _messages(ctx, states))

@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "echo '{\"item\": 7}' | dropq send orders -p customer=ann --priority 6",
         "dropq send orders *.csv",
         "echo 'how many?' | dropq send orders --wait-reply 30s",
+        "dropq send orders --records --format csv till.csv",
     ),
     "receive": ("dropq receive orders -n 10 --wait 30s --lease 5m",),
     "ack": ("dropq ack orders RECEIPT", "dropq receive orders | dropq ack orders -"),
@@ -58,6 +59,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "work": (
         "dropq work orders invoices -- wc -c {}",
         "dropq work orders -j 4 --until-empty --timeout 1m -- grep -q item",
+        "dropq work orders --until-empty --each -- grep -q item",
+        "dropq work orders --until-empty --records -- wc -l",
     ),
     "route": ("dropq route orders --once", "dropq route --once"),
     "wait": (
@@ -67,7 +70,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "requeue": (
         "dropq requeue orders --all --dry-run",
         "dropq requeue orders --all --yes",
-        "dropq requeue orders --state target --to-origin --all --dry-run",
+        "dropq requeue orders --to-origin --all --dry-run",
+        "dropq requeue orders --whole --all --dry-run",
     ),
     "replay": ("dropq replay orders --from 2025-06-02T09:00Z --dry-run", "dropq replay orders --to invoices --yes"),
     "move": ("dropq move orders invoices report.csv", "dropq move orders invoices --all --dry-run"),

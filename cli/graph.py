@@ -33,6 +33,7 @@ COLUMNS = (
     "name",
     "to",
     "filter",
+    "role",
     "granted",
     "free",
     "target",
@@ -40,6 +41,7 @@ COLUMNS = (
     "processing",
     "error",
     "stuck",
+    "notes",
 )
 
 
@@ -54,8 +56,9 @@ def graph(
     """Show how messages go between queues, and what is stuck.
 
     It shows queues, topics with their subscriptions, views, selectors, routes and dead letters, with the numbers of
-    messages, and how many credits of each selector are free. On a terminal it is a tree. Elsewhere it is a line for
-    each queue, and one for each selector, route or subscription by which messages leave it. It changes nothing.
+    messages, how many credits of each selector are free, what is on its way to other file systems, and which queues
+    destroy themselves. On a terminal it is a tree. Elsewhere it is a line for each queue, and one for each selector,
+    route or subscription by which messages leave it. It changes nothing.
     """
     shell = Shell(ctx, json)
     if format is not None and shell.json:
@@ -74,9 +77,16 @@ def graph(
 
 
 def _records(graph: Graph, *, as_json: bool) -> Iterator[Record]:
+    from dropq.diagnosis.graph_text import notes
+
     for node in graph.nodes:
         stuck = list(node.stuck)
-        yield {"kind": node.kind, "queue": node.name, **node.counts, "stuck": stuck if as_json else "; ".join(stuck)}
+        about: Record = {"kind": node.kind, "queue": node.name, **node.counts}
+        if as_json:
+            leaving = {key: getattr(node, key) for key in ("in_transit", "self_destruct", "destroyed_in")}
+            yield {**about, "stuck": stuck, **leaving}
+        else:
+            yield {**about, "stuck": "; ".join(stuck), "notes": "; ".join(notes(node))}
     for edge in graph.edges:
         about = {key: getattr(edge, key) for key in ("name", "to", "filter", "role", "granted", "free")}
         stuck = [edge.stuck] if edge.stuck else []
@@ -132,13 +142,18 @@ def _about_node(node: Node) -> Text:
 
 
 def _counted(node: Node) -> Text:
-    """Return what a node is called, and how many messages it has."""
+    """Return what a node is called, how many messages it has, and what there is to note about it."""
     from rich.text import Text
 
-    from dropq.diagnosis.graph_text import counted, title
+    from dropq.diagnosis.graph_text import counted, notes, title
 
     kind = f" ({node.kind})" if node.kind in ("topic", "subscription", "view", "folder") else ""
-    return Text.assemble((title(node), "bold"), (kind, "dim"), f"  {counted(node)}" if counted(node) else "")
+    return Text.assemble(
+        (title(node), "bold"),
+        (kind, "dim"),
+        f"  {counted(node)}" if counted(node) else "",
+        *((f"  {note}", "dim") for note in notes(node)),
+    )
 
 
 def _about_edge(edge: Edge, to: Node, *, again: bool) -> Text:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from shutil import copyfileobj
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from dropq.errors import LeaseLost, NoSuchMessage
-from dropq.format.layout import WITH_REASON
+from dropq.format.layout import STATES, WITH_REASON
 
 from . import output
 from .options import Filter, Json, MessageId, QueueName, QueueNames, QueueOrRoot, State, duration, state
@@ -31,6 +32,8 @@ COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
 #: The further columns where the first message is a dead letter.
 LETTER = ("origin", "dead_letter_reason")
+#: The further columns where the first message is a bundle whose records were counted, a part of one, or was a record.
+PARTS = ("records", "from", "record")
 #: The columns of `browse --explain`.
 WHY = ("id", "state", "why", "until", "holders", "detail")
 #: Why a message waits, in plain words for a terminal; of a message that is held, a terminal shows the holder instead.
@@ -48,6 +51,7 @@ PLAIN = {
     "delay": "its time has come",
     "receiver": "a receiver of the topic cannot take it",
     "transit": "it goes to another file system",
+    "committed": "its parts have not all arrived",
 }
 #: The columns that a narrow terminal does without, the least important first.
 SPARE = ("bytes", "type", "priority", "delivery_count", "timestamp")
@@ -180,7 +184,9 @@ def browse(
 ) -> None:
     """List the messages of a state, in order of delivery.
 
-    Where the first of them is a dead letter, it also shows where each comes from, and why.
+    Where the first of them is a dead letter, it also shows where each comes from, and why. Where it is a bundle whose
+    sender counted its records, a part of a bundle or a record of one, it also shows how many records each has, from
+    which number on, and which record it was.
     With --explain it lists target/, delayed/ and processing/, or only the state that --state names. It shows why each
     message is not delivered, or who holds it and what would bring it back.
     """
@@ -191,10 +197,18 @@ def browse(
     queue = shell.queue(name)
     messages = islice(queue.browse(looked_at, filter=filter), count)
     first = list(islice(messages, 1))
-    columns = (*COLUMNS, *MORE.get(looked_at, ()), *(LETTER if first and first[0].dead_letter_reason else ()))
+    columns = (*COLUMNS, *MORE.get(looked_at, ()), *(_further(first[0]) if first else ()))
     shell.show(_records(chain(first, messages)), columns, spare=SPARE)
     if filter is not None and not first and count != 0:
         _explain_filter(queue, looked_at, filter)
+
+
+def _further(message: Message) -> Iterator[str]:
+    """Yield the further columns of a list of messages that begins with this one."""
+    if message.dead_letter_reason:
+        yield from LETTER
+    if message.record_count or message.first_record or message.record_number:
+        yield from PARTS
 
 
 def _show_explained(shell: Shell, explanations: Iterable[Explanation]) -> None:
@@ -290,6 +304,9 @@ def record_of(message: Message) -> dict[str, object]:
         "delivery_count": message.delivery_count,
         "redelivered": message.redelivered,
         "cancels": message.cancels,
+        "records": message.record_count,
+        "from": message.first_record,
+        "record": message.record_number,
         "owner": message.owner,
         "deadline": message.deadline,
         "receipt": message.file if message.owner else None,
@@ -304,13 +321,32 @@ def record_of(message: Message) -> dict[str, object]:
 def show(ctx: typer.Context, name: QueueName, id: MessageId, json: Json = False) -> None:
     """Show everything about one message, in whichever state it is.
 
-    When several messages have the id, it shows the first in order of delivery.
+    When several messages have the id, it shows the first in order of delivery; of the parts of a bundle it shows each.
     It includes the counters that travel with the message and, in error/ and expired/, the reason with its traceback
     or the end of the command's stderr. On a terminal the beginning of the body follows.
     """
     shell = Shell(ctx, json)
     (wanted,) = arguments([id])
-    message = first_of(shell.queue(name), wanted)
+    for number, message in enumerate(_shown(shell.queue(name), wanted)):
+        if number and not shell.json:
+            print()
+        _show(shell, message)
+
+
+def _shown(queue: Queue, id: str) -> list[Message]:
+    """Return the first message with an id; all of them, in whichever states, if it is a part of a bundle."""
+    first, *others = queue.find_all(id)
+    if first.first_record is None:
+        _report_others(id, first, others)
+        return [first]
+    parts: list[Message] = []
+    for where in STATES:
+        with suppress(NoSuchMessage):
+            parts += queue.find_all(id, [where])
+    return parts or [first]
+
+
+def _show(shell: Shell, message: Message) -> None:
     record = record_of(message)
     if shell.json:
         return shell.line(record, ())
@@ -329,9 +365,13 @@ def show(ctx: typer.Context, name: QueueName, id: MessageId, json: Json = False)
 def first_of(queue: Queue, id: str) -> Message:
     """Return the first message with an id, in order of delivery; report when several messages have it."""
     first, *others = queue.find_all(id)
+    _report_others(id, first, others)
+    return first
+
+
+def _report_others(id: str, first: Message, others: list[Message]) -> None:
     if others:
         output.note(f"{len(others) + 1} messages in {first.state}/ have the id {output.escape(id)}; this is the first")
-    return first
 
 
 def _flat(record: Record, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from errno import EBADF
@@ -74,6 +75,22 @@ def send(
     wait_reply: Annotated[
         float | None, duration("--wait-reply", help="Wait this long for the answer, and print its body.")
     ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Send the records of the input, many in a message.")
+    ] = False,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="Of the records: jsonl (the default), text, csv or frames."),
+    ] = None,
+    max_records: Annotated[
+        int | None, typer.Option("--max-records", metavar="N", help="Records in a message, at most; else 1000.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", metavar="N", help="Bytes in a message, at most; else 1048576.")
+    ] = None,
+    linger: Annotated[
+        float | None, duration("--linger", help="How long a record waits for others, at most; else 1s.")
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -85,11 +102,39 @@ def send(
 
     With --wait-reply it sends one message, prints the body of the answer instead of the id, which stderr gets, and
     exits with 75 when no answer came in time: the message stays sent, and a later answer is refused to its sender.
+
+    With --records it sends the lines of the input, or the rows of csv, or frames, many in one message, and follows a
+    pipe; prints the id of each message, and how many records it has. A signal that ends the command lets it send what
+    it has read.
     """
     shell = Shell(ctx, json, quiet)
+
+    def open_queue() -> Queue:
+        return shell.root.queue(output.unescape(name))
+
+    bundles: dict[str, Any] = {"format": format, "max_records": max_records, "max_bytes": max_bytes, "linger": linger}
+    given = {option: value for option, value in bundles.items() if value is not None}
+    if records:
+        if lines or move or id is not None or type is not None or wait_reply is not None:
+            raise UsageError(
+                "--records goes with no --lines, --move, --id, --wait-reply or --type: the format is the type"
+            )
+        from .records import send_records
+
+        fields = {
+            "priority": priority,
+            "correlation_id": correlation_id,
+            "reply_to": reply_to,
+            "expires_in": expires_in,
+            "delay": delay,
+            "properties": _properties(properties),
+        }
+        return send_records(shell, open_queue, _sources(files), fields=fields, **given)
+    if given:
+        raise UsageError(f"--{next(iter(given)).replace('_', '-')} needs --records; nothing was sent")
     return send_all(
         shell,
-        lambda: shell.root.queue(output.unescape(name)),
+        open_queue,
         files,
         lines=lines,
         move=move,
@@ -136,7 +181,7 @@ def send_all(
         queue = open_queue()
         if wait_reply is not None:
             return _Request(shell, queue, fields).send(sources[0], move=move, timeout=wait_reply)
-        sending = _Sending(shell, queue, fields)
+        sending = Sending(shell, queue, fields)
         return sending.send_lines(sources) if lines else sending.send_files(sources, move=move)
     except ValueError as error:  # all messages share what is wrong
         error.add_note("nothing was sent")
@@ -172,7 +217,7 @@ def reply(
     from dropq.queue.replies import correlated, reply_queue
 
     shell = Shell(ctx, json)
-    sources = _sources(None if file is None else [file], id=id, lines=False, move=False)
+    sources = _sources(None if file is None else [file], id=id)
     (named,) = arguments([receipt])
     queue = shell.queue(name)
     message = first_of(queue, named) if _is_id(named) else queue.claimed(named)
@@ -186,10 +231,10 @@ def reply(
         "properties": _properties(properties),
         "message_id": id,
     }
-    return _Sending(shell, reply_queue(message), correlated(message, fields)).send_files(sources, move=False)
+    return Sending(shell, reply_queue(message), correlated(message, fields)).send_files(sources, move=False)
 
 
-def _sources(files: list[str] | None, *, id: str | None, lines: bool, move: bool) -> list[str]:
+def _sources(files: list[str] | None, *, id: str | None = None, lines: bool = False, move: bool = False) -> list[str]:
     if not files and sys.stdin.isatty():
         raise UsageError("name a FILE, or give - to type a message on this terminal")
     sources = files or ["-"]
@@ -214,7 +259,7 @@ def _property(text: str) -> tuple[str, Typed]:
     return name, Typed.read(kind or "S", value)
 
 
-class _Sending:
+class Sending:
     """One run of `send`: it prints the id of each message as soon as the message is durable, however the command ends.
 
     Args:
@@ -229,6 +274,7 @@ class _Sending:
         self._fields = fields
         self._sent: list[Sent] = []  # their ids are not printed yet
         self._accepted = self._discarded = self._undistributed = self._letters = self._lines_read = 0
+        self._overflowed: Counter[str] = Counter()  # by where they went
         self._reader_left = False
 
     def send_files(self, sources: list[str], *, move: bool) -> int:
@@ -299,7 +345,10 @@ class _Sending:
                 self._accepted += sent.accepted
                 self._discarded += not sent.accepted
                 self._undistributed += sent.accepted and sent.distributed is False
-                self._letters += sent.accepted and self._is_letter(sent)
+                if sent.delivered_to in self._queue._overflow_goals:
+                    self._overflowed[sent.delivered_to] += 1
+                else:
+                    self._letters += sent.accepted and self._is_letter(sent)
                 del self._sent[0]
         if interrupt.came:
             raise KeyboardInterrupt
@@ -308,7 +357,7 @@ class _Sending:
         if self._reader_left or self._shell.quiet:
             return
         try:
-            output.write(output.line(_record_of(sent), ("id",), as_json=self._shell.json))
+            output.write(self._line(sent))
         except BrokenPipeError:  # the reader has seen enough; sending goes on
             output.discard()
             self._reader_left = True
@@ -320,13 +369,12 @@ class _Sending:
                 output.note(f"error: {what}: {error.strerror}")
             raise typer.Exit(IO_ERROR) from error
 
+    def _line(self, sent: Sent) -> str:
+        return output.line(record_of_send(sent), ("id",), as_json=self._shell.json)
+
     def _report(self, code: int) -> None:
         """Report how many messages were sent, where that is not all, or not all ids were read."""
-        not_sent = self._lines_read - self._accepted - self._discarded
-        if code and not_sent > 0:
-            output.note(f"sent={self._accepted} not_sent={not_sent}")
-        elif self._shell.quiet:
-            output.note(f"sent={self._accepted}")
+        self._report_sum(code)
         if self._reader_left:
             output.note(f"sent={self._accepted}: not all ids were read")
         if self._discarded:
@@ -334,9 +382,18 @@ class _Sending:
         if self._undistributed:
             later = "sent, and not with every receiver yet: they get it later; do not send it again"
             output.note(f"not_distributed={self._undistributed}: {later}")
+        for goal, count in self._overflowed.items():
+            output.note(f"overflowed={count}: queue {self._queue.name} was full; they went to {goal}")
         if self._letters:
             there = f"went to the root's dead-letter queue {self._shell.root.context.config.dead_letter_queue}"
             output.note(f"dead_letters={self._letters}: queue {self._queue.name} is not there; they {there}")
+
+    def _report_sum(self, code: int) -> None:
+        not_sent = self._lines_read - self._accepted - self._discarded
+        if code and not_sent > 0:
+            output.note(f"sent={self._accepted} not_sent={not_sent}")
+        elif self._shell.quiet:
+            output.note(f"sent={self._accepted}")
 
     def _is_letter(self, sent: Sent) -> bool:
         letters = self._shell.root.context.config.dead_letter_queue
@@ -379,7 +436,7 @@ class _Request:
     def _print(self, sent: Sent, answer: Message | None) -> int:
         try:
             if self._shell.json:
-                output.write(output.json_line({**_record_of(sent), "reply": answer and _answer_of(answer)}))
+                output.write(output.json_line({**record_of_send(sent), "reply": answer and _answer_of(answer)}))
             elif answer is not None:
                 _write_body(answer.body)
         except OSError as error:
@@ -700,7 +757,7 @@ def _settle(
         return shell.each(arguments(receipts, column=1), settle, "settled")
 
 
-def _record_of(sent: Sent) -> Record:
+def record_of_send(sent: Sent) -> Record:
     """Return what is shown of a send; whether it is distributed only of what was published."""
     record = sent._asdict()
     return record if sent.distributed is not None else {key: record[key] for key in record if key != "distributed"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,7 @@ from .shell import Shell, UsageError, report_open, reporting_errors
 
 if TYPE_CHECKING:
     from dropq import Outcome, Queue
+    from dropq.lifecycle.context import QueueContext
     from dropq.upkeep.sweep import SweepReport
 
 
@@ -123,12 +124,17 @@ def requeue(
     name: QueueName,
     ids: Ids = None,
     everything: All = False,
-    state: Annotated[State, state("The state they are in.")] = "error",
+    state: Annotated[
+        State | None, state("The state they are in: by default error, and target with --to-origin.")
+    ] = None,
     to: Annotated[
         str | None, typer.Option("--to", metavar="QUEUE", help="The queue to bring them to, if another.")
     ] = None,
     to_origin: Annotated[
         bool, typer.Option("--to-origin", help="Bring each dead letter to the queue that it came from.")
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Put the parts of each bundle together as one message.")
     ] = False,
     keep_expiration: Annotated[bool, typer.Option("--keep-expiration", help="Keep their expirations.")] = False,
     filter: Filter = None,
@@ -140,23 +146,51 @@ def requeue(
     """Bring messages back into target/, as if they were new.
 
     Their counters start again, and their expirations are dropped. With --to-origin, each dead letter goes back to the
-    queue that it came from, usually with --state target. A letter stays when that queue is missing, and so do messages
-    that are no dead letters.
+    queue that it came from. A letter stays when that queue is missing, and so do messages that are no dead letters.
+    With --whole, the parts and records of a bundle that are in the state become one message again, in the order of
+    their numbers. Parts whose formats, headers or records contradict each other stay.
     """
     from dropq.upkeep import bulk
 
     if to_origin and to is not None:
         raise UsageError("give --to or --to-origin: the messages go to one queue, or each to its own")
+    if whole and (to_origin or to is not None):
+        raise UsageError("--whole puts parts together in their own queue: move the message after that")
 
     shell = Shell(ctx, json, quiet)
     wanted = shell.ids(ids, everything=everything, chosen=filter is not None)
-    task = _Bulk(shell, shell.queue(name), state, wanted, filter, dry_run, yes)
+    where = bulk.requeued_from(state, to_origin=to_origin)
+    task = _Bulk(shell, shell.queue(name), where, wanted, filter, dry_run, yes)
     if to_origin:
-        act = partial(bulk.requeue_to_origin, state=state, keep_expiration=keep_expiration)
-        return task.run_on_those("requeue", act, task.total(), ", each to its origin")
+        return _requeue_to_origin(task, keep_expiration=keep_expiration)
+    if whole:
+        if where == "processing":
+            raise UsageError("--whole puts together what is settled: give --state error, expired or processed")
+        return task.run_on_those("requeue", partial(bulk.requeue_whole, state=where, keep_expiration=keep_expiration),
+                                 task.total())  # fmt: skip
     goal = shell.queue(to).context if to is not None else None
-    act = partial(bulk.requeue, state=state, to=goal, keep_expiration=keep_expiration)
+    act = partial(bulk.requeue, state=where, to=goal, keep_expiration=keep_expiration)
     return task.run_on_those("requeue", act, task.total())
+
+
+def _requeue_to_origin(task: _Bulk, *, keep_expiration: bool) -> int:
+    """Bring dead letters back; where none was found, report those that lie in the other state that has some."""
+    from dropq.upkeep import bulk
+
+    found = False
+
+    def act(context: QueueContext, **which: Any) -> Iterator[Outcome]:
+        nonlocal found
+        for outcome in bulk.requeue_to_origin(context, state=task.state, keep_expiration=keep_expiration, **which):
+            found = found or outcome.ok
+            yield outcome
+
+    code = task.run_on_those("requeue", act, task.total(), ", each to its origin")
+    other = {"target": "error", "error": "target"}.get(task.state)
+    if not found and other and (count := bulk.letters_in(task.queue.context, other, task.filter)):
+        letters = "1 dead letter lies" if count == 1 else f"{count} dead letters lie"
+        output.note(f"{letters} in {other}/ of {task.queue.name}: look there with --state {other}")
+    return code
 
 
 def _point(text: str) -> str:

@@ -32,7 +32,7 @@ def route(
     with 1 when one of them cannot be used, or a queue of the root cannot be served; the warning says why.
     """
     from dropq.routing import Router, Routers, Serving
-    from dropq.routing.serve import Taken
+    from dropq.routing.serve import Taken, serve_once
     from dropq.upkeep.sweep import QuickSweep
     from dropq.worker.loop import Stop, stop_on_signals
 
@@ -49,7 +49,7 @@ def route(
     with despite_closed_stdout(), stop_on_signals(Stop()) as stop, stop.waking(serving.wake):
         try:
             if once:
-                served.one_pass(lambda: stop.asked)
+                serve_once(served, lambda: stop.asked)
             else:
                 serving.run(lambda: stop.asked)
         finally:  # whatever ends it, this is done

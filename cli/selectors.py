@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -64,11 +65,21 @@ def add(
 
     shell = Shell(ctx, json)
     queue = shell.queue(name)
+    if filter is not None:
+        _check_filter(filter)
     made = queue.add_selector(
         selector, to=None if to is None else unescape(to), op=op, filter=filter, credit=credit, role=role
     )
     path = path_of(queue.context, made.name)
     shell.line({"queue": queue.name, "name": made.name, "path": path}, ("path",))
+
+
+def _check_filter(filter: str) -> None:
+    """Raise InvalidFilter for a filter that cannot be read: as an argument it is wrong usage, in a file a setting."""
+    from dropq.filters import compile_filter
+
+    with suppress(Unavailable):  # who adds a selector need not be who routes
+        compile_filter(filter)
 
 
 @selector.command("ls", cls=Command)

@@ -14,7 +14,7 @@ import typer
 from dropq.errors import Unavailable
 from dropq.format.addresses import SubscriptionName
 from dropq.format.layout import NO_LOCAL
-from dropq.queue.open_queue import find_layout
+from dropq.lifecycle.open_queue import find_layout
 from dropq.storage.reading import exists
 
 from . import messages, output

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropq.durations import format_duration
 from dropq.format.layout import DEAD_LETTER, WITH_REASON
-from dropq.worker.reporter import WORDS, Handled, Reporter, place
+from dropq.worker.reporter import WORDS, Handled, Reporter
 
 from . import output
 from .shell import BAR_FROM, Shell
@@ -79,10 +79,10 @@ class WorkReporter(Reporter):
     def handled(self, handled: Handled) -> None:
         """Show what became of a message."""
         with self._lock:
-            self._counts[handled.outcome] += 1
-            if handled.outcome != "acked" and handled.message.state in (*WITH_REASON, DEAD_LETTER):
-                self._set_aside[place(handled.message)] += 1
-            if self._bar is not None:
+            self._counts[handled.outcome] += handled.records or 1
+            if handled.outcome != "acked" and handled.state in (*WITH_REASON, DEAD_LETTER):
+                self._set_aside[handled.place] += 1
+            if self._bar is not None and handled.part is None:
                 self._bar.advance(self._bar.task_ids[0])
             # Under the lock: two threads that print at once may mix their lines.
             if self._as_json:
@@ -128,19 +128,21 @@ class WorkReporter(Reporter):
     def _line(self, handled: Handled) -> str:
         queue = f"{handled.message.queue.name} " if len(self._queues) > 1 else ""
         outcome = f"{WORDS[handled.outcome]:{len(WORDS['acked'])}}"
-        return f"{outcome} {queue}{handled.message.id} in {handled.seconds:.1f} s{handled.details}"
+        of = f"{handled.records} of " if handled.records else ""
+        return f"{outcome} {of}{queue}{handled.id} in {handled.seconds:.1f} s{handled.details}"
 
 
 def _record(handled: Handled) -> dict[str, object]:
     """Return what `--json` prints of a message."""
     return {
         "queue": handled.message.queue.name,
-        "id": handled.message.id,
+        "id": handled.id,
         "outcome": handled.outcome,
         "reason": handled.reason or None,
         "seconds": round(handled.seconds, 3),
         "delivery_count": handled.message.delivery_count,
         "tries": handled.tries,
-        "state": handled.message.state,
+        "state": handled.state,
         "due": handled.due,
+        **({"records": handled.records} if handled.records else {}),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from math import inf
 from typing import TYPE_CHECKING, Annotated
@@ -57,6 +57,12 @@ def work(
     poll: Annotated[
         bool, typer.Option("--poll", help="List the queues at intervals instead of waiting for events.")
     ] = False,
+    each: Annotated[
+        bool, typer.Option("--each", help="Run CMD for each record of a message, which is on its stdin.")
+    ] = False,
+    records: Annotated[
+        bool, typer.Option("--records", help="Run CMD for a message's records; it reports those that failed.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Report errors only.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Report each message, as on a terminal.")] = False,
     json: Json = False,
@@ -72,21 +78,36 @@ def work(
     back. The message of a command that the signal itself ends is given back, too. Neither counts as a delivery.
 
     With --until-empty it takes each message once at most, and exits with 1 when a message failed or was rejected.
+
+    With --each, all of this is true of each record, and DROPQ_RECORD is its number. With --records, CMD writes a line
+    for each record that failed into the file DROPQ_FAILED: its number among those that CMD read, or the number, a tab
+    and a reason. If CMD exits with 0, the others are acknowledged.
     """
     from dropq.worker.command import Command
-    from dropq.worker.loop import Stop, run, stop_on_signals
+    from dropq.worker.loop import Stop, stop_on_signals
+    from dropq.worker.record_commands import BundleCommand, RecordCommand
+    from dropq.worker.run import By, run
     from dropq.worker.sources import Sources
 
     names, command = _parted(line)
     if quiet and verbose:
         raise UsageError("give -q or -v, not both")
+    if each and records:
+        raise UsageError(
+            "give --each for a run of CMD for each record, or --records for a run for all of them, not both"
+        )
     shell = Shell(ctx, json)
     queues = [shell.queue(name) for name in names]
     for queue in queues if not quiet else ():
         shell.warn_of_topic(queue)
     with ExitStack() as stack:
         stack.enter_context(despite_closed_stdout())
-        handler = stack.enter_context(Command(command, timeout=timeout))
+        kind: type[Command | RecordCommand | BundleCommand] = (
+            RecordCommand if each else BundleCommand if records else Command
+        )
+        handler = kind(command, timeout=timeout)
+        stack.enter_context(handler)
+        by: By = "record" if each else "bundle" if records else "message"
         stop = stack.enter_context(stop_on_signals(Stop()))
         subscriptions = [
             stack.enter_context(
@@ -104,7 +125,7 @@ def work(
             WorkReporter(shell, queues, quiet=quiet, verbose=verbose, until_empty=until_empty)
         )
         sources = Sources(subscriptions, fair=fair, poll=poll)
-        report = run(sources, handler, stop, concurrency=jobs, until_empty=until_empty, reporter=reporter)
+        report = run(sources, handler, stop, concurrency=jobs, until_empty=until_empty, by=by, reporter=reporter)
     if shell.json:
         shell.line(asdict(report), ())
     reporter.sum_up()
@@ -189,12 +210,18 @@ def _wait_for_one(shell: Shell, queue: Queue, id: str, timeout: float | None) ->
 
 
 def _state(queue: Queue, id: str) -> str | None:
-    for _ in range(2):  # RACE: a message that goes back while the folders are read in turn is met on a second look
-        try:
-            return queue.find(id).state
-        except NoSuchMessage:
-            continue
-    return None
+    from dropq.queue.browsing import is_committed
+
+    state = None
+    # RACE: a message that goes back, or whose parts arrive, while the folders are read in turn is met on a second look.
+    for _ in range(2):
+        if is_committed(queue.context, id):
+            return "processing"
+        with suppress(NoSuchMessage):
+            state = queue.find(id).state
+        if state in UNSETTLED:
+            break
+    return state
 
 
 def _unsettled(queue: Queue, filter: str | None) -> dict[str, int]:

@@ -20,7 +20,10 @@ BEGIN = "<!-- The reference begins: docs/python_reference.py writes it. -->"
 END = "<!-- The reference ends. -->"
 
 #: The classes whose attributes are listed, each with its own heading.
-WITH_ATTRIBUTES = (dropq.Root, dropq.Queue, dropq.Topic, dropq.Subscription, dropq.Message)
+WITH_ATTRIBUTES = (
+    *(dropq.Root, dropq.Queue, dropq.Topic, dropq.Subscription, dropq.Message),
+    *(dropq.Record, dropq.RecordWriter),
+)
 #: The classes that users make objects of.
 MADE_BY_USERS = (dropq.Root, dropq.Queue, aio.Queue)
 #: How what a class does in a loop is written.

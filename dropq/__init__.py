@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     )
     from dropq.format.typed import Typed
     from dropq.queue.browsing import StateStats
-    from dropq.queue.message import Duration, Message
+    from dropq.queue.message import Duration, Message, Record
+    from dropq.queue.record_writer import RecordWriter
     from dropq.queue.sender import Sent
     from dropq.queue.subscription import Subscription
     from dropq.upkeep.bulk import Outcome
     from dropq.upkeep.sweep import SweepReport
-    from dropq.worker.loop import Cancelled, Fail, Halt, Left, Reject, Retry, Stop, WorkReport, work
+    from dropq.worker.loop import Cancelled, Fail, Halt, Left, Reject, Retry, Stop, WorkReport
+    from dropq.worker.run import work
 
 __version__ = "0.1.0"
 
@@ -69,6 +71,8 @@ __all__ = [
     "QueueExists",
     "QueueFull",
     "Reason",
+    "Record",
+    "RecordWriter",
     "Reject",
     "Retry",
     "Root",
@@ -105,6 +109,8 @@ _HOMES = {
     "Outcome": "upkeep.bulk",
     "Queue": "api",
     "Reason": "diagnosis.health",
+    "Record": "queue.message",
+    "RecordWriter": "queue.record_writer",
     "Reject": "worker.loop",
     "Retry": "worker.loop",
     "Root": "api",
@@ -118,7 +124,7 @@ _HOMES = {
     "Typed": "format.typed",
     "WorkReport": "worker.loop",
     "route": "api",
-    "work": "worker.loop",
+    "work": "worker.run",
 }
 
 

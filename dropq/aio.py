@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -28,6 +28,7 @@ from typing import IO, Any, Generic, TypeVar, cast, overload
 
 import dropq.api
 import dropq.queue.message
+import dropq.queue.record_writer
 import dropq.queue.subscription
 from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, LeaseLost
@@ -36,7 +37,7 @@ from dropq.queue.sender import Sent
 from dropq.queue.waiting import Ending
 from dropq.storage.liveness import FORKS
 
-__all__ = ["Message", "Queue", "Subscription"]
+__all__ = ["Message", "Queue", "RecordWriter", "Subscription"]
 
 log = logging.getLogger("dropq")
 
@@ -92,6 +93,28 @@ class Queue:
     async def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
         """Send a file's content, as `dropq.Queue.send_file` does; cancelled as `send` is."""
         return await self._send(partial(self.queue.send_file, path, move=move, **fields))
+
+    def record_writer(
+        self,
+        format: str = "jsonl",
+        *,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        linger: Duration | None = None,
+        header: bytes | str | None = None,
+        **fields: Any,
+    ) -> RecordWriter:
+        """Return a writer, with the arguments of `dropq.Queue.record_writer`; `async with` opens and closes it."""
+        opening = partial(
+            self.queue.record_writer,
+            format,
+            max_records=max_records,
+            max_bytes=max_bytes,
+            linger=linger,
+            header=header,
+            **fields,
+        )
+        return RecordWriter(self, opening)
 
     async def request(self, body: bytes | str, timeout: Duration | None, **fields: Any) -> Message | None:
         """Send a message and wait for the answer to it, as `dropq.Queue.request` does.
@@ -217,6 +240,59 @@ class Queue:
         return (threads or self._verbs).submit(act)
 
 
+class RecordWriter:
+    """Sends records, many in one message, for asyncio; `Queue.record_writer` makes it, `async with` opens it.
+
+    Each verb runs in a thread, which costs more than `dropq.RecordWriter.write` does: a task that has many records at
+    once gives them to that, in a thread of its own. A verb that is cancelled takes its record, or ends, first.
+    """
+
+    def __init__(self, queue: Queue, opening: Callable[[], dropq.queue.record_writer.RecordWriter]) -> None:
+        self._queue = queue
+        self._opening = opening
+        self._writer: dropq.queue.record_writer.RecordWriter | None = None
+
+    async def __aenter__(self) -> RecordWriter:
+        self._writer = await self._queue._run(self._opening)
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    @property
+    def writer(self) -> dropq.queue.record_writer.RecordWriter:
+        """The writer as threads use it.
+
+        Raises:
+            DropqError: `async with` has not opened it.
+        """
+        if self._writer is None:
+            raise DropqError("a record writer is opened by `async with`; nothing was taken")
+        return self._writer
+
+    async def write(self, record: Any) -> None:
+        """Take a record, as `dropq.RecordWriter.write` does."""
+        await self._queue._send(partial(self.writer.write, record))
+
+    async def send(self, record: Any) -> Sent:
+        """Take a record, and wait until its message is durable; what other tasks send meanwhile shares a message.
+
+        If the task is cancelled, the record was taken, and is sent, unless the cancellation has an error as its cause.
+
+        Raises:
+            ValueError, DropqError: as of `dropq.RecordWriter.send`, and of its future.
+        """
+        return await _to_its_end(await self._queue._send(partial(self.writer.send, record)))
+
+    async def flush(self) -> list[Sent]:
+        """Send what was taken, as `dropq.RecordWriter.flush` does."""
+        return await self._queue._send(self.writer.flush)
+
+    async def close(self) -> None:
+        """Take no more records, and send what was taken, as `dropq.RecordWriter.close` does."""
+        await self._queue._send(self.writer.close)
+
+
 class _Threads:
     """Threads that call functions, made when they are needed.
 
@@ -325,6 +401,26 @@ class _Call:
             return self.given_up
 
 
+class _Taker:
+    """Takes the records of a message for tasks; what was taken for a task that was cancelled is the next one's."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._ahead: dropq.queue.message.Record | None = None
+
+    async def next(self, records: Iterator[dropq.queue.message.Record]) -> dropq.queue.message.Record | None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            return ahead
+        call = self._queue._submit(partial(next, records, None))
+        try:
+            return await _to_its_end(call)
+        except asyncio.CancelledError:
+            if call.done() and not call.cancelled() and call.exception() is None:
+                self._ahead = call.result()
+            raise
+
+
 class Subscription:
     """A consumer of one queue, for asyncio; `Queue.subscribe` makes it, and `async with` opens and closes it."""
 
@@ -335,6 +431,7 @@ class Subscription:
         self._waiter = _Threads(1, "dropq-receive")
         self._calls: set[_Call] = set()
         self._unseen: deque[dropq.queue.message.Message] = deque()
+        self._taker = _Taker(queue)
         self._closed = False
         self._lock = threading.Lock()
         self._use = threading.RLock()  # held in threads alone, while the subscription is opened or closed
@@ -383,6 +480,32 @@ class Subscription:
             if not messages:
                 return
             yield messages[0]
+
+    async def records(
+        self, format: str | None = None, timeout: Duration | None = None, checkpoint: Duration | None = None
+    ) -> AsyncIterator[dropq.queue.message.Record]:
+        """Yield the records of one message after the other, as `dropq.Subscription.records` does, until it is closed.
+
+        A record's verbs are not awaited: they change nothing on disk. Their commit happens as the loop goes on, in a
+        thread. A task that is cancelled in the loop loses no record: another loop gets it.
+
+        Args, Raises: as of `dropq.Subscription.records`.
+        """
+        checkpoint = None if checkpoint is None else parse_duration(checkpoint)  # before a message is taken
+        while not self._closed:
+            opened = await self.queue._run(self._open)
+            bundle = opened._bundle
+            if bundle is None or not bundle.message.held:  # else an earlier loop left it
+                self._taker = _Taker(self.queue)
+                messages = await self._receive(1, timeout)
+                if not messages:
+                    return
+                opening = partial(opened._open_bundle, messages[0].message, format, checkpoint)
+                bundle = await self.queue._run(opening)
+            records = iter(bundle)
+            while (record := await self._taker.next(records)) is not None:
+                yield record
+            opened._check_bundle(bundle)
 
     async def ack_many(self, messages: Iterable[Message]) -> list[Message]:
         """Acknowledge messages, made durable by one sync; return those whose claims were gone.
@@ -582,6 +705,7 @@ class Message:
         self.queue = queue
         #: The message as threads use it.
         self.message = message
+        self._taker = _Taker(queue)
 
     def __repr__(self) -> str:
         return f"<aio.Message of {self.message!r}>"
@@ -606,6 +730,9 @@ class Message:
     delivery_count = _Plain(dropq.queue.message.Message.delivery_count)
     cancels = _Plain(dropq.queue.message.Message.cancels)
     redelivered = _Plain(dropq.queue.message.Message.redelivered)
+    record_count = _Plain(dropq.queue.message.Message.record_count)
+    first_record = _Plain(dropq.queue.message.Message.first_record)
+    record_number = _Plain(dropq.queue.message.Message.record_number)
     deadline = _Plain(dropq.queue.message.Message.deadline)
     owner = _Plain(dropq.queue.message.Message.owner)
     origin = _Plain(dropq.queue.message.Message.origin)
@@ -630,6 +757,17 @@ class Message:
     async def reason(self) -> Mapping[str, object] | None:
         """Return why it lies in error/ or expired/, as `dropq.Message.reason` does; None if that is unknown."""
         return await self.queue._run(lambda: self.message.reason)
+
+    async def records(self, format: str | None = None) -> AsyncIterator[dropq.queue.message.Record]:
+        """Take its body apart into records, as `dropq.Message.records` does; their verbs are not awaited.
+
+        A task that is cancelled in the loop loses no record: another loop gets it.
+
+        Args, Raises: as of `dropq.Message.records`.
+        """
+        records = await self.queue._run(partial(self.message.records, format))
+        while (record := await self._taker.next(records)) is not None:
+            yield record
 
     async def reply(self, body: bytes | str, **fields: Any) -> Sent:
         """Send an answer, as `dropq.Message.reply` does; cancelled as `Queue.send` is."""

@@ -28,12 +28,12 @@ from dropq.format.addresses import SubscriptionName, check_address, check_client
 from dropq.format.layout import STATES, QueueLayout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import topics
+from dropq.lifecycle.open_queue import find_layout, open_queue, open_root, queue_names
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.send_limits import SendLimits
 from dropq.queue import browsing
 from dropq.queue.browsing import StateStats
 from dropq.queue.message import Duration, Message
-from dropq.queue.open_queue import find_layout, open_queue, open_root, queue_names
 from dropq.queue.sender import Sender, Sent
 from dropq.storage.clock import Clock
 from dropq.storage.failures import error_context
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from dropq.diagnosis.graph import Graph
     from dropq.diagnosis.health import Health
     from dropq.lifecycle.ephemeral import Holder
+    from dropq.queue.record_writer import RecordWriter
     from dropq.queue.subscription import Subscription
     from dropq.queue.waiting import Ending
     from dropq.topics.publishing import Publishing
@@ -389,6 +390,10 @@ class Queue(Sender):
             self._overflowing = {other.name: other}
         return other
 
+    @property
+    def _overflow_goals(self) -> frozenset[str]:
+        return frozenset(other._goal.name for other in self._overflowing.values())
+
     def _letters(self) -> Sender | None:
         opened = self._opened
         if self.root.context.config.dead_letter_queue is None or self._is_topic or self.exists():
@@ -412,6 +417,40 @@ class Queue(Sender):
     def exists(self) -> bool:
         """Return whether the queue is there."""
         return find_layout(self.root.layout.path, self.name) is not None
+
+    # -- sending records -------------------------------------------------------------------------------------
+
+    def record_writer(
+        self,
+        format: str = "jsonl",
+        *,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        linger: Duration | None = None,
+        header: bytes | str | None = None,
+        **fields: Any,
+    ) -> RecordWriter:
+        """Return a writer that sends records, many in one message; close it, or use it in a `with` block.
+
+        A message is sent when it has as many records or bytes as it may have, when its first record has waited as long
+        as it may, and by `flush`, `send` and the end of the block.
+
+        Args:
+            format: jsonl, text, csv or frames; it is the type of the messages.
+            max_records, max_bytes: what a message has at most; a larger record is a message by itself.
+            linger: how long a record waits for others; None for as long as it takes.
+            header: of csv, the first row, with the names of the columns.
+            fields: the other arguments of `send`, but for `type` and `message_id`.
+
+        Raises:
+            ValueError: an unknown format, a limit below 1, csv without a header, or a value that no name can hold.
+            NoSuchQueue: the queue is not there, and nothing takes its messages instead.
+        """
+        from dropq.queue.record_writer import RecordWriter
+
+        return RecordWriter(
+            self, format, max_records=max_records, max_bytes=max_bytes, linger=linger, header=header, **fields
+        )
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -534,7 +573,7 @@ class Queue(Sender):
         """Return a held message by its receipt, or, where leasing is `sublet`, by its id; any process may settle it.
 
         Raises:
-            LeaseLost: nobody holds such a message.
+            LeaseLost: nobody holds such a message, or several of the id are held: the text has their receipts.
         """
         from dropq.queue import by_id
 
@@ -544,15 +583,18 @@ class Queue(Sender):
     def ack(self, id: str, defer: bool = False) -> bool:
         """Acknowledge a message by its id, whether it is held, waits or is delayed; return False if it is not there.
 
-        This lists folders: receipts are quicker. With strict leasing it leaves a message alone that another consumer
+        This lists folders: receipts are quicker. If several messages of the id are held, or several parts of a bundle
+        wait, they are settled by their receipts. With strict leasing it leaves a message alone that another consumer
         holds. While the queue is paused it leaves messages alone that wait or are delayed.
 
         Args:
             id: the message's id.
             defer: if the message is not there yet, return False and remember the ack for deferred_ack_expiration: the
-                message is archived when it comes, and not delivered.
+                message is archived when it comes, and not delivered. Parts of a bundle are passed over: they are here,
+                or come, as before, and the ack is remembered for a message of the id that is no part.
 
         Raises:
+            LeaseLost: several messages of the id are held, or several parts of a bundle wait; nothing was changed.
             ValueError: dropq did not make this id, so the ack cannot be deferred: another message may have the id.
         """
         from dropq.queue import by_id
@@ -630,7 +672,7 @@ class Queue(Sender):
         `counts` leaves these out: they have left the queue's states. Any sweep of the queue goes on with what was left
         on the way.
         """
-        from dropq.carrier.transfers import in_transit
+        from dropq.lifecycle.transfers import in_transit
 
         with self.context.error_context("nothing was changed"):
             return in_transit(self.layout)
@@ -687,6 +729,7 @@ class Queue(Sender):
             ConfigError: an option cannot be used, or messages would go round; the error names each.
             NoSuchQueue: there is no queue of the address.
             QueueExists: the queue has a selector of this name, or another of its role.
+            Unavailable: another process keeps the policy lock of the queue; nothing was changed.
         """
         from dropq.routing import registry
 
@@ -722,27 +765,38 @@ class Queue(Sender):
         self,
         ids: Iterable[str] | None = None,
         *,
-        state: str = "error",
+        state: str | None = None,
         filter: str | None = None,
         to_origin: bool = False,
+        whole: bool = False,
     ) -> list[Outcome]:
         """Move messages back into target/ as new ones, without counts and expirations; return what became of each.
 
         Args:
             ids: which messages; None takes all of the state.
             state: where they lie: error, expired, processed, or processing, whose holders lose their claims; dead
-                letters that go to their origin may lie in target and delayed, too.
+                letters that go to their origin may lie in target and delayed, too. None is error, and target with
+                `to_origin`.
             filter: only messages that match it.
             to_origin: move each dead letter to the queue that it came from, and nothing else; one whose queue is not
                 there stays.
+            whole: put the parts of each bundle that lie in the state together as one new message of its id, in the
+                order of their numbers. What was a record of a bundle is put in at its number. A number that no part has
+                becomes an empty line, row or frame. Parts that have different formats, headers or records of one number
+                stay as they are.
 
         Raises:
-            ValueError: messages of that state cannot be requeued.
+            ValueError: messages of that state cannot be requeued; or `whole` is given with `to_origin`.
         """
         from dropq.upkeep import bulk
 
+        if whole and to_origin:
+            raise ValueError("whole puts parts together in this queue: requeue them to their origin after that")
+        if whole:
+            return list(bulk.requeue_whole(self.context, ids=ids, state=state or "error", filter=filter))
         requeue = bulk.requeue_to_origin if to_origin else bulk.requeue
-        return list(requeue(self.context, ids=ids, state=state, filter=filter))
+        where = bulk.requeued_from(state, to_origin=to_origin)
+        return list(requeue(self.context, ids=ids, state=where, filter=filter))
 
     def replay(
         self,
@@ -1245,6 +1299,7 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
         StorageError: the root cannot be listed; what was moved stays moved.
     """
     from dropq.routing import Routers, Serving
+    from dropq.routing.serve import serve_once
     from dropq.upkeep.sweep import QuickSweep
     from dropq.worker.loop import stop_if_asked
 
@@ -1253,7 +1308,7 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
     with stop_if_asked(stop) as asked, asked.waking(serving.wake):
         try:
             if once:
-                routers.one_pass(lambda: asked.asked)
+                serve_once(routers, lambda: asked.asked)
             else:
                 serving.run(lambda: asked.asked)
         finally:

@@ -1,7 +1,8 @@
 """The main job of dropq on real input, told as one would tell it: files in, work out, errors inspected and requeued.
 
 Orders are dropped by a shell script, checked and added up by a Spark stream, and booked by a worker; a week's sales are
-added up by a Spark job and booked likewise. The last day's sales are published on a topic with two subscriptions.
+added up by a Spark job and booked likewise. Selectors send some orders on by region, and a dead letter is brought back.
+The last day's sales are published on a topic with two subscriptions. A log of many rows is settled row by row.
 
     python examples/demo.py [--keep DIR]
 
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
@@ -49,18 +50,18 @@ class Demo:
             "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", QUICK_START),
         }
 
-    def run(self, command: str, *, shown: str | None = None, ok: tuple[int, ...] = (0,), quiet: bool = False) -> str:
-        """Show a shell command and run it; return what it printed, which is shown too unless it is to be quiet."""
-        for line in (shown or command).splitlines():
-            print(f"  $ {line}", flush=True)
+    def run(self, command: str, *, shown: Sequence[str] = (), quiet: bool = False) -> str:
+        """Run a shell command; show it, or the commands of `shown`, and unless quiet what it printed; return that."""
+        for each in shown or [command]:
+            print("  $ " + each.replace("\n", "\n  > "), flush=True)
         done = subprocess.run(
             ["sh", "-c", command], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
-        if not quiet or done.returncode not in ok:
+        if not quiet or done.returncode:
             print(textwrap.indent(done.stdout, "    "), end="", flush=True)
-        if done.returncode not in ok:
-            raise SystemExit(f"demo: `{command}` ended with {done.returncode}, not {' or '.join(map(str, ok))}")
+        if done.returncode:
+            raise SystemExit(f"demo: `{command}` ended with {done.returncode}")
         return done.stdout
 
     def play(self) -> int:
@@ -75,7 +76,9 @@ class Demo:
             self.mend()
             catch_up()
             self.work_again()
+        self.ship()
         self.tell()
+        self.log()
         return self.account()
 
     def begin(self) -> None:
@@ -86,14 +89,14 @@ class Demo:
             (self.folder / Path(name).name).symlink_to(TOP / name)
         shutil.copy(HERE / "data/articles.csv", self.folder)
         self.run("dropq create daily-sales && dropq create postings", quiet=True)
-        self.ls()
+        self.ls("invoices", "orders")
         self.run("find root -type f ! -path '*/.*' ! -name '*.toml' -exec sha256sum {} + > ledger")
 
     def drop(self) -> None:
         """Drop orders from a shell."""
         say("A host without Python sends 24 orders: a shell script, which writes them aside and moves each in by mv.")
-        self.run("sha256sum data/orders/* >> ledger")
-        names = self.run("shell/drop.sh root orders data/orders/*", quiet=True).splitlines()
+        command = "sha256sum data/orders/* >> ledger && shell/drop.sh root orders data/orders/*"
+        names = self.run(command, quiet=True).splitlines()
         print(f"    {names[0]}\n    ... {len(names)} in all")
 
     @contextmanager
@@ -135,60 +138,89 @@ class Demo:
         """Let a Spark job write a queue."""
         say("Meanwhile a Spark job adds up a week's sales by store and day, and sends its partitions: all, or none.")
         job = "python examples/daily_sales.py root daily-sales data/sales.csv week-23 > job.log 2>&1"
-        self.run(f"{job} || {{ tail -n 30 job.log; false; }}", shown=job)
+        self.run(f"{job} || {{ tail -n 30 job.log; false; }}", shown=[job])
 
     def work(self) -> None:
         """Let two workers book what both have sent."""
         say(
             "Each partition is a message of CSV. Two workers take the two queues, side by side, and book every message."
         )
-        self.run("dropq browse postings && dropq browse daily-sales")
         self.run("sha256sum root/postings/target/* root/daily-sales/target/* >> ledger")
         postings = f"{WORK_POSTINGS} &"
         sales = "dropq work daily-sales --until-empty -- shell/book.sh daily-sales.csv"
-        self.run(f"{postings} {sales}; first=$?; wait $! && exit $first", shown=f"{postings}\n{sales}")
-        self.run("tail -n 3 postings.csv")
+        self.run(f"{postings} {sales}; first=$?; wait $! && exit $first", shown=[postings, sales])
+        self.run("tail -n 2 postings.csv")
 
     def look(self) -> None:
         """Look at what failed."""
-        say("What was bad lies in error/, with its reason. Nothing is lost, nothing is in the way of the others:")
-        self.ls()
+        say("What was bad lies in error/, with its reason. It is not lost, and not in the way of the others:")
         self.run("dropq browse orders --state error | cut -f 1,7")
 
     def mend(self) -> None:
         """Mend what failed."""
         say("The lamp is a new article, and is entered. The book-keeping is back, too. What failed by them goes again:")
-        self.run("cp articles.csv articles.new && echo 'LT-300,Floor lamp,lighting' >> articles.new")
-        self.run("mv articles.new articles.csv")
+        lamp = "cp articles.csv articles.new && echo 'LT-300,Floor lamp,lighting' >> articles.new"
+        self.run(f"{lamp} && mv articles.new articles.csv")
         chosen = "dropq browse orders --state error | grep -e 'no article' -e refused | cut -f 1"
-        self.run(f"{chosen} | dropq requeue orders -")
+        self.run(f"{chosen} | dropq requeue orders - -q")
         say("Two files broke off on their way. The sender drops one again, whole; the broken ones stay to be seen.")
-        self.run("sha256sum data/resent/* >> ledger")
-        self.run("shell/drop.sh root orders data/resent/*")
+        self.run("sha256sum data/resent/* >> ledger && shell/drop.sh root orders data/resent/*")
 
     def work_again(self) -> None:
         """Book what the stream has made of it."""
-        self.run("sha256sum root/postings/target/* >> ledger")
-        self.run(WORK_POSTINGS)
-        self.ls()
+        self.run(f"sha256sum root/postings/target/* >> ledger && {WORK_POSTINGS}")
+        self.ls("orders")
+
+    def ship(self) -> None:
+        """Send orders on by region, and bring back the dead letter among them."""
+        say(
+            "Selectors take orders to a queue for each region, two at a time. An order without a selector is a dead "
+            "letter."
+        )
+        self.run(MAKE_SHIPPING)
+        self.run(DROP_SHIPPING)
+        self.run("sha256sum root/shipping/target/* >> ledger && dropq route shipping --once")
+        self.run("dropq browse shipping --explain | cut -f 1,6")
+        self.run(SHIP)
+        self.run("dropq browse lost | cut -f 1,7,8")
+        say(
+            "A selector for uk is added, and the dead letter goes back to the queue that it came from. The next pass "
+            "moves it, and the third order to eu, too: the acks of the first two have paid the credits back."
+        )
+        self.run("dropq selector add shipping uk --to eu --filter \"region = 'uk'\"", quiet=True)
+        self.run("dropq requeue lost --to-origin --all --yes")
+        self.run(f"dropq route shipping --once && {SHIP}")
 
     def tell(self) -> None:
         """Publish a day's sales on a topic, to two subscriptions."""
         say("A topic gives each subscription a copy: the office gets a day's sales, the store in Ulm its own alone.")
-        self.run("dropq topic create sales", quiet=True)
-        self.run("dropq topic subscribe sales day --client-id office")
-        self.run("dropq topic subscribe sales day --client-id ulm --filter \"store = 'Ulm'\"")
+        self.run("dropq topic create sales && dropq topic subscribe sales day --client-id office", quiet=True)
+        self.run("dropq topic subscribe sales day --client-id ulm --filter \"store = 'Ulm'\"", quiet=True)
         self.run(
             f"""grep ,{DAY}, daily-sales.csv | tr -d '"' | while IFS=, read -r store rest; do
     printf '%s\\n' "$(head -n 1 daily-sales.csv)" "$store,$rest" | dropq topic publish sales -p "store=$store" -q
 done""",
             quiet=True,
         )
-        self.run("sha256sum root/topic-root/sales/.incoming/processed/* >> ledger")
-        self.run("sha256sum root/topic-root/sales/.subscriptions/*/target/* >> ledger")
-        self.run("dropq topic ls sales | cut -f 1,2,7")
-        for client in ("office", "ulm"):
-            self.run(f"dropq work sales/day.{client} --until-empty -- shell/book.sh {client}.csv")
+        self.run("(cd root/topic-root/sales; sha256sum .incoming/processed/* .subscriptions/*/target/*) >> ledger")
+        command = "dropq work sales/day.$client --until-empty -- shell/book.sh $client.csv"
+        self.run(f"for client in office ulm; do {command} || exit; done")
+
+    def log(self) -> None:
+        """Send the rows of a day's log as records, and settle them one by one."""
+        say(
+            "The log of the till is one message of many rows, and three of them are bad. They alone go to error/, each "
+            "with its reason. They are mended there, and come again."
+        )
+        bad = "'1p; /^2025-06-07/p' data/sales.csv | sed '5s/,/;/; 9s/,/;/; 12s/,/;/'"
+        self.run("dropq create till", quiet=True)
+        self.run(f"sed -n {bad} | dropq send till --records --format csv")
+        # It exits with 1, as records have failed.
+        self.run(f"sha256sum root/till/target/* >> ledger && ! {WORK_TILL}", shown=[WORK_TILL])
+        mend = "sed -i 's/;/,/' root/till/error/*"
+        again = f"dropq requeue till --all --yes && {WORK_TILL}"
+        self.run(f"{mend} && sha256sum root/till/error/* >> ledger && {again}", shown=[mend, again], quiet=True)
+        self.run("wc -l < till.csv")
 
     def account(self) -> int:
         """Account for every file, and for the money."""
@@ -207,16 +239,19 @@ done""",
         of_the_day = {key: amount for key, amount in sold.items() if key[1] == DAY}
         of_ulm = {key: amount for key, amount in of_the_day.items() if key[0] == "Ulm"}
         told = [book(self.folder / f"{client}.csv", "store", "day") for client in ("office", "ulm")]
+        rows = sorted(row for row in (HERE / "data/sales.csv").read_text().splitlines() if row.startswith(DAY))
+        logged = sorted((self.folder / "till.csv").read_text().splitlines())
         print(f"    {sum(of_the_day.values())} sold on {DAY}, {sum(told[0].values())} in office.csv, ", end="")
         print(f"{sum(told[1].values())} of Ulm in ulm.csv")
-        unlike = sold != booked or ordered != posted or told != [of_the_day, of_ulm]
+        unlike = sold != booked or ordered != posted or told != [of_the_day, of_ulm] or logged != rows
         print("\nNOT ALL IS ACCOUNTED FOR." if files or unlike else "\nEvery file is accounted for.")
         return 1 if files or unlike else 0
 
-    def ls(self) -> None:
-        """Show the queues as a table with headings."""
-        print("  $ dropq ls")
-        listed = subprocess.run(["dropq", "ls"], env=self.environment, capture_output=True, text=True, check=True)
+    def ls(self, *queues: str) -> None:
+        """Show queues as a table with headings."""
+        command = ["dropq", "ls", *queues]
+        print("  $ " + " ".join(command))
+        listed = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
         heads = ("queue", "target", "delayed", "processing", "error", "expired", "processed", "working")
         for row in (heads, *(line.split("\t") for line in listed.stdout.splitlines())):
             first, *others = row[: len(heads)]
@@ -229,6 +264,22 @@ QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 DAY = "2025-06-07"
 #: The command that books what the stream has posted.
 WORK_POSTINGS = "dropq work postings --until-empty -- shell/book.sh postings.csv"
+#: The command that enters the rows of the till's log.
+WORK_TILL = "dropq work till --until-empty --records -- shell/rows.sh till.csv"
+#: Makes the queues of what is shipped, and the selectors that fill them.
+MAKE_SHIPPING = """python <<END
+import dropq
+root = dropq.Root("root")
+for name in ("eu", "us", "lost"): root.create_queue(name)
+shipping = root.create_queue("shipping", dead_letter_queue="lost", unroutable_after="0s")
+for name in ("eu", "us"): shipping.add_selector(name, to=name, filter=f"region = '{name}'", credit=2)
+END"""
+#: Drops five orders, with their regions in the names of the files.
+DROP_SHIPPING = """(cd root/shipping; n=1100; for region in eu eu eu us uk; do n=$((n + 1))
+    echo "order $n to $region" > working/$n; mv working/$n "target/4.order-$n.B.....regionS=$region"
+done)"""
+#: Ships what waits for both regions.
+SHIP = "dropq work eu us --until-empty -- cat"
 #: Seconds in which the stream deals with a few orders, its start included.
 PATIENCE = 120
 #: Seconds in which it ends when it is told to.

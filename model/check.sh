@@ -1,7 +1,7 @@
 #!/bin/sh
 # Check the models beside this script with spin, and see that each one that is broken on purpose fails.
 #
-#     check.sh [claims] [jobs] [commit] [credits]        all of them when none is named
+#     check.sh [claims] [jobs] [commit] [credits] [records]        all of them when none is named
 #
 # Prints a line for each: name, states, depth, seconds, verdict. Exits 1 when one is not as it must be, 69 without tools.
 set -eu
@@ -65,7 +65,7 @@ judge() {
     fi
 }
 
-for model in ${*:-claims jobs commit credits}; do
+for model in ${*:-claims jobs commit credits records}; do
     case $model in
     claims)
         check holds "claims" claims
@@ -93,8 +93,19 @@ for model in ${*:-claims jobs commit credits}; do
         check violated "credits, RETURN_WITHOUT_LOCK" credits -DRETURN_WITHOUT_LOCK
         check violated "credits, BELOW_ANYWHERE" credits -DTWO_EACH -DBELOW_ANYWHERE
         ;;
+    records)
+        check holds "records" records
+        [ -n "${QUICK:-}" ] || check holds "records, TWO_SWEEPS" records -DTWO_SWEEPS # a minute
+        check violated "records, RENAME_AWAY" records -DRENAME_AWAY
+        check violated "records, FROM_MEMORY" records -DFROM_MEMORY
+        check violated "records, WHOLE_FIRST" records -DWHOLE_FIRST
+        check violated "records, SYNC_LATE" records -DSYNC_LATE
+        check violated "records, SYNC_OWN" records -DSYNC_OWN
+        check violated "records, PROCESSING_FIRST" records -DTWO_SWEEPS -DPROCESSING_FIRST
+        check violated "records, TORN_LISTING" records -DTWO_SWEEPS -DTORN_LISTING
+        ;;
     *)
-        echo "$model is no model: claims, jobs, commit or credits" >&2
+        echo "$model is no model: claims, jobs, commit, credits or records" >&2
         exit 64
         ;;
     esac

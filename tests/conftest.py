@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import secrets
+import shutil
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from actors import Actor, finish
-from helpers import Clock, Make, make_queue
+from helpers import Clock, Make, Ran, Run, make_queue
+from hypothesis import HealthCheck, settings
 
 import dropq
 import dropq.spark
+from dropq.cli import main as cli
 from dropq.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
 # Processes that share the tests are told of a terminal that what they start does not have.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+# How fast a machine is that runs the tests says nothing about dropq.
+settings.register_profile("dropq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dropq")
 # A suite that was started in the background may have been told to ignore Ctrl-C, and so would what it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -35,12 +44,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
 
 
+def pytest_runtest_setup() -> None:
+    """Ignore SIGPIPE before each test, as Python does: the command line, which tests call in this process, does not."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let logs tell of names that are no UTF-8, which the processes that share the tests do not pass on."""
     report = yield
     report.sections = [(title, text.encode("utf-8", "backslashreplace").decode()) for title, text in report.sections]
     return report
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than tmp_path."""
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is no other file system here")
+    folder = shared_memory / f"dropq-{secrets.token_hex(6)}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +104,23 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Make]:
     for queue in made:
         if queue.exists():
             queue.close()
+
+
+@pytest.fixture
+def run(root: dropq.Root, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line in this process, on the root of the test."""
+
+    def run(*argv: str, input: str = "") -> Ran:
+        out, err = io.BytesIO(), io.StringIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input.encode())))
+            patch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
+            patch.setattr(sys, "stderr", err)
+            code = cli.main(["--root", str(root.path), *argv])
+            sys.stdout.flush()
+            return Ran(code, out.getvalue().decode(), err.getvalue())
+
+    return run
 
 
 @pytest.fixture

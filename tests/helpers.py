@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,6 +22,18 @@ from dropq.storage import files as storage_files
 
 #: What the fixture `make` is: it makes a queue with the given options.
 Make = Callable[..., Queue]
+
+
+class Ran(NamedTuple):
+    """What a command left: exit code, standard output and standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+#: What the fixture `run` is: it runs a command line.
+Run = Callable[..., Ran]
 
 #: Where the kernel says how many events it keeps for who does not read them.
 MOST_EVENTS = Path("/proc/sys/fs/inotify/max_queued_events")

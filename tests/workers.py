@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dropq import Message, Queue, work
+from dropq import Queue, work
 from dropq.worker.loop import Stop, WorkReport
 
 
 class Working:
     """A worker in a thread of this process."""
 
-    def __init__(self, queue: Queue | Sequence[Queue], handler: Callable[[Message], object], **options: Any) -> None:
+    def __init__(self, queue: Queue | Sequence[Queue], handler: Callable[[Any], object], **options: Any) -> None:
         self.stop = Stop()
         self.report = WorkReport()
         self._thread = threading.Thread(target=self._run, args=(queue, handler), kwargs=options, daemon=True)
 
-    def _run(self, queue: Queue | Sequence[Queue], handler: Callable[[Message], object], **options: Any) -> None:
+    def _run(self, queue: Queue | Sequence[Queue], handler: Callable[[Any], object], **options: Any) -> None:
         self.report = work(queue, handler, stop=self.stop, **options)
 
     def __enter__(self) -> Working:

@@ -1,4 +1,4 @@
-"""Carry messages from a folder of one queue into a queue on another file system, each once, whoever dies when.
+"""Carry messages from a folder of one queue into a queue on another file system, each once, also after crashes.
 
 The messages go in numbered lists. A list is written once, beside the messages, and replaces nothing. Its messages are
 copied into a job of that queue, whose commit is one rename; the ledger there keeps the number of the list, and what
@@ -24,7 +24,7 @@ from dropq.format.names import Name
 from dropq.format.transfers import list_name, list_number, own_name_of
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
-from dropq.staging.jobs import Attempt, TransferJob
+from dropq.staging.jobs import Attempt, Staged, TransferJob
 from dropq.storage import reading
 
 #: A list has at most this many messages, and is full once they have this many bytes.
@@ -54,6 +54,7 @@ class Carrier:
         lists: the folder of their lists, on the same file system.
         target: the queue that they go to.
         row: names the row of lists in `target`; no other folder's lists have the name.
+        check: raises an error if another queue has taken the place of `target`.
         name: returns what the name of the copy says, from the message's own file name.
         arrived: the names in `target` of what this carrier sent, by the names in `given`.
     """
@@ -63,6 +64,7 @@ class Carrier:
     lists: str
     target: QueueContext
     row: str
+    check: Callable[[], None]
     name: Callable[[str], Name]
     arrived: dict[str, str] = field(default_factory=dict)
 
@@ -73,8 +75,9 @@ class Carrier:
             DropqError: the messages of the list at hand stay where they are, or are in the other queue and will be
                 removed here by the next carrier.
         """
-        if not reading.names_in(self.given):
-            return
+        with self.source.error_context(_GIVEN):
+            if not any(map(reading.is_message_file, reading.entries(self.given))):
+                return
         while True:
             newest = self._newest()
             if newest is not None:
@@ -92,9 +95,12 @@ class Carrier:
 
     def _newest(self) -> List | None:
         """Return the newest list, the only one that counts; None if there is none."""
-        while (number := max(self._numbers(), default=None)) is not None:
-            path = f"{self.lists}/{list_name(number)}"
+        while True:
             with self.source.error_context(_GIVEN):
+                number = max(self._numbers(), default=None)
+                if number is None:
+                    return None
+                path = f"{self.lists}/{list_name(number)}"
                 data = reading.read_small(path, limit=-1)
             if data is None:
                 continue  # RACE: a newer one was written, and this one removed
@@ -107,7 +113,6 @@ class Carrier:
                     f"already: remove those from {self.given}, then remove the list, and rename {self.lists} to other "
                     "hex digits; nothing was changed"
                 ) from error
-        return None
 
     def _numbers(self) -> list[int]:
         return [number for number in map(list_number, reading.names_in(self.lists)) if number is not None]
@@ -118,11 +123,11 @@ class Carrier:
         The last list must be settled: this removes it.
         """
         storage, layout = self.source.storage, self.source.layout
-        # What was removed here, and what was moved here, must not come back or go by a power cut once it is listed.
-        storage.sync(self.given, *filter(reading.is_folder, map(layout.folder, STATES)))
         given = self._waiting()
         if not given:
             return False
+        # What was removed here, and what was moved here, must not come back or go by a power cut once it is listed.
+        storage.sync(self.given, *filter(reading.is_folder, map(layout.folder, STATES)))
         content = {"format": 1, "list": secrets.token_hex(8), "given": given}
         draft = f"{layout.private}/{GONE_PREFIX}{secrets.token_hex(8)}"
         storage.write_new(draft, json.dumps(content).encode())
@@ -163,7 +168,7 @@ class Carrier:
         if own_name_of(file) is not None:
             return file
         name = self.source.sidecars.file(file).name
-        return Transitions(self.source).give(self.given, file, name, self.given)
+        return Transitions(self.source).give(f"{self.given}/{file}", name, self.given)
 
     # -- one list: copy, commit, remove ------------------------------------------------------------------------------
 
@@ -196,10 +201,34 @@ class Carrier:
     def _send(self, job: TransferJob, listed: List) -> int:
         """Copy the messages of a list into its job, and commit that; return how many were sent, 0 if by another."""
         try:
-            with self.source.error_context(_GIVEN):
-                self.source.storage.sync(self.lists)  # its writer may have died before it did
-            job.begin()
-            attempt = job.attempt("list")
+            staged, copies = self._stage(job, listed)
+        except (DropqError, OSError):
+            if not job.sent:
+                raise
+            job.abort()  # RACE: another carrier has sent the list meanwhile
+            return 0
+        try:
+            note = {"list": listed.token, "left": [file for file in listed.given if file not in copies]}
+            count = job.send(staged, note)
+        except (DropqError, OSError):
+            if job.abort() or job.sent:  # RACE: the same
+                return 0
+            raise
+        if count:
+            self.arrived.update(copies)
+        return count
+
+    def _stage(self, job: TransferJob, listed: List) -> tuple[Staged, dict[str, str]]:
+        """Copy the messages of a list into its job; return them as they are staged, and the names of the copies.
+
+        If that fails, nothing of it is left, and what other carriers have copied stays.
+        """
+        with self.source.error_context(_GIVEN):
+            self.source.storage.sync(self.lists)  # its writer may have died before it did
+        job.begin()
+        attempt = job.attempt("list")
+        try:
+            self.check()  # RACE: from here on, no queue that takes the place of this one has the attempt
             with self.target.error_context(_GIVEN):
                 copies = self._copy(attempt, listed)
                 there = reading.names_in(self.given)
@@ -207,16 +236,12 @@ class Carrier:
                 for file in [file for file in copies if file not in there]:
                     self.target.storage.unlink(f"{attempt.folder}/{copies.pop(file)}")
             attempt.files += copies.values()
-            note = {"list": listed.token, "left": [file for file in listed.given if file not in copies]}
-            count = job.send(attempt.finish(), note)
+            return attempt.finish(), copies
         except (DropqError, OSError):
-            # RACE: another carrier may have sent the list meanwhile.
-            if job.abort() or job.sent:
-                return 0
+            with suppress(DropqError, OSError):  # of the removal: a sweep drops what stays
+                attempt.discard()
+                self.target.storage.remove_folder(job.folder)  # unless another carrier is in it
             raise
-        if count:
-            self.arrived.update(copies)
-        return count
 
     def _copy(self, attempt: Attempt, listed: List) -> dict[str, str]:
         """Copy the messages of a list into a job; return their names there, without those that are gone."""
@@ -235,6 +260,10 @@ class Carrier:
                     if reading.exists(path):
                         raise  # the job was dropped, or sent by another carrier
                     continue
+                except PermissionError:
+                    if os.access(path, os.R_OK):
+                        raise
+                    continue  # another user's, who listed it: it stays for a carrier that may read it
                 copies[given] = file
                 taken.add(file)
         return copies

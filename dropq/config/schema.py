@@ -33,6 +33,9 @@ UNSET = "unset"
 #: The characters that make an underlying_topic a regular expression.
 _EXPRESSION = re.compile(r"[\\^$*+?()\[\]{}|]")
 
+#: A number of bytes, such as 16MiB, and how far each unit shifts it.
+_WRITTEN_SIZE = re.compile("([0-9]{1,10}) ?(|b|kib|mib|gib)")
+_UNITS = {"": 0, "b": 0, "kib": 10, "mib": 20, "gib": 30}
 #: A count as AMPS's configurations write it, such as 10k.
 _WRITTEN_COUNT = re.compile("([0-9]{1,10})([km]?)")
 _MULTIPLIERS = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -190,6 +193,21 @@ def _counts(least: int) -> Kind:
     return Kind(read, f"a whole number from {least} to {LARGEST}")
 
 
+def _size(value: object) -> int:
+    if isinstance(value, str) and (written := _WRITTEN_SIZE.fullmatch(value.strip().lower())):
+        value = int(written[1]) << _UNITS[written[2]]
+    if type(value) is not int or not 1 <= value <= LARGEST:
+        raise ValueError
+    return value
+
+
+def _format_size(value: int) -> str:
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if not value % (1 << shift):
+            return f"{value >> shift}{unit}"
+    return str(value)
+
+
 def _one_of(choices: tuple[str, ...]) -> Kind:
     return _values("one of " + ", ".join(f'"{choice}"' for choice in choices), lambda value: value in choices)
 
@@ -197,6 +215,7 @@ def _one_of(choices: tuple[str, ...]) -> Kind:
 _SWITCH = _values("true or false", lambda value: isinstance(value, bool))
 _PERIOD = Kind(_period, durations.ALLOWED, format_duration)
 _LIFETIME = Kind(_lifetime, durations.ALLOWED, format_duration)
+_SIZE = Kind(_size, f'a number of bytes from 1 to {LARGEST}, also as "16MiB",', _format_size)
 _COUNT, _LIMIT, _DEPTH = _counts(0), _counts(1), _counts(1000)
 _QUEUE = _values("the name of a queue", lambda value: isinstance(value, str) and can_name_queue(value))
 _FILTER, _ORDER = Kind(_filter, "an expression as a string"), Kind(_order, "an expression as a string")
@@ -271,6 +290,9 @@ class QueueConfig:
     overflow: Literal["reject", "discard", "block"] = "reject"
     unroutable_after: float = _key(_PERIOD, 60.0)
     history: bool = _key(_SWITCH, True)
+    max_record_failures: int = _key(_LIMIT, 1000)
+    max_record_bytes: int = _key(_SIZE, 16 << 20)
+    checkpoint: float = _key(_PERIOD, 1.0)
     max_history: int | None = _key(_COUNT)
     history_age: float | None = _key(_PERIOD)
     message_type: Literal["json", "text", "binary"] = "json"

@@ -18,7 +18,7 @@ from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import DOCTOR_PREFIX, PRIVATE
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.queue.open_queue import find_layout, open_queue
+from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.storage import reading
 
 __all__ = ["KINDS", "LEVELS", "Diagnosis", "Kind", "doctor"]

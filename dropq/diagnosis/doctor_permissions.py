@@ -17,8 +17,8 @@ from dropq.diagnosis import selector_checks
 from dropq.diagnosis.doctor_checks import Probe, refusal
 from dropq.format.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.open_queue import find_layout
 from dropq.policies import routes, selectors
-from dropq.queue.open_queue import find_layout
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -96,6 +96,7 @@ def _consumers_folders(layout: QueueLayout) -> list[str]:
     Nothing is tried in them: a file there would count as a sign of life, or as a body.
     """
     private = (layout.consumers, layout.named, layout.held, *layout.reason_folders, layout.delayed)
+    private += (layout.staged, layout.joining)
     return list(dict.fromkeys(map(_nearest, private)))
 
 

@@ -5,19 +5,24 @@ An explanation changes nothing and takes no lock: it was true when the folders w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
+from itertools import chain
 from shlex import quote
 
-from dropq.carrier.transfers import given_messages
-from dropq.diagnosis import topic_checks
-from dropq.format.layout import UNSETTLED
+from dropq.diagnosis import staged_checks, topic_checks
+from dropq.format import names
+from dropq.format.layout import STATES, UNSETTLED
 from dropq.format.message_file import MessageFile
+from dropq.format.names import Name
 from dropq.format.transfers import own_name_of
-from dropq.lifecycle.claims import claimed_files
+from dropq.lifecycle.claims import claimed_files, committed, committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.transfers import given_messages
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
@@ -36,6 +41,7 @@ class Explanation:
         why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
             `delay`, `receiver`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`,
             `barrier`;
+            `committed` for a message whose parts have not all arrived, which counts as one in processing/;
             `transit` for a message that goes to another file system, whose state is `in-transit`.
         detail: a sentence about it, with the way out where there is one.
         holders: the subscriptions that hold it; for a message that waits, those that keep it waiting.
@@ -73,7 +79,10 @@ def explain(context: QueueContext, state: str | None = None, filter: str | None 
                 why, detail, *rest = explained(file)  # also for those that are left out: one may be a barrier
                 if wanted is None or wanted(file):
                     message = Message(transitions, where, file)
-                    yield Explanation(message, why, f"{detail}{_way_back(message)}{_way_here(context, file)}", *rest)
+                    more = f"{_way_back(message)}{_way_here(context, file)}{snapshot.of_bundle(message, file)}"
+                    yield Explanation(message, why, f"{detail}{more}", *rest)
+            if where == "processing":
+                yield from _committed(transitions, wanted)
         if state is None:
             yield from _in_transit(transitions, filter)
 
@@ -101,6 +110,7 @@ class _Snapshot:
         self._held_topic: str | None = None  # what holds the first message that waits, once it was met
         shares = _barrier_shares(context)
         self._claims = [file.claim for file in claimed_files(context) if file.filename[0] != "."]
+        self._committed = sum(1 for _ in committed_files(context))
         owners = {claim.owner for claim in self._claims if claim is not None}
         self._barriers_out = {token: holders for token, holders in shares.items() if token in owners}
         known = liveness.known(context.layout.consumers)
@@ -123,7 +133,7 @@ class _Snapshot:
             return "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it"
         if has_expired(self._context, file):
             return "expired", f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
-        if self._acks and file.name.id in self._acks:
+        if self._acks and file.name.id in self._acks and not file.name.first:
             return "acked", "its ack came before it: the next consumer archives it, and does not get it"
         if self._belongs is not None and not self._belongs(file):
             return "filter", "it does not match the queue's filter: no consumer gets it"
@@ -154,8 +164,9 @@ class _Snapshot:
         return None
 
     def _first_barrier(self) -> _Why:
-        if self._ahead or self._claims or self._given_back:
-            before = f"{self._ahead} wait, {len(self._claims)} are held, {self._given_back} were given back"
+        held = len(self._claims) + self._committed
+        if self._ahead or held or self._given_back:
+            before = f"{self._ahead} wait, {held} are held, {self._given_back} were given back"
             return "barrier", f"it is a barrier, and waits until all before it are settled: {before}", self._holders()
         if not self._alive:
             return "barrier", "it is a barrier, and waits until a consumer subscribes"
@@ -234,6 +245,47 @@ class _Snapshot:
         way_out = f"`dropq sweep {self._name} --unleased-older-than 2h` returns it, if it is that old"
         return "unleased", f"it has no lease, and its holder is not known: {way_out}", holder
 
+    # -- parts of bundles ------------------------------------------------------------------------------------------
+
+    def of_bundle(self, message: Message, file: MessageFile) -> str:
+        """Return what is to be said of a part of a bundle: which part it is, and where others lie; else nothing."""
+        name = file.name
+        if not (name.first or name.record):
+            return ""
+        says = f"it is what is left of a bundle, from record {name.first} on"
+        if name.record:
+            says = f"it was record {name.record} of the bundle {_bundle(message.id, name)}"
+        elif name.cut:
+            often = "once" if name.cut == 1 else f"{name.cut} times"
+            says = f"{says}; it was cut in two, as a consumer died over it, and had been delivered {often}"
+        others = self._parts.get(_bundle(name.id, name), Counter()) - Counter([message.state])
+        where = ", ".join(f"{count} in {state}/" for state, count in others.items())
+        return f"; {says}{f'; more of the bundle: {where}' if where else ''}"
+
+    @cached_property
+    def _parts(self) -> dict[str, Counter[str]]:
+        """How many files of each bundle lie in each state, of bundles of which a part is not settled."""
+        marked = (file for state in UNSETTLED for file in self._files(state) if names.may_be_part(file))
+        parts = {self._bundle_of(file): Counter[str]() for file in marked}
+        for state in STATES:
+            for file in self._files(state):
+                # An archive may have a million files: most are passed over by their text.
+                if (found := parts.get(names.generated_id(file) or self._bundle_of(file))) is not None:
+                    found[state] += 1
+        return parts
+
+    def _files(self, state: str) -> Iterator[str]:
+        return chain.from_iterable(reading.files_in(self._context.layout.folder(state)))
+
+    def _bundle_of(self, filename: str) -> str:
+        name = self._context.sidecars.file(filename).name
+        return _bundle(name.id, name)
+
+
+def _bundle(id: str, name: Name) -> str:
+    """Return the id of the bundle that a message was a part of."""
+    return id.removesuffix(f"-{name.record}") if name.record else id
+
 
 def _way_here(context: QueueContext, file: MessageFile) -> str:
     """Return by which selector a message came, if it came under a credit; else nothing."""
@@ -252,19 +304,27 @@ def _way_back(message: Message) -> str:
     return f"{letter}: `{command}` puts it back"
 
 
-class _GivenMessage(Message):
-    """A message on its way to another file system."""
+class _MessageOnItsWay(Message):
+    """A message that lies in no state folder: on its way to another file system, or committed."""
 
-    __slots__ = ("_folder",)
+    __slots__ = ("_path",)
 
-    def __init__(self, transitions: Transitions, folder: str, file: MessageFile) -> None:
-        super().__init__(transitions, "in-transit", file)
-        self._folder = folder
+    def __init__(self, transitions: Transitions, state: str, file: MessageFile, path: str) -> None:
+        super().__init__(transitions, state, file)
+        self._path = path
 
     @property
     def path(self) -> str:
         """Where its file lies."""
-        return f"{self._folder}/{self.file}"
+        return self._path
+
+
+def _committed(transitions: Transitions, wanted: Callable[[MessageFile], bool] | None) -> Iterator[Explanation]:
+    context = transitions.context
+    for file, path in sorted(committed(context), key=lambda found: found[1]):
+        if wanted is None or wanted(file):
+            message = _MessageOnItsWay(transitions, "processing", file, path)
+            yield Explanation(message, "committed", staged_checks.waits_for(context, path))
 
 
 def _in_transit(transitions: Transitions, filter: str | None) -> Iterator[Explanation]:
@@ -276,7 +336,8 @@ def _in_transit(transitions: Transitions, filter: str | None) -> Iterator[Explan
             f"it is on its way to {row.goal}: who moves it there, or `dropq sweep {quote(context.name)}`, carries it"
         )
         if wanted is None or wanted(file):
-            yield Explanation(_GivenMessage(transitions, row.given, file), "transit", detail)
+            message = _MessageOnItsWay(transitions, "in-transit", file, f"{row.given}/{name}")
+            yield Explanation(message, "transit", detail)
 
 
 def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from dropq.config.load import load_queue
 from dropq.config.schema import QueueConfig
-from dropq.diagnosis import fsck_checks, selector_checks, topic_checks
+from dropq.diagnosis import fsck_checks, selector_checks, staged_checks, topic_checks
 from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding, Kind
 from dropq.errors import ConfigError, DropqError
@@ -31,7 +31,7 @@ from dropq.lifecycle import dead_letters, ephemeral
 from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.known_queues import absences, addresses
 from dropq.lifecycle.known_queues import look as look_below
-from dropq.queue.open_queue import open_queue
+from dropq.lifecycle.open_queue import open_queue
 from dropq.storage import reading
 from dropq.storage.failures import error_context
 from dropq.storage.files import Storage
@@ -68,7 +68,9 @@ def fsck(root: RootContext, name: str, *, repair: bool = False) -> list[Finding]
         store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode)
     with error_context(UNFINISHED):
         examined = ExaminedQueue(layout, config, root.layout.meta, root.clock.now_ms())
-        found += [*fsck_checks.examine(examined), *topic_checks.examine_topic(examined)]
+        found += [*fsck_checks.examine(examined), *staged_checks.examine_staged(examined)]
+        found += staged_checks.examine_joining(examined)
+        found += topic_checks.examine_topic(examined)
         own = None if config is None else config.dead_letter_queue
         if own not in _letters_of_root(root):
             found += _absent_letters(root, layout.config_file, own)
@@ -165,7 +167,9 @@ def _letters_of_root(root: RootContext) -> set[str]:
 def _absent_letters(root: RootContext, file: str, queue: str | None) -> Iterator[Finding]:
     """Find a dead-letter queue that a configuration file names, and that is not there."""
     if queue is not None and dead_letters.find_layout(root.layout.path, queue) is None:
-        says = f"{KINDS['absent-letters'].says}; `dropq create {shlex.quote(queue)}` makes it"
+        of_root = file == root.layout.config_file and queue == root.config.dead_letter_queue
+        sends = ", and sends to queues that do not exist are refused" if of_root else ""
+        says = f"{KINDS['absent-letters'].says}{sends}; `dropq create {shlex.quote(queue)}` makes it"
         yield Finding("absent-letters", file, says)
 
 

@@ -28,6 +28,7 @@ from dropq.format.layout import (
     PRIVATE,
     SETTLED,
     STATES,
+    UNFINISHED,
     WAITING,
     WITH_REASON,
     QueueLayout,
@@ -44,8 +45,6 @@ UNDER_WAY = 3_600_000
 #: Milliseconds without a change after which a send, a job or a script's claim counts as given up.
 ABANDONED = 86_400_000
 
-#: The name of a small file that was not finished.
-TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _SCRATCH_DIR = re.compile(rf"(?:{re.escape(PRIVATE)}-)?{DOCTOR_PREFIX}[0-9a-f]{{12}}")
 
 
@@ -399,7 +398,7 @@ def temporaries_in(paths: Iterable[str], now: int) -> Iterator[Finding]:
     """Find in some folders the unfinished files of dead writers, and the scratch folders of a dead doctor."""
     for path in paths:
         for entry in entries(path, now):
-            if TEMPORARY.fullmatch(entry.name):
+            if UNFINISHED.fullmatch(entry.name):
                 yield entry.finding_at_rest("temporary")
             elif _SCRATCH_DIR.fullmatch(entry.name):
                 yield entry.finding_at_rest("temporary", "`dropq doctor` was killed, and left its scratch folder")
@@ -409,6 +408,8 @@ def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
     """Find what nobody carries to another file system, and what is no message in the folders of such messages."""
     for row in queue.entries(queue.layout.transfers):
         if not is_row(row.name):
+            if os.path.isdir(given := f"{row.path}/{GIVEN}") and reading.names_in(given):
+                yield _about("damaged-transfer", row.path, ": its name is not that of a row, 16 hex digits")
             continue
         goal = read_table(f"{row.path}/{GOAL}")
         lists = [number for number in map(list_number, reading.names_in(row.path)) if number is not None]

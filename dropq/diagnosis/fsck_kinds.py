@@ -79,7 +79,7 @@ KINDS: Mapping[str, Kind] = {
     "absent-letters": Kind(
         "warning",
         "the dead-letter queue that this file names is not there: messages that should go there go to error/ of their "
-        "own queues, and sends to queues that do not exist are refused",
+        "own queues",
     ),
     "abandoned-send": Kind("warning", "this was put into working/ over a day ago, and never sent", "set aside"),
     "abandoned-job": Kind(
@@ -101,10 +101,18 @@ KINDS: Mapping[str, Kind] = {
         "a DropboxMQ deleted this queue, topic or subscription, or it destroyed itself, and its content is kept: "
         "remove it when nobody needs that",
     ),
-    "unfinished-distribution": Kind(
+    "unfinished-commit": Kind(
         "warning",
-        "a message is committed for the receivers of a topic, and a copy has not reached its receiver: "
-        "`dropq sweep QUEUE` moves it",
+        "a message is committed, and not all of its parts have arrived: `dropq sweep QUEUE` moves them, or logs why it "
+        "cannot",
+    ),
+    "unfinished-join": Kind(
+        "warning",
+        "`dropq requeue --whole` took these parts of a bundle, and did not finish: `dropq sweep QUEUE` goes on, or "
+        "moves them back",
+    ),
+    "not-staged": Kind(
+        "warning", "this lies among what is staged, and belongs to no commit: no sweep moves it", "set aside"
     ),
     "unfinished-move": Kind(
         "warning",
@@ -114,7 +122,7 @@ KINDS: Mapping[str, Kind] = {
     "damaged-transfer": Kind(
         "warning",
         "it cannot be read, so nobody carries what lies here: put the file back from a copy, or move "
-        "the messages in given/ to a target/",
+        "the messages in it to the target/ of a queue",
     ),
     "not-a-subscription": Kind(
         "warning",
@@ -148,7 +156,9 @@ KINDS: Mapping[str, Kind] = {
     "left-credits": Kind("info", "no selector has the token of these credits: each goes when its message is settled"),
     "not-a-credit": Kind("warning", "this lies among the credits of selectors, and is none", "set aside"),
     "damaged-token": Kind(
-        "warning", "the file does not say which selector has this token: a router gives that selector another"
+        "warning",
+        "the file does not say which selector has this token: a router gives that selector another",
+        "set aside",
     ),
     "not-a-token": Kind("warning", "this lies among the tokens of selectors, and is none", "set aside"),
     "not-a-queue": Kind("info", "this folder is no queue"),

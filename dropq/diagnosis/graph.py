@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from dropq.config.schema import underlies
 from dropq.diagnosis import topic_checks
 from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
-from dropq.diagnosis.health import queues
+from dropq.diagnosis.graph_text import messages
+from dropq.diagnosis.health import destroyed_in, queues
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import layouts
 from dropq.format.layout import UNSETTLED
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.selectors import InUse
 from dropq.queue import browsing
-from dropq.queue.open_queue import open_queue
 from dropq.routing.outlook import Outlook, Whereabouts
 from dropq.routing.registry import removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
+from dropq.topics.feeding import is_fed_by
 
 #: How many waiting messages of a queue with selectors are looked at, from the first on.
 LOOKED_AT = 100
@@ -82,6 +84,8 @@ class _Look:
         self._nodes: dict[str, Node] = {}
         self._edges: list[Edge] = []
         self._opened: dict[str, QueueContext] = {}
+        self._in_transit: dict[str, dict[str, int]] = {}
+        self._destroyed_in: dict[str, float | None] = {}
 
     def graph(self) -> Graph:
         """Look at each queue, then at the edges that begin there, and make nodes of where else they end."""
@@ -108,7 +112,15 @@ class _Look:
     def _node(self, name: str, context: QueueContext) -> Node:
         """Return the node of a queue; note the edges that begin there."""
         stuck, counts = list[str](), dict[str, int]()
-        for look in (self._counts, self._standstill, self._selectors, self._routes, self._receivers, self._letters):
+        for look in (
+            self._counts,
+            self._standstill,
+            self._leaving,
+            self._selectors,
+            self._routes,
+            self._receivers,
+            self._letters,
+        ):
             try:
                 stuck += look(context, counts)
             except (DropqError, OSError) as error:
@@ -117,7 +129,15 @@ class _Look:
         kind = "topic" if layout.is_topic else "subscription" if layout.is_subscription else "queue"
         if context.config.underlying_topic is not None:
             kind = "view"
-        return Node(name, kind, counts, tuple(dict.fromkeys(stuck)))
+        return Node(
+            name,
+            kind,
+            counts,
+            tuple(dict.fromkeys(stuck)),
+            in_transit=self._in_transit.get(name, {}),
+            self_destruct=context.config.self_destruct,
+            destroyed_in=self._destroyed_in.get(name),
+        )
 
     # -- what a queue has ----------------------------------------------------------------------------------------
 
@@ -135,7 +155,13 @@ class _Look:
         if most is not None and sum(counts.get(state, 0) for state in UNSETTLED) >= most:
             yield f"full: max_unprocessed is {most}"
         if context.layout.is_topic and counts.get("target") and (why := topic_checks.first_held(context)):
-            yield f"{_messages(counts['target'])} not distributed: {why}"
+            yield f"{messages(counts['target'])} not distributed: {why}"
+
+    def _leaving(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
+        """Note which messages are on their way to other file systems, and when the queue destroys itself."""
+        self._in_transit[context.name] = in_transit(context.layout)
+        self._destroyed_in[context.name] = destroyed_in(context)
+        yield from ()
 
     # -- the edges from it ----------------------------------------------------------------------------------------
 
@@ -157,13 +183,13 @@ class _Look:
         for one in outlook.selectors.in_use:
             self._edges.append(self._edge_of(context, one, outlook, waiting[one.selector.name]))
         for says, count in untaken.items():
-            yield f"{_messages(count)}: {says}"
+            yield f"{messages(count)}: {says}"
 
     def _edge_of(self, context: QueueContext, one: InUse, outlook: Outlook, waiting: int) -> Edge:
         selector = one.selector
         stuck = outlook.refused.get(selector.name, "") if waiting else outlook.unreachable(one)
         if stuck and waiting:
-            stuck = f"{stuck.removeprefix('it has ')}; {_messages(waiting)} waiting"
+            stuck = f"{stuck.removeprefix('it has ')}; {messages(waiting)} waiting"
         return Edge(
             source=context.name,
             to=selector.to or "",
@@ -189,7 +215,7 @@ class _Look:
             to = self._folder(context, name, f"{context.layout.routing}/{name}", held.pop(name, 0))
             self._edges.append(Edge(context.name, to, "route", name, stuck=f"it takes nothing: {_without_path(why)}"))
         for name, count in sorted(held.items()):
-            yield f"{_messages(count)} in routing/{name}, and no route of this name is in use"
+            yield f"{messages(count)} in routing/{name}, and no route of this name is in use"
 
     def _folder(self, context: QueueContext, name: str, folder: str, count: int) -> str:
         """Note the folder of a route; return what it is called."""
@@ -203,17 +229,14 @@ class _Look:
 
     def _receivers(self, context: QueueContext, counts: dict[str, int]) -> Iterator[str]:
         """Note from which topics a subscription or a view gets messages."""
-        expression = context.config.underlying_topic
-        above = context.name.partition("/")[0]
-        if expression is not None:
-            feeds: Callable[[str], bool] = lambda topic: underlies(expression, topic)  # noqa: E731
+        if context.config.underlying_topic is not None:
+            kind = "view"
         elif context.layout.is_subscription:
-            feeds = lambda topic: topic == above or topic.startswith(f"{above}.")  # noqa: E731
+            kind = "subscription"
         else:
             return
-        kind = "subscription" if expression is None else "view"
         for name, topic in self._opened.items():
-            if topic.layout.is_topic and feeds(name):
+            if topic.layout.is_topic and is_fed_by(context, name):
                 self._edges.append(Edge(name, context.name, kind, filter=context.config.filter))
         yield from ()
 
@@ -227,10 +250,6 @@ class _Look:
         stuck = "" if letters in self._opened else f"{letters} is missing"
         self._edges.append(Edge(context.name, letters, LETTERS, stuck=stuck))
         yield from ()
-
-
-def _messages(count: int) -> str:
-    return f"{count} message{'' if count == 1 else 's'}"
 
 
 def _without_path(why: str) -> str:

@@ -22,12 +22,18 @@ class Node:
         counts: how many messages lie in each state, as `Queue.counts` says; of a folder, in target; empty where that is
             not known.
         stuck: why messages do not go on from there.
+        in_transit: how many messages are on their way to each queue on another file system, as `Queue.in_transit` says.
+        self_destruct: whether the queue destroys itself when it has no selector and no named subscription any more.
+        destroyed_in: in how many seconds a sweep may destroy it, if the last sweep found neither; else None.
     """
 
     name: str
     kind: str
     counts: Mapping[str, int] = field(default_factory=dict)
     stuck: tuple[str, ...] = ()
+    in_transit: Mapping[str, int] = field(default_factory=dict)
+    self_destruct: bool = False
+    destroyed_in: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

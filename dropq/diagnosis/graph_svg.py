@@ -15,7 +15,7 @@ from html import escape
 from itertools import accumulate
 
 from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
-from dropq.diagnosis.graph_text import counted, credit, described, shown, title
+from dropq.diagnosis.graph_text import counted, credit, described, notes, shown, title
 
 #: Pixels: around the picture, inside a box, between boxes of a layer, for the bends between two layers.
 MARGIN, INSIDE, BETWEEN, BEND = 24, 12, 26, 84
@@ -122,6 +122,7 @@ class _Part:
         self.runs = runs
         self._top = top
         self._layers: list[list[_Box]] = []
+        self._texts: list[float] = []  # the room for the texts of the edges from each layer
         self.right = self.bottom = 0.0
         self._find_edges_back()
         self._choose_layers()
@@ -169,10 +170,14 @@ class _Part:
                     to.layer, changed = source.layer + 1, True
             if not changed:
                 break
+        sent_to = {id(run.stops[1]) for run in self.runs}
+        nearest: dict[int, int] = {}
+        for run in forward:
+            source, to = run.stops
+            nearest[id(source)] = min(nearest.get(id(source), to.layer), to.layer)
         for run in forward:  # a box that only sends stands close to where it sends
-            source = run.stops[0]
-            if all(other.stops[1] is not source for other in self.runs):
-                source.layer = min(other.stops[1].layer for other in forward if other.stops[0] is source) - 1
+            if id(source := run.stops[0]) not in sent_to:
+                source.layer = nearest[id(source)] - 1
         self._layers = [[] for _ in range(max(box.layer for box in self.boxes) + 1)]
         for box in self.boxes:
             self._layers[box.layer].append(box)
@@ -194,14 +199,15 @@ class _Part:
 
     def _order_by_neighbours(self) -> None:
         """Order each layer by the mean position of its neighbours: of those before it, then of those behind it."""
+        position = {id(box): number for layer in self._layers for number, box in enumerate(layer)}
         for backwards in (False, True):
             for layer in self._layers[::-1] if backwards else self._layers:
-                position = {id(box): number for each in self._layers for number, box in enumerate(each)}
                 means = {
                     id(box): _mean([position[id(near)] for near in _near(box, backwards)], position[id(box)])
                     for box in layer
                 }
                 layer.sort(key=lambda box: means[id(box)])
+                position |= {id(box): number for number, box in enumerate(layer)}
 
     # -- coordinates -------------------------------------------------------------------------------------------------
 
@@ -224,7 +230,8 @@ class _Part:
                 box.x = x
                 box.width = widest  # boxes of a layer are equally wide, so that their edges begin below each other
             labels = max((line.width for box in layer for run in _begun(box) for line in run.lines), default=0)
-            x += widest + (labels + 20 if labels else 0) + BEND
+            self._texts.append(labels + 20 if labels else 0.0)
+            x += widest + self._texts[-1] + BEND
         self.right = x - BEND + (back * 6 + 24 if back else 0)
 
     def _place_down(self) -> None:
@@ -284,9 +291,7 @@ class _Part:
 
     def _bend_begins(self, box: _Box) -> float:
         """Return where the edges from the layer of a box bend: behind all of their texts."""
-        layer = self._layers[box.layer]
-        labels = max((line.width for each in layer for run in _begun(each) for line in run.lines), default=0)
-        return box.x + box.width + (labels + 20 if labels else 0)
+        return box.x + box.width + self._texts[box.layer]
 
     def _edge_on(self, run: _Run) -> str:
         first, *_, last = run.stops
@@ -403,6 +408,7 @@ def _box(node: Node) -> _Box:
     errors = f"{node.counts['error']} in error" if node.counts.get("error") else ""
     others = ", ".join(part for part in counted(node).split(", ") if part and part != errors)
     lines += [_Line(text, colour) for text, colour in ((others, _BLACK), (errors, _RED)) if text]
+    lines += [_Line(text, _GREY) for note in notes(node) for text in _wrapped(note, IN_BOX)]
     lines += [_Line(text, _RED) for stuck in node.stuck for text in _wrapped(stuck, IN_BOX)]
     box = _Box(node, lines)
     box.width = max(LEAST, *(line.width + 2 * INSIDE for line in lines))
@@ -428,7 +434,7 @@ def _words(edge: Edge) -> str:
 
 
 def _words_of(node: Node) -> str:
-    return "; ".join(filter(None, (title(node), node.kind, counted(node), *map(shown, node.stuck))))
+    return "; ".join(filter(None, (title(node), node.kind, counted(node), *notes(node), *map(shown, node.stuck))))
 
 
 def _wrapped(text: str, width: int) -> list[str]:

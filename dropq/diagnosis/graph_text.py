@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Sequence
 
 from dropq.diagnosis.graph_parts import ADDRESSES, FOLDER, LETTERS, MISSING, Edge, Node
+from dropq.durations import format_duration
 
 #: What the messages of a state do, in words; the states that are shown, in order.
 STATES = {"target": "waiting", "delayed": "delayed", "processing": "held", "error": "in error"}
@@ -38,6 +40,24 @@ def counted(node: Node) -> str:
     return ", ".join(parts) or ("empty" if node.counts else "")
 
 
+def notes(node: Node) -> list[str]:
+    """Return in words which messages are on their way to other file systems, and whether a queue destroys itself."""
+    found = [f"{messages(count)} on the way to {shown(goal)}" for goal, count in sorted(node.in_transit.items())]
+    if node.destroyed_in is not None:
+        when = "once no message is held" if node.counts.get("processing") else "at the next sweep"
+        if node.destroyed_in:
+            when = f"in {format_duration(math.ceil(node.destroyed_in))}"
+        found.append(f"nobody needs it: destroys itself {when}")
+    elif node.self_destruct:
+        found.append("destroys itself when nobody needs it")
+    return found
+
+
+def messages(count: int) -> str:
+    """Return how many messages, in words."""
+    return f"{count} message{'' if count == 1 else 's'}"
+
+
 def described(edge: Edge) -> str:
     """Return what an edge is, and of which name; for a selector that is not asked as others are, when it is asked."""
     role = f" ({edge.role})" if edge.role not in ("", "normal") else ""
@@ -60,7 +80,7 @@ def _hidden(char: str) -> str:
 
 def _lines(node: Node) -> list[str]:
     kind = f" ({node.kind})" if node.kind not in ("queue", MISSING, ADDRESSES) else ""
-    return list(filter(None, (title(node) + kind, counted(node), *map(shown, node.stuck))))
+    return list(filter(None, (title(node) + kind, counted(node), *notes(node), *map(shown, node.stuck))))
 
 
 def _lines_of_edge(edge: Edge) -> list[str]:

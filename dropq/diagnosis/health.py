@@ -15,19 +15,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dropq.carrier.transfers import given_messages
-from dropq.diagnosis import fsck, selector_checks, topic_checks
+from dropq.diagnosis import fsck, selector_checks, staged_checks, topic_checks
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import IN_USE, SETTLED, UNSETTLED, ignoring
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import claimed_files
+from dropq.lifecycle import dead_letters
+from dropq.lifecycle.claims import claimed_files, committed_files
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.open_queue import open_queue, refuse_closed
+from dropq.lifecycle.transfers import given_messages
 from dropq.policies import routes
 from dropq.queue.message import Duration
-from dropq.queue.open_queue import open_queue, refuse_closed
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
 from dropq.storage.failures import describe
@@ -168,6 +169,14 @@ def queues(root: RootContext) -> list[str]:
     return sorted(found)
 
 
+def destroyed_in(context: QueueContext) -> float | None:
+    """Return in how many seconds a sweep may destroy a queue; None if the last sweep found that something needs it."""
+    layout = context.layout
+    if not context.config.self_destruct or not (reading.exists(layout.kept) and reading.exists(layout.alone)):
+        return None
+    return max(self_destruct.left_ms(context), 0) / 1000
+
+
 def _unusable(root: RootContext, name: str, error: DropqError | OSError) -> Health:
     """Report a queue that cannot be read: the error, and the way out."""
     text, quoted = "; ".join(str(error).splitlines()), shlex.quote(name)
@@ -213,7 +222,7 @@ class _Snapshot:
         self.counts = {
             "target": len(self._waiting),
             "delayed": len(self._delayed),
-            "processing": len(self._held),
+            "processing": len(self._held) + sum(1 for _ in committed_files(context)),
             **{state: sum(1 for _ in self._files(state)) for state in (*SETTLED, "working")},
         }
         self._given = list(given_messages(context.layout))
@@ -282,9 +291,14 @@ class _Snapshot:
         dead, lapsed = self._lost_claims()
         yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
+        committed = staged_checks.committed_ages(self._context, self._now)
+        yield from self._unswept("unfinished-commit", committed, "message", "committed, whose parts have not arrived")
+        joining = staged_checks.joining_ages(self._context, self._now)
+        yield from self._unswept("unfinished-join", joining, "bundle", "half put together by `dropq requeue --whole`")
         yield from self._topic_reasons()
         yield from self._unusable_routes()
         yield from self._selector_reasons()
+        yield from self._absent_letters()
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
         given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
         yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
@@ -293,10 +307,6 @@ class _Snapshot:
         """Yield what keeps published messages from the receivers of a topic."""
         if not self._context.layout.is_topic:
             return
-        committed = topic_checks.committed_ages(self._context, self._now)
-        yield from self._unswept(
-            "unfinished-distribution", committed, "message", "committed, and not wholly distributed"
-        )
         age, limit = self._waiting_age, UNSWEPT / 1000
         if age is not None and age > limit and not self._pause:
             why = topic_checks.first_held(self._context)
@@ -317,6 +327,15 @@ class _Snapshot:
         ages = selector_checks.removal_ages(self._context, self._now)
         yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
 
+    def _absent_letters(self) -> Iterator[Reason]:
+        """Yield that the dead-letter queue is missing, if messages of this queue may have to go there."""
+        letters = self._context.config.dead_letter_queue
+        if letters is None or dead_letters.find_layout(self._context.root.layout.path, letters) is not None:
+            return
+        if selector_checks.may_have_letters(self._context):
+            text = f"its dead-letter queue {letters} is missing: what should go there goes to error/"
+            yield Reason("absent-letters", f"{text}; `dropq create {shlex.quote(letters)}` makes it")
+
     def notes(self) -> Iterator[Reason]:
         """Yield what does no harm, but explains much."""
         layout = self._context.layout
@@ -334,11 +353,11 @@ class _Snapshot:
         letters = sum(map(names.is_letter, (*self._waiting, *self._delayed, *(file.filename for file in self._held))))
         if letters:
             text = f"{_count(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
-            way_back = f"`dropq requeue {self._name} --state target --to-origin --all` puts them back"
+            way_back = f"`dropq requeue {self._name} --to-origin --all` puts them back"
             yield Reason("letters", f"{text}; {way_back}", letters)
         for goal, count in Counter(row.goal for row, _ in self._given).items():
             text = f"{_count(count, 'message')} on the way to {goal}, which lies on another file system"
-            yield Reason("in-transit", f"{text}: whoever moves them there, or any sweep, carries them", count)
+            yield Reason("in-transit", f"{text}: a router or any sweep carries them", count)
         yield from self._alone()
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
@@ -348,19 +367,18 @@ class _Snapshot:
         count, most = sum(self.counts[state] for state in UNSETTLED), self._context.config.max_unprocessed
         if most is not None and count >= most:
             text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
-            outcome = _OVERFLOW[self._context.config.overflow]
+            outcome = selector_checks.overflowing(self._context) or _OVERFLOW[self._context.config.overflow]
             yield Reason("full", f"{text}: {outcome}; {self._way_out()}", count, most)
 
     def _alone(self) -> Iterator[Reason]:
         """Yield when the queue destroys itself, if nothing needs it any more."""
-        layout, config = self._context.layout, self._context.config
-        if not config.self_destruct or not (reading.exists(layout.kept) and reading.exists(layout.alone)):
+        left = destroyed_in(self._context)
+        if left is None:
             return
-        left = max(self_destruct.left_ms(self._context), 0) / 1000
         when = f"in {_duration(left)}" if left else "at the next sweep"
-        if not left and self._held:
-            noun = "message" if len(self._held) == 1 else "messages"
-            verb = "is" if len(self._held) == 1 else "are"
+        if not left and (held := self.counts["processing"]):
+            noun = "message" if held == 1 else "messages"
+            verb = "is" if held == 1 else "are"
             when = f"when its {noun} in processing/ {verb} settled"
         text = f"it has no selector and no named subscription any more: it destroys itself {when}"
         yield Reason("alone", f"{text}; `dropq work {self._name} --client-id C -- CMD` keeps it", left)
@@ -417,8 +435,18 @@ class _Snapshot:
             spent = " and ".join(f"selector {one.name} has no credit left of {one.credit} for {one.to}" for one in out)
             return f"{spent}: consumers there must settle messages first"
         if not self._held:
-            return f"no message is held: start a consumer, then see `dropq ls {self._name}`"
+            return self._who_should_work()
         return f"{_count(len(self._held), 'message')} held: {self._holders()}"
+
+    def _who_should_work(self) -> str:
+        """Return what to start where no message is held."""
+        router = f"`dropq route {self._name}`"
+        if selector_checks.are_asked(self._context):  # a consumer would take messages away from the selectors
+            waits = f"`dropq browse {self._name} --explain` says what each message waits for"
+            return f"if nothing moves, no router serves it: start {router}; {waits}"
+        if routes.examine(self._context)[0]:
+            return f"no message is held: start a consumer, or {router}, which moves only what the routes take"
+        return f"no message is held: start a consumer, then see `dropq ls {self._name}`"
 
     def _holders(self) -> str:
         return f"`dropq browse {self._name} --explain --state processing` says by whom"

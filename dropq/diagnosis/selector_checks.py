@@ -9,17 +9,18 @@ from contextlib import suppress
 
 from dropq.config import selectors as files
 from dropq.config.selectors import Selector
-from dropq.diagnosis.fsck_checks import TEMPORARY, UNDER_WAY, Entry, ExaminedQueue, entries
+from dropq.diagnosis.fsck_checks import UNDER_WAY, Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding
 from dropq.errors import ConfigError, DropqError
 from dropq.format.credits import Via, is_key, is_token
-from dropq.format.layout import RootLayout
+from dropq.format.layout import UNFINISHED, RootLayout
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies import selectors
 from dropq.policies.selectors import REMOVED
-from dropq.queue.open_queue import find_layout, open_queue
 from dropq.routing.looks import all_credits, idle_credits
+from dropq.routing.outlook import missing
 from dropq.routing.registry import circle, removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -93,7 +94,7 @@ def why_missing(context: QueueContext, selector: Selector) -> str:
     """Return that the queue is missing which a selector sends to; "" if it is there, or the selector has none."""
     if selector.to is None or find_layout(context.root.layout.path, selector.to) is not None:
         return ""
-    return f"{selector.to} is missing"
+    return missing(context.root.layout, selector.to)
 
 
 # -- health --------------------------------------------------------------------------------------------------------
@@ -106,6 +107,17 @@ def unusable(context: QueueContext) -> Iterator[str]:
     for one in found:
         if missing := why_missing(context, one):
             yield f"selector {one.name}: {missing}"
+
+
+def are_asked(context: QueueContext) -> bool:
+    """Return whether a queue has selectors that take what waits there."""
+    return any(one.role != "overflow" for one in selectors.read(context)[0])
+
+
+def overflowing(context: QueueContext) -> str:
+    """Return that an overflow selector takes what is sent to a full queue; "" if none does, or its queue is missing."""
+    found = (one for one in selectors.read(context)[0] if one.role == "overflow" and not why_missing(context, one))
+    return next((f"selector {one.name} takes what is sent to {one.to}" for one in found), "")
 
 
 def out_of_credit(context: QueueContext) -> list[Selector]:
@@ -121,6 +133,13 @@ def _is_out(context: QueueContext, one: Selector) -> bool:
     return len(credits.spent(context.layout, one.token)) >= one.credit
 
 
+def may_have_letters(context: QueueContext) -> bool:
+    """Return whether messages of a queue may become dead letters, or its own queue.toml says where these go."""
+    config, of_root = context.config, context.root.config.dead_letter_queue
+    named = config.dead_letter_queue not in (None, of_root)
+    return named or config.exhausted == "dead-letter" or config.self_destruct or bool(selectors.names_in(context))
+
+
 def removal_ages(context: QueueContext, now: int) -> Iterator[int]:
     """Yield how long ago, in ms, each selector was removed whose messages have not all returned."""
     for name in removed_in(context):
@@ -132,7 +151,7 @@ def removal_ages(context: QueueContext, now: int) -> Iterator[int]:
 
 
 def examine_selectors(root: RootContext, name: str, queue: ExaminedQueue) -> Iterator[Finding]:
-    """Find what is wrong with the selectors of a queue and the credits that they spent, and what is none of these."""
+    """Find what is wrong with the selectors of a queue and the credits that they spent, and other files beside them."""
     folder = queue.layout.selectors
     if os.path.lexists(folder) and not os.path.isdir(folder):
         yield Finding("not-a-folder", folder, "something else lies where the folder of selectors belongs: move it away")
@@ -174,10 +193,12 @@ def _in_selectors(queue: ExaminedQueue) -> Iterator[Finding]:
     for entry in queue.entries(queue.layout.selectors):
         if entry.name.startswith(".") and entry.name.endswith(REMOVED):
             yield entry.finding_at_rest("unfinished-removal")
-        elif not TEMPORARY.fullmatch(entry.name) and (
+        elif not UNFINISHED.fullmatch(entry.name) and (
             files.name_of(entry.name) is None or not stat.S_ISREG(entry.status.st_mode)
         ):
             yield entry.finding("not-a-selector")
+        elif reading.is_reservation(entry.status):
+            yield entry.finding_at_rest("placeholder")
 
 
 def _tokens(queue: ExaminedQueue) -> Iterator[str]:
@@ -190,7 +211,7 @@ def _tokens(queue: ExaminedQueue) -> Iterator[str]:
 def _folder_of_credits(
     root: RootLayout, name: str, queue: ExaminedQueue, entry: Entry, known: set[str]
 ) -> Iterator[Finding]:
-    if TEMPORARY.fullmatch(entry.name):
+    if UNFINISHED.fullmatch(entry.name):
         return
     if not is_token(entry.name) or not stat.S_ISDIR(entry.status.st_mode):
         yield entry.finding_at_rest("not-a-credit")
@@ -199,7 +220,7 @@ def _folder_of_credits(
     for credit in queue.entries(entry.path):
         if is_key(credit.name) and stat.S_ISREG(credit.status.st_mode):
             spent = True
-        elif TEMPORARY.fullmatch(credit.name):
+        elif UNFINISHED.fullmatch(credit.name):
             yield credit.finding_at_rest("temporary")
         elif credit.name != selectors.LAST:
             yield credit.finding_at_rest("not-a-credit")

@@ -17,11 +17,9 @@ from dropq.format.addresses import SubscriptionName, topic_layout
 from dropq.format.layout import FOLDERS, SUBSCRIPTIONS
 from dropq.format.message_file import MessageFile
 from dropq.format.names import DELETED
-from dropq.format.staged import WHOLE, StagedFolder
-from dropq.lifecycle.claims import is_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import topics
-from dropq.queue.open_queue import find_layout, open_queue
+from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.storage import reading
 from dropq.topics.distribution import Distributor
 from dropq.topics.views import missing_links, view_names
@@ -43,29 +41,16 @@ def first_held(context: QueueContext) -> str:
     return Distributor(context).what_holds_first()
 
 
-def committed_ages(context: QueueContext, now: int) -> Iterator[int]:
-    """Yield how long ago, in ms, each message was committed whose copies have not all reached their receivers."""
-    for entry in reading.entries(context.layout.staged) if context.layout.topic else ():
-        if is_committed(entry.path):
-            with suppress(FileNotFoundError):  # RACE: it is rolled forward
-                yield now - reading.changed_ms(f"{entry.path}/{WHOLE}")
-
-
 # -- fsck ----------------------------------------------------------------------------------------------------------
 
 
 def examine_topic(queue: ExaminedQueue) -> Iterator[Finding]:
-    """Find what does not belong into a topic: among its subscriptions, and in the folders of its distribution."""
+    """Find what does not belong into a topic: among its subscriptions, and in the folders where these are made."""
     layout = queue.layout
     if not layout.is_topic:
         return
     for entry in entries(f"{layout.topic}/{SUBSCRIPTIONS}", queue.now):
         yield from _subscription(entry)
-    for entry in entries(layout.staged, queue.now):
-        if StagedFolder.of(entry.name) is None:
-            yield entry.finding("leftover")
-        elif is_committed(entry.path):
-            yield entry.finding_at_rest("unfinished-distribution")
     for folder in (layout.new, f"{layout.private}/deleting"):
         for entry in entries(folder, queue.now):
             yield entry.finding_at_rest("leftover")

@@ -26,7 +26,7 @@ def for_name(
     Args:
         name: what the message's file name says, including its sidecar.
         delivery_count: the number of the delivery that the filter decides about, from 1; None for the next delivery of
-            a waiting message.
+            a waiting message. What was counted before its bundle was cut in two is added.
         arrival: when its file was first seen, in ms; counts if neither the id nor the name has a time.
         body: reads the body; called at most once, when a path is looked up. Without it, or if it raises `OSError`,
             every path is NULL.
@@ -36,7 +36,7 @@ def for_name(
     Returns:
         A function that returns the value of an identifier, which is case-sensitive, or of a path; None is NULL.
     """
-    count = name.delivery_count + 1 if delivery_count is None else delivery_count
+    count = name.cut + (name.delivery_count + 1 if delivery_count is None else delivery_count)
     fields: dict[str, Found] = {key: typed.value for key, typed in name.properties.items()}
     fields |= {
         "JMSPriority": name.priority,

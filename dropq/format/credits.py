@@ -53,11 +53,13 @@ class Credit(NamedTuple):
         id: the id of the message that it was spent on.
         to: the address of the queue that the message went to.
         below: the credits under which the message had come before, the latest first.
+        copied: whether the selectors that copy had copied the message before.
     """
 
     id: str
     to: str
     below: tuple[Via, ...] = ()
+    copied: bool = False
 
     @classmethod
     def read(cls, value: object) -> Credit | None:
@@ -68,12 +70,13 @@ class Credit(NamedTuple):
         if not isinstance(id, str) or not isinstance(to, str) or not isinstance(below, list):
             return None
         vias = [Via.of(one) if isinstance(one, str) else None for one in below[:HOPS_LIMIT]]
-        return cls(id, to, tuple(via for via in vias if via is not None))
+        return cls(id, to, tuple(via for via in vias if via is not None), copied=value.get("copied") is True)
 
     @property
     def written(self) -> bytes:
         """The content of its file."""
-        return json.dumps({"id": self.id, "to": self.to, "below": [str(via) for via in self.below]}).encode()
+        said = {"id": self.id, "to": self.to, "below": [str(via) for via in self.below]}
+        return json.dumps(said | ({"copied": True} if self.copied else {})).encode()
 
 
 def new_token() -> str:

@@ -65,6 +65,8 @@ JOB_PREFIX = ".job-"
 DROP_PREFIX = ".drop-"
 #: What is being removed has this prefix; the rename to that name was the removal.
 GONE_PREFIX = ".gone-"
+#: The name of a small file of ours that was not finished: its writer renames it to its own name.
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}\.tmp", re.DOTALL)
 #: The prefix of the folder that `dropq doctor` works in. It lies in the private folder; where that is missing, its name
 #: has the private folder's name and a dash in front.
 DOCTOR_PREFIX = "doctor-"
@@ -117,6 +119,8 @@ class QueueLayout:
         self.held = f"{private}/held"
         #: Says that the queue has had a selector or a named subscription.
         self.kept = f"{private}/kept"
+        #: Where the parts of a bundle are put together.
+        self.joining = f"{private}/joining"
         self.ledger = f"{private}/ledger"
         self.lock = f"{private}/lock"
         #: The clients that have named subscriptions.
@@ -185,6 +189,7 @@ class QueueLayout:
         return (
             *self._first_private_folders,
             self.credits,
+            self.joining,
             self.named,
             self.staged,
             self.set_aside,

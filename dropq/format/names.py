@@ -53,12 +53,19 @@ _OURS = {
     "JMS_dropq_from": ("from_client", "S"),
     "JMS_dropq_reason": ("reason", "S"),
     "JMS_dropq_copied": ("copied", "B"),
+    "JMS_dropq_first": ("first", "I"),
+    "JMS_dropq_record": ("record", "I"),
+    "JMS_dropq_records": ("records", "I"),
+    "JMS_dropq_cut": ("cut", "I"),
+    "JMS_dropq_replay": ("replayed", "B"),
 }
+#: The attributes that `write` puts before the sender's properties.
+_WRITTEN_FIRST = ("first", "delivery_count")
 _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
-_DISPENSABLE = ("lapsed", "cancels", "since", "hops", "via")
+_DISPENSABLE = ("records", "lapsed", "replayed", "cancels", "since", "hops", "cut", "via", "record", "first")
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
 _TOKEN = re.compile(rf"[0-9A-Za-z_-]{{1,{MARK_LIMIT}}}")
 
@@ -89,6 +96,11 @@ class Name:
     from_client: str = ""
     reason: str = ""
     copied: bool = False
+    first: int = 0
+    record: int = 0
+    records: int = 0
+    cut: int = 0
+    replayed: bool = False
     foreign: bool = False
 
     @property
@@ -106,11 +118,18 @@ class Name:
         """The name that the foreign file was sent with, and gets back in processed/, error/ and expired/, or None."""
         if self.foreign:
             return self.id
+        if self.first or self.record:
+            return None  # a part of its bundle, and no message that was sent
         touched = self.correlation_id or self.reply_to or self.type or self.properties or self.expiration
         plain = self.priority == 4 and self.message_class == "B" and not touched
         if (self.mark or self.lapsed) and plain and not self.generated and _is_own_name(self.id):
             return self.id
         return None
+
+    @property
+    def begins(self) -> int:
+        """The number that the first line, row or frame of its body has in its bundle."""
+        return self.first or self.record or 1
 
     @property
     def mark(self) -> str:
@@ -274,13 +293,16 @@ def write(name: Name, *, typed_replies: bool = False) -> str:
     correlation = encode(name.correlation_id) if name.correlation_id else ""
     reply = encode(_write_reply(name.reply_to, typed_replies)) if name.reply_to else ""
     kind = encode(name.type) if name.type else ""
-    written = [f"JMSXDeliveryCountI={name.delivery_count}"] if name.delivery_count else []
+    # It comes first, and with leading zeros: in the order of their names, the parts of a bundle are in its order.
+    written = [f"JMS_dropq_firstI={name.first:010d}"] if name.first else []
+    if name.delivery_count:
+        written.append(f"JMSXDeliveryCountI={name.delivery_count}")
     for key, typed in name.properties.items():
         written.append(f"{encode(key)}{typed.type}={encode(typed.text)}")
     attributes = name.__dict__
     if not attributes.keys() <= _FROM_SENDER:
         for key, (attribute, letter) in _OURS.items():
-            if attribute != "delivery_count" and (value := attributes.get(attribute)):
+            if attribute not in _WRITTEN_FIRST and (value := attributes.get(attribute)):
                 written.append(f"{key}{letter}={encode(Typed(letter, value).text)}")
     return f"{head}.{expiration}.{correlation}.{reply}.{kind}.{'&'.join(written)}".rstrip(".")
 
@@ -293,9 +315,9 @@ def file_name(name: Name, *, typed_replies: bool = False) -> str:
 def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, dict[str, object]]:
     """Move parts of a name that is too long into a sidecar; `restore` undoes it.
 
-    These parts leave the name: correlation, reply-to, type, properties, origin and return address; and the id, if its
-    encoding is over ID_LIMIT, or if the name is still over its budget. A foreign name becomes coded, with a copy
-    marker.
+    These parts leave the name: correlation, reply-to, type, properties, origin and return address; the cancels of a
+    dead letter, which no limit counts; and the id, if its encoding is over ID_LIMIT, or if the name is still over its
+    budget. A foreign name becomes coded, with a copy marker.
 
     Args:
         name: the name that is too long.
@@ -319,6 +341,7 @@ def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, di
     short = replace(
         name, correlation_id=None, reply_to=None, type=None, properties={}, origin="", return_to="",
         from_client="", meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
+        cancels=0 if name.reason else name.cancels,
     )  # fmt: skip
     stand_in, length = _stand_in(name.id), len(encode(name.id))
     if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > budget):
@@ -327,8 +350,12 @@ def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, di
 
 
 def room(name: Name, budget: int = NAME_BUDGET) -> int:
-    """Return how many bytes a file name may have: more if it has a sidecar, as its counters cannot spill into one."""
-    return claim_room(name) if name.meta else budget
+    """Return how many bytes a file name may have.
+
+    A name with a sidecar may have more, as its counters cannot spill into one; and that of a single record, as its id,
+    clock, mark and number alone take 140 bytes, and a sidecar for each record costs two syncs.
+    """
+    return claim_room(name) if name.meta or name.record else budget
 
 
 def claim_room(name: Name, most: int = NAME_MAX) -> int:
@@ -387,11 +414,13 @@ def _stand_in(message_id: str) -> str:
 def _spilled_properties(name: Name) -> dict[str, list[str]]:
     spilled = {key: [typed.type, typed.text] for key, typed in name.properties.items()}
     ours = {key: getattr(name, _OURS[key][0]) for key in _SPILLED_OURS}
+    if name.reason and name.cancels:
+        spilled["JMS_dropq_cancels"] = ["I", str(name.cancels)]
     return spilled | {key: ["S", value] for key, value in ours.items() if value}
 
 
 def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | None = None) -> Name:
-    """Undo `shorten`; values in the name itself win.
+    """Undo `shorten`; values in the name itself win, and cancels of a dead letter add up: the name has the later ones.
 
     Args:
         name: the short name.
@@ -410,6 +439,7 @@ def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | Non
         origin=name.origin or attributes.get("origin", ""),
         return_to=name.return_to or attributes.get("return_to", ""),
         from_client=name.from_client or attributes.get("from_client", ""),
+        cancels=name.cancels + (attributes.get("cancels", 0) if name.reason else 0),
         meta="",
     )
 
@@ -482,6 +512,7 @@ _ALL_TELL_TIME = re.compile(rf"(?>{_GENERATED_HEAD}(?>\.[^\0]*+)?+\0)*+", re.ASC
 _START = re.compile(rf"({_PRIORITY})\.(\d{{5}})", re.ASCII).match
 #: The length of a plain name without its priority.
 _PLAIN_END = len(".0000000000000000-0000000000.B")
+_WITH_ID = re.compile(_PRIORITY + r"\.(\d{16}-\d{10})(?:-\d+)?\.", re.ASCII).match
 _SENT = re.compile(r"-?[0-9]{1,9}\.([0-9]{13})[0-9]{3}-[0-9]{10}\.[MBSPOT](?:\.|\Z)").match
 _SINCE = re.compile(r"[.&]JMS_dropq_sinceL=([0-9]{13})(?![^&.])").search
 _SIDECAR = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)").search
@@ -531,6 +562,17 @@ def since_at_a_glance(filename: str) -> int | None:
 def sidecar_of(filename: str) -> str | None:
     """Return the token of the sidecar that a name refers to, whatever prefix it has, or None."""
     match = _SIDECAR(filename) if "_metaS" in filename else None
+    return match[1] if match else None
+
+
+def may_be_part(filename: str) -> bool:
+    """Return whether a name may say that its message is a part of a bundle."""
+    return "_firstI=" in filename or "_recordI=" in filename
+
+
+def generated_id(filename: str) -> str | None:
+    """Return the generated id of a message, or of the bundle that it was a record of; None if it has none."""
+    match = _WITH_ID(split_claim(filename)[1])
     return match[1] if match else None
 
 

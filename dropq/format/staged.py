@@ -1,7 +1,8 @@
-"""The names of what is staged for one commit: a folder, `CLAIM.ATTEMPT,END~NAME`, and the parts in it, `TOKEN~NAME`.
+"""The names of what is staged for one commit: a folder, `CLAIM.ATTEMPT,END~NAME`, and the parts in it.
 
 `.dropq/staged/` has such a folder for each attempt of a holder to turn a claimed message into many files. Once the
-claim lies in it as `whole`, the attempt is committed.
+claim lies in it as `whole`, the attempt is committed. A part for a receiver is `TOKEN~NAME`; a part that stays in the
+queue is `K,STATE~NAME`, and beside it `K.reason` may say why it goes there.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from typing import NamedTuple
 #: The message itself, from the commit on. A folder in its place drops the attempt.
 WHOLE = "whole"
 #: What may become of the message itself, once all parts are moved.
-ENDS = ("processed", "target")
+ENDS = ("processed", "target", "unlink")
+#: The states that a part of a bundle may go to.
+PART_STATES = ("error", "expired", "target", "delayed", "processed")
 
+#: A file name that a message may get: neither the folder itself nor the one above it.
+_OWN_NAME = r"(?!\.\.?\Z)([^/]+)"
 _FOLDER = re.compile(
-    rf"([0-9a-z]{{10}}-[0-9a-z]{{1,8}})\.([0-9a-f]{{6}}),({'|'.join(ENDS)})~(.+)", re.ASCII | re.DOTALL
+    rf"([0-9a-z]{{10}}-[0-9a-z]{{1,8}})\.([0-9a-f]{{6}}),({'|'.join(ENDS)})~{_OWN_NAME}", re.ASCII | re.DOTALL
 )
-_PART = re.compile(r"([0-9a-f]{16})~(.+)", re.ASCII | re.DOTALL)
+_PART = re.compile(rf"([0-9a-f]{{16}})~{_OWN_NAME}", re.ASCII | re.DOTALL)
+_OWN_PART = re.compile(rf"(0|[1-9][0-9]{{0,8}}),({'|'.join(PART_STATES)})~{_OWN_NAME}", re.ASCII | re.DOTALL)
+_REASON = re.compile(r"(?:0|[1-9][0-9]{0,8})\.reason", re.ASCII)
 
 
 class StagedFolder(NamedTuple):
@@ -26,7 +33,7 @@ class StagedFolder(NamedTuple):
     Attributes:
         claim: the end of the owner of the claim: the random part of the subscription, and the claim's sequence.
         attempt: six random hex digits.
-        end: the state that the message itself ends in.
+        end: the state that the message itself ends in; `unlink` removes it.
         own_name: the message's file name.
     """
 
@@ -62,3 +69,41 @@ def part_of(file: str) -> tuple[str, str] | None:
     """Return the token of a part's receiver, and its file name there; None for the name of no part."""
     found = _PART.fullmatch(file)
     return None if found is None else (found[1], found[2])
+
+
+class OwnPart(NamedTuple):
+    """What the name says of a part that stays in its queue.
+
+    Attributes:
+        number: which part it is, from 0.
+        state: the state that it goes to.
+        own_name: its file name there.
+    """
+
+    number: int
+    state: str
+    own_name: str
+
+    def __str__(self) -> str:
+        return f"{self.number},{self.state}~{self.own_name}"
+
+    @property
+    def reason(self) -> str:
+        """The name of the file that says why it goes there."""
+        return f"{self.number}.reason"
+
+    @classmethod
+    def of(cls, file: str) -> OwnPart | None:
+        """Return what a file's name says; None if it is that of no such part."""
+        found = _OWN_PART.fullmatch(file)
+        return None if found is None else cls(int(found[1]), found[2], found[3])
+
+
+def is_reason(file: str) -> bool:
+    """Return whether a file says why a part goes where it goes."""
+    return _REASON.fullmatch(file) is not None
+
+
+def is_part(file: str) -> bool:
+    """Return whether a file is a part, of either kind."""
+    return part_of(file) is not None or OwnPart.of(file) is not None

@@ -3,7 +3,7 @@
 ROW/                a row of lists of messages from this queue to one other; ROW is 16 random hex digits
 ROW/to.json         which queue that is
 ROW/N.json          a list; the newest alone counts
-ROW/given/          the messages, each as `TOKEN~NAME`, which no file ever had before
+ROW/target/         the messages, each as `TOKEN~NAME`, which no file ever had before
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dropq.format.escapes import is_coded
 
 #: The file of a row that says where its messages go.
 GOAL = "to.json"
-#: The folder of a row that has its messages.
-GIVEN = "given"
+#: The folder of a row that has its messages. A copy for many receivers comes there as it comes to a queue.
+GIVEN = "target"
 
 _ROW = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _LIST = re.compile(r"([1-9][0-9]{0,17})\.json", re.ASCII)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dropq.format.claims import Claim, claim_start
+from dropq.format.joining import WHOLE as JOINED
+from dropq.format.joining import JoiningFolder
 from dropq.format.layout import QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.staged import WHOLE, StagedFolder
@@ -37,26 +39,56 @@ def claimed_files(context: QueueContext, start: str = "") -> Iterator[MessageFil
 def committed_files(context: QueueContext) -> Iterator[MessageFile]:
     """List the messages that were committed as a whole, and whose parts are not all moved yet.
 
-    Each counts as a message in processing/, where it came from.
+    Each counts as a message in processing/, where it came from. So does what was put together and is not sent yet.
     """
+    return (file for file, _ in committed(context))
+
+
+def committed(context: QueueContext) -> Iterator[tuple[MessageFile, str]]:
+    """List the messages of `committed_files`, each with the path of its body."""
+    for joined in _joined(context.layout):
+        file = context.sidecars.file(joined.own_name, context.layout.joining)
+        yield file, f"{context.layout.joining}/{joined.name}/{JOINED}"
     if not context.layout.topic and not reading.exists(context.layout.staged):
         return  # it has no receivers, and no selector that copies
     for entry in reading.entries(context.layout.staged):
         staged = StagedFolder.of(entry.name)
         if staged is not None and is_committed(entry.path):
-            yield context.sidecars.file(staged.own_name, context.layout.staged)
+            yield context.sidecars.file(staged.own_name, context.layout.staged), f"{entry.path}/{WHOLE}"
 
 
 def has_committed(layout: QueueLayout) -> bool:
-    """Return whether a topic has a message that was committed as a whole, and whose parts are not all moved yet."""
-    return any(StagedFolder.of(entry.name) and is_committed(entry.path) for entry in reading.entries(layout.staged))
+    """Return whether a queue has a message that was committed as a whole, and whose parts are not all moved yet."""
+    staged = (StagedFolder.of(entry.name) and is_committed(entry.path) for entry in reading.entries(layout.staged))
+    return any(staged) or any(True for _ in _joined(layout))
+
+
+def _joined(layout: QueueLayout) -> Iterator[JoiningFolder]:
+    """List what was put together from the parts of a bundle, and is not in target/ yet."""
+    for entry in reading.entries(layout.joining):
+        joining = JoiningFolder.of(entry.name)
+        if joining is not None and not entry.is_symlink() and reading.exists(f"{entry.path}/{JOINED}"):
+            yield joining
 
 
 def is_committed(folder: str) -> bool:
     """Return whether the message itself lies in a staged folder, and not a fence, which keeps it out."""
-    size = reading.regular_size(f"{folder}/{WHOLE}")
-    fence = os.fsencode(os.path.basename(folder))
-    return size is not None and (size != len(fence) or reading.read_small(f"{folder}/{WHOLE}") != fence)
+    whole, fence = f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder))
+    size = reading.regular_size(whole)
+    if size is None or os.path.islink(folder):  # no staged folder is a link
+        return False
+    return size != len(fence) or reading.read_small(whole) != fence
+
+
+def is_dropped(folder: str) -> bool:
+    """Return whether a fence has the name `whole` in a staged folder; a link is none, and a commit may replace it.
+
+    RACE: the holder may commit at any moment: that it was not committed, and that the name is taken now, is no proof.
+    """
+    whole, fence = f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder))
+    return (reading.is_folder(whole) and not os.path.islink(whole)) or (
+        reading.regular_size(whole) == len(fence) and reading.read_small(whole) == fence
+    )
 
 
 def claims_in(context: QueueContext, *, foreign: bool = False) -> Iterator[Claim]:

@@ -1,8 +1,8 @@
 """Credits: a selector spends one for each message that it moves on, and has it again when the message is settled.
 
-A spent credit is a file of the queue that the message left, made before the move. Whoever settles the message removes
-it, and those under which the message had come before, after the rename. What a crash leaves is removed by a look at the
-queue that the message went to.
+A spent credit is a file of the queue that the message left, made before the move. The program that settles the message
+first renames it, and then removes this file, and those of the credits under which the message had come before. A look
+at the queue that the message went to removes what a crash leaves.
 
 Names, token files and credits are data from strangers: a queue in them counts only as an address in this root. Folders
 are opened without links, and only a regular file is removed that holds the id of the message that was settled.
@@ -92,9 +92,12 @@ def free(context: QueueContext, file: str) -> None:
         context: the queue that it was settled in.
         file: its file name.
     """
-    via = via_of(file)
-    if via is None:
-        return
+    if (via := via_of(file)) is not None:
+        free_under(context, via, file)
+
+
+def free_under(context: QueueContext, via: Via, file: str) -> None:
+    """Remove a credit of a message, and those below it; arguments as of `free`."""
     try:
         for under in _remove(context, via, file):
             _remove(context, under, file)
@@ -145,7 +148,7 @@ def read_in(folder: int, key: str) -> Credit | None:
     """Return what a credit's file in an open folder says; None if there is none that can be used.
 
     Raises:
-        OSError: it cannot be read: whether a message needs it, nobody knows.
+        OSError: it cannot be read, so a message may still need it.
     """
     return Credit.read(_parsed(reading.read_in(folder, key, _LIMIT, strict=True)))
 

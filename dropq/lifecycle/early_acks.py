@@ -48,6 +48,8 @@ def remembered(layout: QueueLayout) -> frozenset[str]:
 def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) -> bool:
     """Archive a waiting message undelivered if its ack came before it; return False if it is to be delivered.
 
+    A part of a bundle is delivered: the ack was of the bundle, of which each part would use it up alone.
+
     Args:
         context: the queue.
         file: the message.
@@ -57,6 +59,8 @@ def settle(context: QueueContext, file: MessageFile, owner: str, deadline: int) 
         StorageError: it could not be claimed; or not archived, and was given back; or the archive was not synced.
     """
     message_id = file.name.id
+    if file.name.first:
+        return False
     with context.error_context(STAYS):
         if not _in_force(context, message_id):
             return False

@@ -108,6 +108,26 @@ def absences(root: RootLayout, seen: Seen) -> Iterator[tuple[str, str]]:
         yield path, f"{home} is not there: bring it back; if it is gone for good, remove {path}"
 
 
+def is_missed(root: RootLayout, address: str) -> bool:
+    """Return whether a queue that is not found by its address is known to the root: it may be on a disk that is away.
+
+    Raises:
+        OSError: that cannot be told.
+    """
+    bases = [layout.base for layout in layouts(root.path, address)]
+    ends = tuple(f"/{os.path.relpath(base, root.path)}" for base in bases)
+    notes = set[str]()
+    for name in filter(_NOTE.fullmatch, names_in(root.queues)):
+        noted = os.fsdecode(read_small(f"{root.queues}/{name}") or b"")
+        is_here = noted.startswith(f"{root.path}/")  # else the root was moved since
+        if noted in bases if is_here else noted.endswith(ends):
+            notes.add(name)
+    if not notes:
+        return False
+    present = (_notes(root, layout.base, layout.private) for layout in queue_layouts(root))
+    return not notes <= set[str]().union(*present)
+
+
 def _write_note(root: RootLayout, name: str, base: str, storage: Storage) -> None:
     storage.make_folder_like(root.queues, root.private)
     storage.write_small(f"{root.queues}/{name}", os.fsencode(base))

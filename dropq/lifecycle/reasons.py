@@ -13,6 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from dropq.format import names
 from dropq.storage.failures import describe
@@ -40,8 +41,22 @@ class Reasons:
         """Write why a file is about to move to a state, under a name."""
         path = self.path(state, name, inode)
         self._storage.make_folder(os.path.dirname(path))
-        content = {"name": name, "inode": inode, **fields}
+        content = {**fields, "name": name, "inode": inode}
         self._storage.write_small(path, json.dumps(content).encode())
+
+    def adopt(self, path: str, state: str, name: str, inode: int) -> None:
+        """Make a file the reason of another one, which it names; do nothing if it is missing. It is not synced."""
+        goal = self.path(state, name, inode)
+        self._storage.make_folder(os.path.dirname(goal))
+        with suppress(FileNotFoundError):  # RACE: another roll-forward was first
+            self._storage.rename(path, goal)
+
+    def copy(self, state: str, name: str, to: str, inode: int) -> bool:
+        """Write the reason of a file also for another name, which it is about to get; return False if it has none."""
+        content = self.find(state, name, inode)
+        if content:
+            self.record(state, to, inode, {key: content[key] for key in content if key not in ("name", "inode")})
+        return bool(content)
 
     def find(self, state: str, name: str, inode: int) -> dict[str, object] | None:
         """Return why a file is in a state; None if there is no reason, or none that can be read."""

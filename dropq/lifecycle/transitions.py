@@ -20,11 +20,11 @@ from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.claims import Claim, Location
 from dropq.format.credits import Via, may_have_via
-from dropq.format.layout import DEAD_LETTER, QueueLayout
+from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.transfers import given_name
-from dropq.lifecycle import credits, dead_letters
+from dropq.lifecycle import credits, dead_letters, transfers
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
@@ -95,28 +95,26 @@ class Transitions:
             self.sent(not_before=not_before)
         return None
 
-    def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> bool | None:
+    def send(self, file: str, *, not_before: int = 0, adopted: str = "") -> bool | None:
         """Send a staged file: the rename is the send; return what `send_new` does.
 
         Args:
             file: its name in working/.
             not_before: when it may be delivered, in ms; 0 for at once.
-            back_to: where to move it if it cannot be sent; None removes it.
+            adopted: the path of a file that is sent instead, which stays where it is if it cannot be sent.
         """
-        staged = f"{self._layout.working}/{file}"
+        staged = adopted or f"{self._layout.working}/{file}"
         try:
             self._storage.rename(staged, f"{self.sent_to(not_before) if not_before else self._layout.target}/{file}")
         except OSError as error:
-            raise self._take_back(staged, error, back_to) from error
+            raise self._take_back(staged, error, adopted) from error
         return None
 
-    def _take_back(self, staged: str, error: OSError, back_to: str | None = None) -> DropqError:
-        """Remove a staged file that could not be sent, or move it back; return the error to raise."""
+    def _take_back(self, staged: str, error: OSError, adopted: str = "") -> DropqError:
+        """Remove a staged file that could not be sent, unless it is an adopted one; return the error to raise."""
         with suppress(OSError):  # fsck finds the file if it stays
-            if back_to is None:
+            if not adopted:
                 self._storage.unlink(staged)
-            else:
-                self._storage.move(staged, back_to)
         return self.not_sent(error)
 
     def not_sent(self, error: OSError) -> DropqError:
@@ -250,14 +248,14 @@ class Transitions:
         Args:
             path: where it lies, as `whole` of its staged folder.
             own_name: its file name; in target/, a unique one.
-            end: processed, where it goes as by `archive`, or target.
+            end: processed, where it goes as by `archive`; target; or unlink, where parts of it take its place.
         """
         if end == "target":
             with suppress(FileNotFoundError):  # RACE: another roll-forward was first
                 self._storage.place(path, f"{self._layout.target}/{own_name}")
             return
         self._free(own_name)  # before the last trace is gone: nobody would free them after a crash but a look
-        if not self._config.history:
+        if end == "unlink" or not self._config.history:
             with suppress(FileNotFoundError):  # RACE: another roll-forward was first
                 self._storage.discard(path, self._make_folder(self._layout.private))
             return
@@ -276,12 +274,74 @@ class Transitions:
             yield own_name
         yield from self._kept_names(self._sidecars.parse(own_name).unmarked)
 
+    def end_part(self, path: str, state: str, own_name: str, reason: str) -> None:
+        """Move a part of a committed message to a state of its queue; do nothing if another process moved it first.
+
+        Args:
+            path: where it lies, in its staged folder.
+            state: error, expired, target, delayed or processed.
+            own_name: its file name there; if that is taken, it gets another copy mark.
+            reason: the path of the file that says why it goes there, which names it and its inode.
+        """
+        folder = self._layout.folder(state)
+        move = self._storage.move
+        try:
+            if state in WAITING:
+                self._storage.make_folder(folder)
+                move = self._storage.place
+            elif state in WITH_REASON:
+                self._reasons.adopt(reason, state, own_name, inode := reading.inode(path))
+            try:
+                move(path, f"{folder}/{own_name}")
+            except FileExistsError:  # somebody made a file of its name: both stay
+                unneeded = file = self.copy_name(self._sidecars.parse(own_name))
+                copied = state in WITH_REASON and self._reasons.copy(state, own_name, file, inode)
+                try:
+                    # RACE: it may be another roll-forward that has just moved the part to this name, or reserves it.
+                    move(path, f"{folder}/{file}")
+                    unneeded = own_name
+                finally:
+                    if copied:
+                        self._reasons.drop(state, unneeded, inode)
+        except FileNotFoundError:
+            if reading.exists(path):
+                raise
+            # RACE: another roll-forward was first
+
     def set_part_aside(self, path: str, own_name: str, reason: str, details: Mapping[str, object]) -> None:
         """Move a part of a committed message, which cannot reach its receiver any more, to error/ with a reason."""
         name = self.marked(self._sidecars.parse(own_name))
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
             self._move_with_reason(path, "error", name, reason, details)
             self._sync_settled(self._layout.error)
+
+    def letters_from_error(self, letters: Mapping[str, str]) -> set[str]:
+        """Move messages on from error/ to the dead-letter queue; return the file names of those that went.
+
+        If that queue is missing or refuses one, it stays, with its reason. A crash leaves each in one of the two.
+
+        Args:
+            letters: why each cannot be delivered, in a word of at most 32 bytes, by its file name.
+        """
+        paths = {file: self._letter_from_error(file, reason) for file, reason in letters.items()}
+        folders = {os.path.dirname(path) for path in paths.values() if path}
+        try:
+            if folders:
+                self._sync_settled(*folders, self._layout.error)
+        except StorageError as error:
+            log.warning("queue %s: %s", self.context.name, error)
+        return {file for file, path in paths.items() if path}
+
+    def _letter_from_error(self, file: str, reason: str) -> str | None:
+        source = f"{self._layout.error}/{file}"
+        try:
+            inode, name = reading.inode(source), self._sidecars.parse(file).unmarked
+            path = self._move_to_letters(source, self._find_letters(), name, reason)
+        except (OSError, DropqError) as error:
+            log.warning("%s stays, and `dropq move` takes it to the dead-letter queue: %s", source, describe(error))
+            return None
+        self._reasons.drop("error", file, inode)
+        return path
 
     def hold_privately(self, claim: Claim) -> str:
         """Move a claimed message to a private folder, for at-most-once without a history; return its path there."""
@@ -328,6 +388,10 @@ class Transitions:
         wait = self._redelivery_delay(name) if delay is None else delay
         name = replace(name, not_before=self._clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
         return self._move_back(claim, name)
+
+    def release(self, claim: Claim, *, counted: bool = True) -> Location:
+        """Return a claimed message as a consumer that ends does; `counted` as for `give_back`."""
+        return self.give_back(claim, counted=counted, delay=None if counted else 0)
 
     def _move_back(self, claim: Claim, name: Name) -> Location:
         """Move a claimed message to where it waits for its next delivery, under its new name."""
@@ -400,8 +464,9 @@ class Transitions:
     ) -> Location | None:
         """Move a message that cannot be delivered to the dead-letter queue; return where it is now.
 
-        If that queue is missing, lies on another file system or refuses the message, or none is named, the message goes
-        to error/, with the reason. A crash leaves it where it was or in the dead-letter queue.
+        If that queue is missing or refuses the message, or none is named, the message goes to error/, with the reason.
+        If that queue lies on another file system, the message goes to a row for it. A crash leaves it where it was or
+        there.
 
         Args:
             message: its claim; or its file, if it waits unclaimed.
@@ -450,7 +515,7 @@ class Transitions:
         queue = self._config.dead_letter_queue
         try:
             letters = self._find_letters()
-            file = leave(self._move_to_letters, letters, name, reason)
+            path = leave(self._move_to_letters, letters, name, reason)
         except (NoSuchQueue, StorageError) as error:
             why = _refusal(queue, error)
             details = {**details, "detail": "; ".join(str(text) for text in (details.get("detail"), why) if text)}
@@ -459,35 +524,54 @@ class Transitions:
             log.warning("queue %s: message %s went to error/: %s", self.context.name, name.id, why)
             self._sync_settled(self._layout.error, folder, location=location)
             return location
-        location = Location(DEAD_LETTER, file)
+        location = Location(DEAD_LETTER, os.path.basename(path))
         self._free(own_name)
-        self._sync_settled(letters.target, folder, location=location)
+        self._sync_settled(os.path.dirname(path), folder, location=location)
         return location
 
     def _find_letters(self) -> QueueLayout:
         queue = self._config.dead_letter_queue
         if queue is None:
             raise NoSuchQueue("no dead_letter_queue is set")
-        letters = dead_letters.find_layout(self.context.root.layout.path, queue)
+        with self.context.error_context("the dead-letter queue cannot be looked at"):
+            letters = dead_letters.find_layout(self.context.root.layout.path, queue)
         if letters is None:
             raise NoSuchQueue(f"the dead-letter queue {queue} is missing")
         return letters
 
     def _move_to_letters(self, source: str, letters: QueueLayout, name: Name, reason: str) -> str:
-        """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its name there."""
+        """Move a file into the target/ of a dead-letter queue, where it replaces nothing; return its path there."""
         name = dead_letters.letter(name, self.context.name, reason, self._clock.now_ms())
         sidecars = dead_letters.sidecars_at(self.context, letters)
         if name.meta:
             sidecars.make_known()
         file = sidecars.fit(self.unique(name))
         try:
-            if self._storage.place_in_kernel(source, f"{letters.target}/{file}"):
-                return file
-        except FileExistsError:  # a message with its id is there: both stay
+            return self._add(source, letters.target, file, lambda: sidecars.fit(self.marked(name)))
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        goal = transfers.Goal(self.context.root.layout, self._config.dead_letter_queue or "", letters)
+        return self._move_to_row(source, transfers.row_to(self.context, goal).given, name)
+
+    def _add(self, source: str, folder: str, file: str, marked: Callable[[], str]) -> str:
+        """Move a file into a folder, where it replaces nothing; return its path there.
+
+        No name is reserved first: behind a link, the empty file would be a message of another queue.
+
+        Args:
+            source: its path.
+            folder: the folder.
+            file: its name there, unless it is taken.
+            marked: returns a name with a copy mark, which is never taken.
+        """
+        try:
+            if self._storage.place_in_kernel(source, path := f"{folder}/{file}"):
+                return path
+        except FileExistsError:  # the id came there by another way: both stay
             pass
-        file = sidecars.fit(self.marked(name))
-        self._storage.rename(source, f"{letters.target}/{file}")
-        return file
+        self._storage.rename(source, path := f"{folder}/{marked()}")
+        return path
 
     def _move_waiting(self, source: str, move: Callable[..., str], *args: object) -> str:
         """Move an unclaimed file by `move(path, ...)`; FileNotFoundError if it is gone."""
@@ -507,9 +591,10 @@ class Transitions:
             LeaseLost: the claim is gone; nothing was changed.
             StorageError: it stays in processing/; or, if the error has a `location`, it was moved and not synced.
         """
-        location = Location(ROUTED, self._move_out(claim, self._move_to_route, folder, claim.own_name))
+        path = self._move_out(claim, self._move_to_route, folder, claim.own_name)
+        location = Location(ROUTED, os.path.basename(path))
         self._free(claim.own_name)
-        self._sync_settled(folder, self._layout.processing, location=location, fate=UNSYNCED_ROUTE)
+        self._sync_settled(os.path.dirname(path), self._layout.processing, location=location, fate=UNSYNCED_ROUTE)
         return location
 
     def route_waiting(self, file: MessageFile, folder: str) -> Location | None:
@@ -523,38 +608,36 @@ class Transitions:
         source = f"{self._layout.target}/{file.filename}"
         try:
             # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
-            location = Location(ROUTED, self._move_to_route(source, folder, self.next_delivery(file)[1]))
+            path = self._move_to_route(source, folder, self.next_delivery(file)[1])
         except FileNotFoundError as error:
             if reading.exists(source):
                 raise storage_error(error, f"{folder} is missing; the message stays in target/") from error
             return None
         except OSError as error:
             raise storage_error(error, "the message stays in target/") from error
+        location = Location(ROUTED, os.path.basename(path))
         self._free(file.own_name)
-        self._sync_settled(folder, self._layout.target, location=location, fate=UNSYNCED_ROUTE)
+        self._sync_settled(os.path.dirname(path), self._layout.target, location=location, fate=UNSYNCED_ROUTE)
         return location
 
     def _move_to_route(self, source: str, folder: str, file: str) -> str:
-        """Move a file into a route's folder; return its name there, which has a copy mark if its own may be taken.
+        """Move a file into a route's folder, where it replaces nothing; return its path there.
 
-        No name is reserved first: behind a link, the empty file would be a message of another queue.
+        Where the folder is a link to a queue on another file system, the file goes to the row for that queue.
         """
         if may_have_via(file) or "_copiedB=" in file:
             file = self._sidecars.fit(replace(self._sidecars.parse(file), via="", copied=False))
         try:
-            if self._storage.place_in_kernel(source, f"{folder}/{file}"):
-                return file
-        except FileExistsError:  # the id came there by another way: both stay
-            pass
-        file = self.copy_name(self._sidecars.parse(file))
-        self._storage.rename(source, f"{folder}/{file}")
-        return file
+            return self._add(source, folder, file, lambda: self.copy_name(self._sidecars.parse(file)))
+        except OSError as error:
+            goal = transfers.behind(folder) if error.errno == errno.EXDEV else None
+            if goal is None:
+                raise
+        return self._move_to_row(source, transfers.row_to(self.context, goal).given, self._sidecars.parse(file))
 
     # -- bringing back: error, expired, processed -> target ---------------------------------------------------
 
-    def requeue(
-        self, source: str, filename: str, to: QueueContext, *, keep_expiration: bool = False, given: str = ""
-    ) -> str | None:
+    def requeue(self, source: str, filename: str, to: QueueContext, *, keep_expiration: bool = False) -> str | None:
         """Move a file into a queue's target/ as if it were new: counters and the queue's clock start again.
 
         Args:
@@ -562,11 +645,10 @@ class Transitions:
             filename: its name there.
             to: the queue that it goes to, which may be this one.
             keep_expiration: keep its own expiration; else drop it.
-            given: the folder from which a carrier takes it, where that queue lies on another file system; the file goes
-                there instead.
 
         Returns:
-            Its name in target/, or in `given`; None if another process moved it first.
+            Its name in target/, or in the row for that queue if it lies on another file system; None if another process
+            moved it first.
         """
         file = self._sidecars.file(filename)
         name = self._restarted(file, to)
@@ -574,14 +656,29 @@ class Transitions:
             name = replace(name, expiration=file.name.expiration)
         if source == self._layout.processing and to.layout.home == self._layout.home:
             return self._move_to_queue(source, filename, to, replace(name, via=file.name.via))
-        return self._leave(source, filename, to, name, given)
+        return self._leave(source, filename, to, name)
 
-    def carry(self, source: str, filename: str, to: QueueContext, *, given: str = "") -> str | None:
+    def name_of_whole(self, filename: str, bundle: str, first: int, *, keep_expiration: bool = False) -> str:
+        """Return the file name of the new message that parts of a bundle become.
+
+        Args:
+            filename: the file name of the first of them.
+            bundle: the id of the bundle.
+            first: the number of the first line, row or frame.
+            keep_expiration: keep the expiration of the first; else drop it.
+        """
+        file = self._sidecars.file(filename)
+        name = self._sidecars.whole(self._restarted(file, self.context))
+        expiration = file.name.expiration if keep_expiration else 0
+        name = replace(name, id=bundle, first=first, record=0, records=0, expiration=expiration)
+        return self.copy_name(name)
+
+    def move(self, source: str, filename: str, to: QueueContext) -> str | None:
         """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
         file = self._sidecars.file(filename)
         name = replace(file.name, delivery_count=file.delivery_count, not_before=0, lapsed="", via="")
         name = replace(name, copied=self._stays_copied(name, to))
-        return self._leave(source, filename, to, name, given)
+        return self._leave(source, filename, to, name)
 
     def move_on(self, file: MessageFile, to: QueueContext, via: Via) -> str | None:
         """Move a waiting message into another queue's target/, under a credit that was spent on it.
@@ -594,45 +691,55 @@ class Transitions:
             via: the credit.
 
         Returns:
-            Its name in the other target/; None if another process took it first.
+            Its name there, as of `requeue`; None if another process took it first.
         """
-        name = replace(file.name.unmarked, delivery_count=0, cancels=0, not_before=0, via=str(via), copied=False)
+        name = replace(_uncounted(file.name.unmarked), via=str(via), copied=False)
         if name.reason:  # a dead letter that is moved on is none any more
             name = replace(self._sidecars.whole(name), reason="", origin="")
         name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
         return self._move_to_queue(self._layout.target, file.filename, to, name)
 
-    def return_to(self, folder: str, filename: str, to: QueueContext, via: str) -> str | None:
-        """Return a message to the queue that a selector had moved it from; whoever holds it loses the claim.
+    def return_to(
+        self, folder: str, filename: str, to: QueueContext, via: Via | None, *, copied: bool = False
+    ) -> str | None:
+        """Return a message to the queue that a selector had moved it from; a consumer that holds it loses the claim.
 
         Args:
             folder: the folder that it is in.
             filename: its name there.
             to: the queue.
-            via: the credit under which it had come there; "" if it had come under none.
+            via: the credit under which it had come there; None if it had come under none. From another file system the
+                message comes back under none, as no look would find it on its way: this credit is freed.
+            copied: whether its copies were made there before it was moved.
 
         Returns:
-            Its name in target/; None if it is gone.
+            Its name there, as of `requeue`; None if it is gone.
         """
         name = self._sidecars.file(filename, folder).name.unmarked
-        name = replace(name, delivery_count=0, cancels=0, not_before=0, via=via, hops=max(name.hops - 1, 0))
-        return self._move_to_queue(folder, filename, to, replace(name, since=to.clock.now_ms()))
+        name = replace(_uncounted(name), hops=max(name.hops - 1, 0))
+        name = replace(name, via=str(via or ""), since=to.clock.now_ms(), copied=copied)
+        try:
+            return self._place(folder, filename, to, name)
+        except StorageError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        given = self._give_to(f"{folder}/{filename}", to, replace(name, via=""))
+        if given is not None and via is not None:
+            credits.free_under(self.context, via, filename)
+        return given
 
     def bounce(self, file: MessageFile, to: QueueContext) -> str | None:
         """Move a waiting message to its return address, which is kept as `return_to`; result as of `move_on`."""
         name = self._sidecars.whole(file.name.unmarked)
-        name = replace(name, delivery_count=0, cancels=0, not_before=0, via="", copied=False, hops=name.hops + 1)
+        name = replace(_uncounted(name), via="", copied=False, hops=name.hops + 1)
         name = replace(
             name, reply_to=None, return_to=name.reply_to or "", since=to.clock.now_ms(), reason="", origin=""
         )
         return self._leave(self._layout.target, file.filename, to, name)
 
-    def _leave(self, source: str, filename: str, to: QueueContext, name: Name, given: str = "") -> str | None:
-        """Move a file to a queue under a name without credits, and free those under which it had come.
-
-        With `given`, it is moved into that folder, from which it is carried to the queue.
-        """
-        moved = self.give(source, filename, name, given) if given else self._move_to_queue(source, filename, to, name)
+    def _leave(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        """Move a file to a queue under a name without credits, and free those under which it had come."""
+        moved = self._move_to_queue(source, filename, to, name)
         if moved is not None:
             self._free(filename)
         return moved
@@ -643,6 +750,16 @@ class Transitions:
             credits.free(self.context, file)
 
     def _move_to_queue(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        """Move a file to a queue; give it to a row if the queue lies on another file system."""
+        try:
+            return self._place(source, filename, to, name)
+        except StorageError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        return self._give_to(f"{source}/{filename}", to, name)
+
+    def _place(self, source: str, filename: str, to: QueueContext, name: Name) -> str | None:
+        """Move a file to a queue by one rename; raise StorageError with EXDEV where none leads there."""
         file = Transitions(to).into_target(f"{source}/{filename}", self._name_in(to, name))
         if file is not None:
             self._sync_settled(source)
@@ -661,36 +778,44 @@ class Transitions:
                 to.sidecars.make_known()
         return name
 
-    # -- to another file system: any state -> .dropq/transfers/ROW/given, and a copy of it in that queue -----------
+    # -- to another file system: any state -> .dropq/transfers/ROW/target, and a copy of it in that queue -----------
 
-    def give(self, source: str, filename: str, name: Name, given: str) -> str | None:
-        """Move a file into a folder from which no consumer takes it, and a carrier copies it to another file system.
+    def _give_to(self, path: str, to: QueueContext, name: Name) -> str | None:
+        """Give a file to the row for a queue; return its name there, or None if another process moved it first."""
+        with self.context.error_context("the message stays where it was"):
+            row = transfers.row_to(self.context, transfers.Goal(to.root.layout, to.name, to.layout))
+        return self.give(path, name, row.given)
+
+    def give(self, path: str, name: Name, given: str) -> str | None:
+        """Move a file into a row, from which no consumer takes it, and a carrier copies it to another file system.
 
         The move is not synced: the carrier does that before it copies.
 
         Args:
-            source: the folder that it is in.
-            filename: its name there.
+            path: the path of the file.
             name: what its new name says.
-            given: the folder.
+            given: the row's folder.
 
         Returns:
             Its name there, which no file had before; None if another process moved it first.
         """
-        path = f"{source}/{filename}"
         try:
-            if not name.generated and not name.since:
-                name = replace(name, since=reading.changed_ms(path))  # keeps its place in the order
-            file = given_name(os.urandom(8).hex(), self._sidecars.fit(self.unique(name)))
-            # RACE: with each consumer, and any script. The process whose rename succeeds has the message.
-            self._storage.rename(path, f"{given}/{file}")
+            return os.path.basename(self._move_to_row(path, given, name))
         except FileNotFoundError as error:
             if reading.exists(path):
                 raise storage_error(error, f"{given} is missing; the message stays where it was") from error
             return None
         except OSError as error:
             raise storage_error(error, "the message stays where it was") from error
-        return file
+
+    def _move_to_row(self, path: str, folder: str, name: Name) -> str:
+        """Move a file into the folder of a row, under a name that no file had before; return its path there."""
+        if not name.generated and not name.since:
+            name = replace(name, since=reading.changed_ms(path))  # keeps its place in the order
+        given = f"{folder}/{given_name(os.urandom(8).hex(), self._sidecars.fit(self.unique(name)))}"
+        # RACE: with each consumer, and any script. The process whose rename succeeds has the message.
+        self._storage.rename(path, given)
+        return given
 
     def name_of_copy(self, given: str, name: Name, to: QueueContext) -> str:
         """Return the file name that the copy of a given message gets in its queue.
@@ -710,7 +835,7 @@ class Transitions:
     # -- replaying: a copy of what is in processed -> target ---------------------------------------------------
 
     def replay(self, filename: str, to: QueueContext) -> str | None:
-        """Send a copy of an archived message, as a message that was delivered once; the original stays.
+        """Send a copy of an archived message, marked as a replay that was delivered once; the original stays.
 
         A crash leaves at most the copy in working/, as a send does.
 
@@ -721,7 +846,8 @@ class Transitions:
         Returns:
             The copy's name in target/; None if the message is not in the archive any more.
         """
-        name = replace(self._restarted(self._sidecars.file(filename), to), delivery_count=1)
+        # Its one delivery was an ack. The mark says so to readers by records, who take other deliveries for deaths.
+        name = replace(self._restarted(self._sidecars.file(filename), to), delivery_count=1, replayed=True)
         return self._copy_to(filename, to, name)
 
     def copy_archived(self, filename: str, to: QueueContext) -> str | None:
@@ -731,7 +857,7 @@ class Transitions:
             filename: its name in processed/.
             to: the subscription that the copy is for.
         """
-        name = replace(self._sidecars.parse(filename), delivery_count=0, cancels=0, not_before=0, via="", hops=0)
+        name = replace(_uncounted(self._sidecars.parse(filename)), via="", hops=0)
         name = replace(name, lapsed="", from_client="", copied=False, since=to.clock.now_ms())
         return self._copy_to(filename, to, name)
 
@@ -761,7 +887,7 @@ class Transitions:
         if name.generated:
             with to.error_context("the message stays where it was"):
                 to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an early ack was for the delivery before
-        name = replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, expiration=0, lapsed="")
+        name = replace(_uncounted(name), via="", hops=0, expiration=0, lapsed="")
         return replace(name, since=to.clock.now_ms(), copied=self._stays_copied(name, to))
 
     def _stays_copied(self, name: Name, to: QueueContext) -> bool:
@@ -895,7 +1021,7 @@ class Transitions:
         inode = reading.inode(source)
         time = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
         for file in self._kept_names(name):
-            self._reasons.record(state, file, inode, {"reason": reason, "time": time, **details})
+            self._reasons.record(state, file, inode, {**details, "reason": reason, "time": time})
             try:
                 self._storage.move(source, f"{self._layout.folder(state)}/{file}")
                 return file
@@ -959,11 +1085,14 @@ class Transitions:
         return folder
 
 
+def _uncounted(name: Name) -> Name:
+    """Return a name without what was counted of its message; it stays the part of a bundle that it was."""
+    return replace(name, delivery_count=0, cancels=0, not_before=0, cut=0, replayed=False)
+
+
 def _refusal(queue: str | None, error: DropqError) -> str:
     """Return why a message cannot go to a dead-letter queue."""
     cause = error.__cause__
     if not isinstance(error, StorageError) or not isinstance(cause, OSError):
         return str(error)
-    if cause.errno == errno.EXDEV:
-        return f"the dead-letter queue {queue} lies on another file system"
     return f"the dead-letter queue {queue} refuses it: {describe(cause)}"

@@ -34,7 +34,7 @@ from dropq.format.claims import BARRIER, Claim, Location, claim_owner
 from dropq.format.layout import DEAD_LETTER, GONE_PREFIX, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
-from dropq.lifecycle.claims import claims_in, find_claim
+from dropq.lifecycle.claims import claims_in, find_claim, has_committed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Rest, T, Transitions
 from dropq.policies.wanted import wanting
@@ -113,6 +113,17 @@ class Barrier:
             return None
         claim = self._out.take(self._subscription, owner, deadline, wanted)
         return None if claim is None else (claim, self._out)
+
+    def has_to_wait(self) -> bool:
+        """Return whether a message was committed, and its parts, which may be before a barrier, are not all moved yet.
+
+        Call it after processing/ is listed, and before `look_at_delayed`: a committed message is moved in this order.
+        """
+        layout = self._context.layout
+        reading.ask_server(layout.private)  # on NFS another host may have made staged/ in it just now
+        for entry in reading.entries(layout.staged):
+            reading.ask_server(entry.path)
+        return has_committed(layout)
 
     def look_at_delayed(self) -> None:
         """List the delayed messages that were delivered before: these are not settled.

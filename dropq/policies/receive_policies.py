@@ -126,12 +126,16 @@ class ReceivePolicies:
         self.at_barrier = True
 
     def is_ready_for_barrier(self) -> bool:
-        """Return whether nothing is claimed; call it before target/ is listed for the messages before a barrier."""
+        """Return whether nothing is claimed or committed; call it before target/ is listed for a barrier.
+
+        RACE: what is committed goes from processing/ to staged/, then to delayed/ or target/. They are listed in this
+        order, so a message that is being moved is in one listing or in more.
+        """
         assert self._barrier is not None
-        if self._claimed:
-            self.wait_at_barrier()
-            return False
         with error_context(UNTOUCHED):
+            if self._claimed or self._barrier.has_to_wait():
+                self.wait_at_barrier()
+                return False
             self._barrier.look_at_delayed()
             reading.ask_server(self._context.layout.target)
         return True

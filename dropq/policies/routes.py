@@ -22,6 +22,7 @@ from dropq.format.layout import IN_USE, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import DO_NOT_ROUTE
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transfers import behind
 from dropq.policies.wanted import Lookups
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -43,7 +44,8 @@ class Route:
         name: its name.
         folder: where its messages go: `routing/NAME`.
         selector: which messages it takes.
-        leaves_root: whether the folder is a link out of the root, where no sidecar of the root is found.
+        leaves_root: whether the folder is a link out of the root, where no sidecar of the root is found. What goes to
+            another file system takes its sidecar along.
     """
 
     name: str
@@ -251,7 +253,7 @@ def _leaves_root(layout: QueueLayout, root: str, name: str) -> bool:
     """Return whether a route's folder lies out of the root.
 
     Raises:
-        _Unusable: it is missing, lies on another file system, or leads back to the queue.
+        _Unusable: it is missing, leads back to the queue, or leads to another file system and to no queue there.
     """
     folder = f"{layout.routing}/{name}"
     try:
@@ -262,14 +264,15 @@ def _leaves_root(layout: QueueLayout, root: str, name: str) -> bool:
         raise _Unusable(f"{folder} cannot be used: {describe(error)}") from error
     if not stat.S_ISDIR(there.st_mode):
         raise _Unusable(f"{folder} is no folder")
-    if there.st_dev != home.st_dev:
-        raise _Unusable(f"{folder} leads to another file system, where a rename cannot go")
+    is_far = there.st_dev != home.st_dev
+    if is_far and behind(folder) is None:
+        raise _Unusable(f"{folder} leads to another file system, and not to the target/ of a queue of a root there")
     real, base = os.path.realpath(folder), os.path.realpath(layout.base)
     if _is_within(real, base) and not _is_within(real, os.path.realpath(layout.routing)):
         raise _Unusable(f"{folder} leads to a folder of the queue itself, {real}")
     if (through := _leading_back(real, os.path.realpath(layout.target))) is not None:
         raise _Unusable(f"{folder} leads back to the queue, through {through}")
-    return not _is_within(real, os.path.realpath(root))
+    return not is_far and not _is_within(real, os.path.realpath(root))
 
 
 def _leading_back(folder: str, target: str) -> str | None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dropq.config.selectors import Selector, name_of, parse, with_token
-from dropq.errors import ConfigError, DropqError
+from dropq.errors import ConfigError, DropqError, StorageError
 from dropq.format.credits import Credit, Via, new_token
 from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
@@ -98,7 +98,7 @@ class InUse:
         path = f"{self.folder}/{LAST}"
         if reading.read_small(path) != self._mark:
             self._context.storage.make_folder(self.folder)
-            self._count()  # first: whoever has the mark relies on the count
+            self._count()  # before the mark: a router that finds its mark relies on its count
             self._context.storage.write_small(path, self._mark)
         limit = self.selector.credit or 0
         if self._spent >= limit:
@@ -160,13 +160,15 @@ class Selectors:
         self._warned: dict[str, str] = {}
         self.in_use: tuple[InUse, ...] = ()
         self.unusable: dict[str, str] = {}
+        #: Whether each file was read: another selector than those in use may want to copy a message first.
+        self._are_known = True
         #: Whether some are being removed.
         self.are_removed = False
 
     def look(self) -> None:
         """Look again which selectors there are; give a token to each that has none; log what cannot be used, once."""
         known = {one.selector.name: one for one in self.in_use}
-        found, self.unusable = list[InUse](), {}
+        found, self.unusable, self._are_known = list[InUse](), {}, True
         files = reading.names_in(self._context.layout.selectors)
         self.are_removed = any(file[0] == "." and file.endswith(REMOVED) for file in files)
         for name in sorted(filter(None, map(name_of, files))):
@@ -176,7 +178,10 @@ class Selectors:
                     one = self._read(name, path)
                 if one is not None:
                     found.append(one)
-            except (DropqError, OSError) as error:
+            except (StorageError, OSError) as error:
+                self.unusable[os.path.basename(path)] = describe(error)
+                self._are_known = False
+            except DropqError as error:
                 self.unusable[os.path.basename(path)] = describe(error)
         for role in ("default", "overflow"):
             for one in [each for each in found if each.selector.role == role][1:]:
@@ -190,9 +195,9 @@ class Selectors:
                 log.warning("queue %s: selector %s is passed over: %s", self._context.name, file, why)
 
     def _read(self, name: str, path: str, *, gives: bool = True) -> InUse | None:
-        version, content = _version(path), reading.read_small(path)
+        version, content = _version(path), _content(path)
         if version is None or content is None:
-            return None  # RACE: it was removed since it was listed
+            return None
         selector = parse(name, content, path, queue=self._context.name)
         owner = (self._context.name, name)
         if selector.credit is not None and credits.queue_of(self._context.root.layout, selector.token) != owner:
@@ -227,6 +232,11 @@ class Selectors:
         return min((one.counts_at for one in self.in_use if one.counts_at), default=0.0)
 
     @property
+    def serves_waiting(self) -> bool:
+        """Whether one of them is for messages that wait: an overflow selector is for those that are sent."""
+        return any(one.selector.role != "overflow" for one in self.in_use)
+
+    @property
     def may_take(self) -> bool:
         """Whether one of them may take a message, as far as credits say."""
         return any(one.has_credit for one in self.in_use if one.selector.role != "overflow")
@@ -247,6 +257,8 @@ class Selectors:
 
     def asked(self, file: MessageFile) -> list[InUse] | None:
         """Return the normal selectors that take a waiting message; None where that cannot be told now."""
+        if not self._are_known:
+            return None
         found = []
         for one in self.in_use:
             if one.selector.role == "normal":
@@ -279,7 +291,7 @@ def read(context: QueueContext) -> tuple[list[Selector], list[str]]:
         path = path_of(context, name)
         with suppress(FileNotFoundError):
             try:
-                content = reading.read_small(path)
+                content = _content(path)
                 if content is not None:
                     found.append(parse(name, content, path, queue=context.name))
             except ConfigError as error:
@@ -295,12 +307,43 @@ def read(context: QueueContext) -> tuple[list[Selector], list[str]]:
     return found, problems
 
 
+def overflow_of(context: QueueContext) -> str | None:
+    """Return the address that a queue's overflow selector sends to; None without one that can be used.
+
+    Raises:
+        OSError: the selectors cannot be read.
+    """
+    for name in names_in(context):
+        path = path_of(context, name)
+        with suppress(ConfigError):
+            content = _content(path)
+            if content is not None and (one := parse(name, content, path, queue=context.name)).role == "overflow":
+                return one.to
+    return None
+
+
 def reserve_token(root: RootLayout, queue: str, name: str, storage: Storage) -> str:
     """Return a new token that is reserved for a selector of a queue; arguments as of `credits.reserve`."""
     while True:
         token = new_token()
         if credits.reserve(root, token, queue, name, storage):
             return token
+
+
+def _content(path: str) -> bytes | None:
+    """Return what a selector's file says; None if it was removed since it was listed, or only reserves its name."""
+    with suppress(PermissionError):
+        if content := reading.read_small(path):
+            return content
+    # RACE: what is read again may be the selector that has replaced its reservation since.
+    return None if _is_reserved(path) else reading.read_small(path)
+
+
+def _is_reserved(path: str) -> bool:
+    try:
+        return reading.is_reservation(os.lstat(path))
+    except FileNotFoundError:
+        return True  # RACE: it was removed since it was listed
 
 
 def _version(path: str) -> Version | None:

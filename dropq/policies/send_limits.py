@@ -183,13 +183,12 @@ class Limit:
     def admit(self, count: int, *, whole: bool) -> int:
         """Admit messages as `SendLimits.admit` does, by this limit alone."""
         if whole and count > self._most:
-            raise QueueFull(
-                f"queue {self._name} never has room for {count} messages at once (max_unprocessed = {self._most}): "
-                "none was sent; send them in smaller jobs, or raise max_unprocessed"
-            )
+            never = f"queue {self._name} never has room for {count} messages at once (max_unprocessed = {self._most})"
+            self._overflow_now(never)
+            raise QueueFull(f"{never}: none was sent; send them in smaller jobs, or raise max_unprocessed")
         if entering := self._enter(count, whole):
             return entering
-        self._overflow_now()
+        self._overflow_now(self._full)
         if self._overflow == "discard":
             return self._discard(count if whole else 1)
         if self._overflow == "reject":
@@ -199,21 +198,21 @@ class Limit:
             )
         return self._wait(count, whole)
 
-    def _overflow_now(self) -> None:
-        """Raise QueueFull, with where to send instead, if the queue has an overflow selector."""
+    def _overflow_now(self, why: str) -> None:
+        """Raise QueueFull, with why and where to send instead, if the queue has an overflow selector."""
         if self._follows and (to := self._overflows_to()) is not None:
-            full = QueueFull(f"{self._full}, and its overflow selector sends to {to}: nothing was sent")
+            full = QueueFull(f"{why}, and its overflow selector sends to {to}: nothing was sent")
             full.overflows_to = to
             raise full
 
     def _overflows_to(self) -> str | None:
-        """Return the address that the queue's overflow selector sends to; None without one that can be used."""
-        if not reading.exists(self._context.layout.selectors):
-            return None
-        from dropq.policies.selectors import read
+        """Return what `overflow_of` does; most queues have no selectors, and need no more than this look."""
+        with self._context.error_context("the message was not sent"):
+            if not reading.exists(self._context.layout.selectors):
+                return None
+            from dropq.policies.selectors import overflow_of
 
-        found, _ = read(self._context)
-        return next((one.to for one in found if one.role == "overflow"), None)
+            return overflow_of(self._context)
 
     def has_room(self) -> bool:
         """Admit one message if there is room, and return whether there is."""
@@ -229,7 +228,7 @@ class Limit:
         wait = _Wait(self._context.layout.processed, f"{self._full}: senders wait for consumers", timing)
         while not (entering := self._enter(count, whole)):
             wait.pause(timing.max_age)
-            self._overflow_now()
+            self._overflow_now(self._full)
         return entering
 
     def _discard(self, count: int) -> int:

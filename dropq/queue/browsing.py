@@ -14,7 +14,7 @@ from dropq.errors import NoSuchMessage
 from dropq.format import names
 from dropq.format.layout import ALL_STATES, SETTLED, STATES, ignoring
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle.claims import committed_files
+from dropq.lifecycle.claims import committed, committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.build import view_of
@@ -111,15 +111,31 @@ def _is_reserved(context: QueueContext, state: str, file: str) -> bool:
         return False  # RACE: it moved on since the listing
 
 
+def is_committed(context: QueueContext, message_id: str) -> bool:
+    """Return whether a message of an id was committed, and its parts have not all arrived."""
+    bears = names.bears(message_id)
+    return any(bears(file.filename) for file in committed_files(context))
+
+
 def counts(context: QueueContext) -> dict[str, int]:
     """Return how many messages lie in each state, by one listing of each folder.
 
-    A message that was committed, and whose copies are on their way to the receivers of a topic, counts as held.
+    A message that was committed, and whose parts have not all arrived, counts as held.
     """
     count, ignore = reading.message_counts, context.config.ignore
     found = {state: sum(count(context.layout.folder(state), ignore)) for state in ALL_STATES}
     found["processing"] += sum(1 for _ in committed_files(context))
     return found
+
+
+def _files_of(context: QueueContext, state: str) -> Iterator[tuple[MessageFile, str]]:
+    """Yield the messages that count in a state, each with the path of its body."""
+    ignored = ignoring(context.config.ignore)
+    for entry in reading.entries(context.layout.folder(state)):
+        if not ignored(entry.name) and reading.is_message_file(entry):
+            yield context.sidecars.file(entry.name), entry.path
+    if state == "processing":
+        yield from committed(context)
 
 
 def stats(context: QueueContext) -> dict[str, StateStats]:
@@ -128,17 +144,14 @@ def stats(context: QueueContext) -> dict[str, StateStats]:
 
 
 def _state_stats(context: QueueContext, state: str) -> StateStats:
-    ignored = ignoring(context.config.ignore)
     count = size = 0
     oldest: int | None = None
-    for entry in reading.entries(context.layout.folder(state)):
-        if ignored(entry.name) or not reading.is_message_file(entry):
-            continue
+    for file, path in _files_of(context, state):
         try:
-            found = entry.stat(follow_symlinks=False)
+            found = os.lstat(path)
         except FileNotFoundError:
             continue  # RACE: it moved on since the listing
-        name = context.sidecars.file(entry.name).name
+        name = file.name
         since = name.timestamp or name.since or found.st_ctime_ns // 1_000_000
         count, size = count + 1, size + found.st_size
         oldest = since if oldest is None else min(oldest, since)

@@ -1,7 +1,7 @@
 """Settling without the message object: by a receipt, which proves a claim, or by the id of a message.
 
 An id proves no claim. So it settles what the caller holds, what waits, and what a dead consumer held; with `sublet`
-leasing it settles any claim.
+leasing it settles any claim. Where several messages bear an id, as the parts of a bundle do, an id settles none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from dropq.queue.subscription import Subscription, held_here
 from dropq.storage import liveness, reading
 
 
+class _SeveralBearIt(LeaseLost):
+    """Raised when an id names no single message; nothing was changed."""
+
+
 def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Message:
     """Take up a claim by its receipt, or, where leasing is `sublet`, by the message's id.
 
@@ -31,7 +35,7 @@ def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Me
         own: the caller's own subscription; None where there is none.
 
     Raises:
-        LeaseLost: there is no such claim.
+        LeaseLost: there is no such claim, or there are several of the id.
     """
     claim = context.sidecars.file(receipt).claim
     if claim is None or not claim.ours or "/" in receipt or "\0" in receipt:
@@ -46,7 +50,8 @@ def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Me
         found, transitions = find_share(context, claim.owner) or (None, transitions)
     if found is None:
         raise LeaseLost(
-            f"no claim {claim.owner} on queue {context.name}: its lease ran out, or it was settled; nothing was changed"
+            f"no claim {claim.owner} on queue {context.name}: somebody else has settled the message or taken it back, "
+            "or its lease ran out; nothing was changed"
         )
     return _held(transitions, found)
 
@@ -70,14 +75,18 @@ def ack(
         message_id: the message's id.
         own: the caller's own subscription; None where there is none.
         subscribe: opens a subscription that claims the message if it waits.
-        defer: remember the ack of a message that is not here yet.
+        defer: remember the ack of a message that is not here yet; parts of a bundle are passed over.
     """
     if not defer:
-        return _acknowledged(context, message_id, own, subscribe)
+        return _acknowledged(context, message_id, own, subscribe, parts=True)
     early_acks.check(message_id)
     early_acks.remember(context, message_id)
     # RACE: a consumer that takes the message from now on finds its ack; a message that came before is found here.
-    done = _acknowledged(context, message_id, own, subscribe)
+    try:
+        done = _acknowledged(context, message_id, own, subscribe, parts=False)
+    except _SeveralBearIt:
+        early_acks.forget(context, message_id)
+        raise
     if done or _is_past_ack(context, message_id):
         early_acks.forget(context, message_id)
     return done
@@ -88,31 +97,40 @@ def _acknowledged(
     message_id: str,
     own: Subscription | None,
     subscribe: Callable[[], AbstractContextManager[Subscription]],
+    *,
+    parts: bool,
 ) -> bool:
+    """Acknowledge a message by its id; without `parts`, pass over the parts of a bundle."""
     try:
-        _claimed_by_id(context, message_id, own, unleased=True).ack()
+        _claimed_by_id(context, message_id, own, unleased=True, parts=parts).ack()
         return True
+    except _SeveralBearIt:
+        raise
     except LeaseLost:
         pass  # it is not held, or by another consumer: it may wait
-    return _ack_waiting(context, message_id, subscribe)
+    return _ack_waiting(context, message_id, subscribe, parts=parts)
 
 
 def _claimed_by_id(
-    context: QueueContext, message_id: str, own: Subscription | None, *, unleased: bool = False
+    context: QueueContext, message_id: str, own: Subscription | None, *, unleased: bool = False, parts: bool = True
 ) -> Message:
     """Take up a claim by the message's id: the caller's own; where leasing is `sublet`, any consumer's.
 
-    With `unleased`, strict leasing also gives up a claim that a sweep would return.
+    With `unleased`, strict leasing also gives up a claim that a sweep would return. Without `parts`, parts of a bundle
+    are passed over.
     """
-    for message in own.held if own is not None and not own._inherited else ():
-        if message.id == message_id:
-            return message
+    holding = own.held if own is not None and not own._inherited else ()
+    ours = [message for message in holding if message.id == message_id and (parts or message.first_record is None)]
+    claims = [claim for claim, is_part in _claims_of(context, message_id) if parts or not is_part]
+    _refuse_several(context, message_id, claims)
+    if ours:
+        return ours[0]
     strict = context.config.leasing == "strict"
     if strict and not unleased:
         raise LeaseLost(
             f"{message_id!r} is no receipt, and queue {context.name} has strict leasing: ids do not settle claims"
         )
-    for claim in _claims_of(context, message_id):
+    for claim in claims:
         if claim.of_barrier:
             raise LeaseLost(f"message {message_id!r} is a barrier, and several hold it: settle it by receipt")
         found = _if_ended(context, claim) if strict else find_claim(context, claim.owner)
@@ -122,10 +140,21 @@ def _claimed_by_id(
     raise LeaseLost(f"no message {message_id!r} is held on queue {context.name}{paused}; nothing was changed")
 
 
-def _claims_of(context: QueueContext, message_id: str) -> Iterator[Claim]:
+def _claims_of(context: QueueContext, message_id: str) -> Iterator[tuple[Claim, bool]]:
+    """Yield the claims of messages that bear an id, each with whether its message is a part of a bundle."""
     for file in bearing(context, "processing", message_id):
         if file.claim is not None and file.claim.ours:
-            yield file.claim
+            yield file.claim, file.name.first > 0
+
+
+def _refuse_several(context: QueueContext, message_id: str, claims: list[Claim]) -> None:
+    """Raise LeaseLost if there are several claims of an id; nothing was changed."""
+    if len(claims) > 1:
+        receipts = ", ".join(claim.filename for claim in claims)
+        raise _SeveralBearIt(
+            f"{len(claims)} messages that are held on queue {context.name} have the id {message_id!r}: settle each by "
+            f"its receipt, {receipts}; nothing was changed"
+        )
 
 
 def _if_ended(context: QueueContext, claim: Claim) -> Claim | None:
@@ -147,13 +176,25 @@ def _is_past_ack(context: QueueContext, message_id: str) -> bool:
 
 
 def _ack_waiting(
-    context: QueueContext, message_id: str, subscribe: Callable[[], AbstractContextManager[Subscription]]
+    context: QueueContext,
+    message_id: str,
+    subscribe: Callable[[], AbstractContextManager[Subscription]],
+    *,
+    parts: bool,
 ) -> bool:
     if context.paused:
         return False  # nobody claims then
     # RACE: a sweep moves messages from delayed/ to target/: what is missed in the first folder is met in the second.
     for state in ("delayed", "target"):
-        for file in bearing(context, state, message_id):
+        waiting = bearing(context, state, message_id)
+        if parts and len(waiting) > 1 and any(file.name.first for file in waiting):
+            raise _SeveralBearIt(
+                f"{len(waiting)} parts of the bundle {message_id!r} wait in {state}/ of queue {context.name}: receive "
+                "them, and settle each by its receipt; nothing was changed"
+            )
+        for file in waiting:
+            if file.name.first and not parts:
+                continue
             with subscribe() as subscription:
                 claim = Transitions(context).claim(file, subscription._next_owner(), 0, state=state)
                 if claim is not None:

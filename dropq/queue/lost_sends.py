@@ -8,8 +8,8 @@ from typing import Any
 from dropq.durations import parse_duration
 from dropq.errors import DropqError
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
-from dropq.queue.open_queue import open_queue
 from dropq.queue.sender import Headers, Sender
 
 log = logging.getLogger("dropq")

@@ -7,320 +7,78 @@ LeaseLost.
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from datetime import UTC, datetime
+import io
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import islice
 from traceback import format_exception
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dropq.durations import Duration as Duration
 from dropq.durations import parse_duration
-from dropq.errors import DropqError, LeaseLost, NoSuchMessage, StorageError
+from dropq.errors import DropqError, LeaseLost, StorageError
 from dropq.format.claims import Claim, Location
-from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON
 from dropq.format.message_file import MessageFile
-from dropq.format.names import Name
-from dropq.lifecycle.claims import find_claim, listing_once
-from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.claims import listing_once
 from dropq.lifecycle.dead_letters import is_letter
 from dropq.lifecycle.transitions import Transitions
+from dropq.queue.message_view import LAST_MS as LAST_MS
+from dropq.queue.message_view import MessageView
+from dropq.queue.message_view import utc as utc
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import error_context, storage_error
 
 if TYPE_CHECKING:
     from dropq.api import Queue
+    from dropq.format.staged import OwnPart
     from dropq.queue.sender import Sent
+    from dropq.records.hand import Fate, Hand
+    from dropq.records.settlement import RecordTransitions
 
 #: The shortest lease, in seconds: names tell deadlines in milliseconds.
 LEAST_LEASE = 0.001
 
 T = TypeVar("T")
 
+log = logging.getLogger("dropq")
 
-class Message:
+
+class Message(MessageView):
     """A message of a queue: held by a claim, or looked at in any state.
 
     Each verb that settles it or renews its lease raises what `ack` raises, also where it was never held.
     """
 
-    __slots__ = (
-        "_claim",
-        "_delivery",
-        "_file",
-        "_forget",
-        "_lock",
-        "_parsed",
-        "_state",
-        "_transitions",
-        "context",
-    )
-
-    def __init__(
-        self,
-        transitions: Transitions,
-        state: str,
-        file: MessageFile,
-        *,
-        claim: Claim | None = None,
-        delivery: int = 0,
-        forget: Callable[[str], None] | None = None,
-    ) -> None:
-        #: What dropq's own modules need to know of its queue.
-        self.context: QueueContext = transitions.context
-        self._transitions = transitions
-        self._state = state
-        self._file = file
-        self._claim = claim  # None where it is not held, or not any more
-        self._delivery = claim.number if claim is not None else delivery
-        self._forget = forget
-        self._lock = threading.RLock()
-        self._parsed: Name | None = None
-
-    def __repr__(self) -> str:
-        return f"<Message {self.id!r} of queue {self.context.name!r} in {self._state}>"
-
-    # -- what it is ------------------------------------------------------------------------------------------
-
-    @property
-    def _name(self) -> Name:
-        if self._parsed is None:
-            self._parsed = self.context.sidecars.read(self._file)
-        return self._parsed
+    __slots__ = ()
 
     @property
     def queue(self) -> Queue:
         """The queue in which it was found."""
         return cast("Queue", self.context.public)
 
-    @property
-    def state(self) -> str:
-        """The state in which this object found it, or to which this object moved it."""
-        return self._state
+    def records(self, format: str | None = None) -> Iterator[Record]:
+        """Take its body apart into records, each to be settled by itself; all are settled by one commit.
 
-    @property
-    def name(self) -> str:
-        """Its file name, without a claim's prefix."""
-        claim = self._claim  # once, as another thread may settle it at this moment
-        return claim.own_name if claim is not None else self._file.own_name
+        One thread takes the records; any thread may settle them. Once some of them are settled, the message's own verbs
+        concern what is left: `ack` acknowledges it, and the others return it, or set it aside, as a message that has
+        the bundle's id and says where it begins. When the last record was taken and all are settled, the message is,
+        too. If somebody died over the message, it is cut in two messages, which wait, and there are no records to take.
 
-    @property
-    def file(self) -> str:
-        """Its file name in its folder, with the claim's prefix."""
-        claim = self._claim
-        return claim.filename if claim is not None else self._file.filename
-
-    @property
-    def path(self) -> str:
-        """Where its file lies now; a renewed lease changes it."""
-        claim = self._claim
-        if claim is not None:
-            return claim.path
-        if self._state == "removed":
-            raise NoSuchMessage(f"message {self.id} was settled; queue {self.context.name} keeps no history")
-        if self._state == DEAD_LETTER:
-            letters = self.context.config.dead_letter_queue
-            raise NoSuchMessage(f"message {self.id} is a dead letter now, in queue {letters}")
-        return f"{self.context.layout.folder(self._state)}/{self.file}"
-
-    @property
-    def receipt(self) -> str | None:
-        """What proves the claim to another process: the file's name in processing/; None if it is not held."""
-        claim = self._claim
-        return claim.filename if claim is not None else None
-
-    @property
-    def held(self) -> bool:
-        """Whether this object holds a claim that it has not settled, as far as it knows."""
-        return self._claim is not None
-
-    @property
-    def id(self) -> str:
-        """The message id; a foreign file's is its whole name."""
-        return self._name.id
-
-    @property
-    def priority(self) -> int:
-        """The JMS priority, 4 by default; higher goes first."""
-        return self._name.priority
-
-    @property
-    def type(self) -> str | None:
-        """The JMS type."""
-        return self._name.type
-
-    @property
-    def message_class(self) -> str:
-        """The class: M, B (bytes), S, P, O or T (text)."""
-        return self._name.message_class
-
-    @property
-    def correlation_id(self) -> str | None:
-        """The JMS correlation id."""
-        return self._name.correlation_id
-
-    @property
-    def reply_to(self) -> str | None:
-        """The queue that answers should go to."""
-        return self._name.reply_to
-
-    @property
-    def properties(self) -> Mapping[str, bool | int | float | str]:
-        """The sender's properties by name, as Python values."""
-        return {key: typed.value for key, typed in self._name.properties.items()}
-
-    @property
-    def timestamp(self) -> datetime:
-        """When it was sent: the time in its id, else when its file came to the folder where dropq first saw it."""
-        name = self._name
-        claim = self._claim
-        known = name.timestamp or name.since or (claim.arrival if claim is not None else 0)
-        return utc(known or self._reading(reading.changed_ms))
-
-    @property
-    def expiration(self) -> datetime | None:
-        """When it expires by its own expiration; None for never."""
-        return utc(self._name.expiration) if self._name.expiration else None
-
-    @property
-    def not_before(self) -> datetime | None:
-        """When its delay ends; None if it has none."""
-        return utc(self._name.not_before) if self._name.not_before else None
-
-    @property
-    def since(self) -> datetime | None:
-        """When the queue's expiration began to count, if the id does not show that, as after a requeue; else None."""
-        return utc(self._name.since) if self._name.since else None
-
-    @property
-    def delivery_count(self) -> int:
-        """How often it has been delivered, the present delivery included."""
-        return max(self._name.delivery_count, self._delivery or self._file.delivery_count)
-
-    @property
-    def cancels(self) -> int:
-        """How often its holders gave it back by `nack`."""
-        return self._name.cancels
-
-    @property
-    def redelivered(self) -> bool:
-        """Whether it was delivered before the present delivery."""
-        return self.delivery_count > (0 if self._state in WAITING else 1)
-
-    @property
-    def deadline(self) -> datetime | None:
-        """When its lease runs out; None if it is not held, or has no lease."""
-        claim = self._claim or self._file.claim
-        return utc(claim.deadline) if claim is not None and claim.deadline else None
-
-    @property
-    def owner(self) -> str | None:
-        """Who holds it: client, subscription and claim; None if nobody holds it."""
-        claim = self._claim or self._file.claim
-        return claim.owner if claim is not None and self._state == "processing" else None
-
-    @property
-    def reason(self) -> Mapping[str, object] | None:
-        """Why it lies in error/ or expired/: `reason`, `time`, and details such as `traceback`; None if unknown."""
-        if self._state not in WITH_REASON:
-            return None
-        try:
-            return self.context.reasons.find(self._state, self._file.filename, reading.inode(self.path))
-        except FileNotFoundError:
-            return None
-
-    @property
-    def origin(self) -> str | None:
-        """The queue that it was in last, or was sent to, before it became a dead letter; None if it is none."""
-        return self._name.origin or None
-
-    @property
-    def dead_letter_reason(self) -> str | None:
-        """Why it became a dead letter, in a word such as `max_deliveries` or `no_such_queue`; None if it is none."""
-        return self._name.reason or None
-
-    # -- what it says ----------------------------------------------------------------------------------------
-
-    @property
-    def body(self) -> bytes:
-        """Its whole body.
+        Args:
+            format: jsonl, text, csv or frames, where the message's type is none of them; None for text.
 
         Raises:
-            LeaseLost: the claim is gone.
-            NoSuchMessage: the message was not held, and its file is not there any more.
-            StorageError: the file cannot be read.
-        """
-        claim = self._claim
-        try:
-            return reading.read_body(self.path if claim is None else claim.path)
-        except OSError:
-            return self._reading(reading.read_body)  # after a renewed lease, or to say why it cannot be read
-
-    @property
-    def text(self) -> str:
-        """Its body as UTF-8 text; bytes that are not UTF-8 become U+FFFD."""
-        return self.body.decode("utf-8", errors="replace")
-
-    def json(self) -> Any:
-        """Return the value that its body is the JSON of.
-
-        Raises:
-            ValueError: the body is not JSON; the message stays as it is.
+            ValueError: the format is unknown, or the body is a table.
             LeaseLost, NoSuchMessage, StorageError: as of `body`.
         """
-        from dropq.format.json_body import from_json
-
-        body = self.body
-        try:
-            return from_json(body)
-        except ValueError as error:
-            raise ValueError(f"message {self.id}: its body is not JSON: {error}") from error
-
-    def open(self) -> IO[bytes]:
-        """Open its body, to read it piece by piece.
-
-        If another NFS client removes the file meanwhile, reading raises OSError with ESTALE.
-
-        Raises:
-            LeaseLost, NoSuchMessage, StorageError: as of `body`.
-        """
-        return self._reading(reading.open_body)
-
-    def size(self) -> int:
-        """Return the length of its body in bytes."""
-        return self._reading(os.path.getsize)
-
-    def link(self, path: str) -> None:
-        """Give its body a second name, which a renewed lease does not change; a copy where links fail."""
-        self._reading(lambda source: self.context.storage.link_or_copy(source, path))
-
-    def _reading(self, read: Callable[[str], T]) -> T:
-        try:
-            try:
-                claim = self._claim  # without the lock: a lease has to be renewed while a long body is read
-                return read(self.path if claim is None else claim.path)
-            except OSError as error:
-                if not reading.is_gone(error):
-                    raise
-                return read(self._renewed_path())  # what is gone for good is not found there
-        except FileNotFoundError as error:
-            if self._claim is not None:
-                raise LeaseLost(f"message {self.id}: the claim on it is gone; its body was not read") from error
-            where = f"queue {self.context.name}, {self._state}/"
-            raise NoSuchMessage(f"message {self.id} is not in {where} any more") from error
-        except OSError as error:
-            raise storage_error(error, "its body was not read") from error
-
-    def _renewed_path(self) -> str:
-        """RACE: a renewed lease renames the file, by this process or another. Its claim's owner finds it."""
-        with self._lock:
-            if self._claim is not None and (renewed := find_claim(self.context, self._claim.owner)) is not None:
-                self._claim.follow(renewed)
-            return self.path
+        bundle: Bundle | None = getattr(self._transitions, "bundle", None)
+        return iter(Bundle(self, format) if bundle is None else bundle)
 
     def reply(self, body: bytes | str, **fields: Any) -> Sent:
         """Send an answer to the queue of the same root that its `reply_to` names; this does not settle the message.
@@ -367,7 +125,7 @@ class Message:
         Args:
             counted: whether the delivery counts; False says that nobody got to work on it.
         """
-        self._give_back(counted=counted, delay=None if counted else 0)
+        self._settle(partial(self._transitions.release, counted=counted))
 
     def fail(self, reason: str, **details: object) -> None:
         """Report that handling it failed: it returns to target/ while redelivery_attempts last, then goes to error/.
@@ -443,8 +201,8 @@ class Message:
             raise LeaseLost(f"message {self.id} of queue {self.context.name} is not held (state: {self._state})")
         return self._claim
 
-    def _give_back(self, *, cancel: bool = False, counted: bool = True, delay: float | None = None) -> None:
-        self._settle(partial(self._transitions.give_back, cancel=cancel, counted=counted, delay=delay))
+    def _give_back(self, *, cancel: bool = False, delay: float | None = None) -> None:
+        self._settle(partial(self._transitions.give_back, cancel=cancel, delay=delay))
 
     def _set_aside(self, state: str, reason: str, details: Mapping[str, object]) -> None:
         self._settle(partial(self._transitions.set_aside, state=state, reason=reason, details=details))
@@ -571,11 +329,15 @@ def extend_all(messages: Iterable[Message], period: Duration) -> list[tuple[Mess
     missed, refused = list[Message](), list[tuple[Message, DropqError]]()
 
     def extend(message: Message, *, seek: bool) -> None:
+        if not message._lock.acquire(blocking=False):
+            return  # another thread settles it, and renews its lease if that takes long
         try:
             if not message._extend(period, seek=seek):
                 missed.append(message)
         except DropqError as error:  # the others are as good as before
             refused.append((message, error))
+        finally:
+            message._lock.release()
 
     for message in messages:
         extend(message, seek=False)
@@ -585,10 +347,327 @@ def extend_all(messages: Iterable[Message], period: Duration) -> list[tuple[Mess
     return refused
 
 
-#: The last moment that a datetime can tell; names may hold later ones.
-LAST_MS = int(datetime.max.replace(tzinfo=UTC).timestamp() * 1000) - 1
+# -- records -------------------------------------------------------------------------------------------------------
+
+#: A checkpoint is due after so many times as long as it takes to write what is left.
+SHARE = 20
+#: Bytes a second that what is left is taken to be written with.
+SPEED = 100 << 20
+#: Bytes of records that were not acknowledged and wait in memory, after which a checkpoint is due.
+HELD_BYTES = 16 << 20
 
 
-def utc(ms: int) -> datetime:
-    """Return a time in milliseconds since 1970, or the last that a datetime can tell."""
-    return datetime.fromtimestamp(min(ms, LAST_MS) / 1000, UTC)
+class Record:
+    """A record of a bundle.
+
+    Attributes:
+        number: its number in the bundle as it was sent, from 1.
+        data: its bytes.
+    """
+
+    __slots__ = ("_bundle", "data", "number")
+
+    def __init__(self, bundle: Bundle, number: int, data: bytes) -> None:
+        self.number = number
+        self.data = data
+        self._bundle = bundle
+
+    def __repr__(self) -> str:
+        return f"<Record {self.number} of message {self.message.id!r}>"
+
+    @property
+    def message(self) -> Message:
+        """The message that it is in."""
+        return self._bundle.message
+
+    @property
+    def text(self) -> str:
+        """Its bytes as UTF-8 text; bytes that are not UTF-8 become U+FFFD."""
+        return self.data.decode("utf-8", errors="replace")
+
+    def json(self) -> Any:
+        """Return the value that it is the JSON of.
+
+        Raises:
+            ValueError: it is no JSON; it stays as it is.
+        """
+        from dropq.format.json_body import from_json
+
+        try:
+            return from_json(self.data)
+        except ValueError as error:
+            raise ValueError(f"record {self.number} of message {self.message.id} is not JSON: {error}") from error
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Its fields by the names of the columns, of a row of csv.
+
+        Raises:
+            ValueError: it is no row of csv, or has another number of fields than the header.
+        """
+        return self._bundle.fields(self)
+
+    @property
+    def delivery_count(self) -> int:
+        """How often its bundle was delivered, with this delivery."""
+        return self.message.delivery_count
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether its bundle was delivered before."""
+        return self.message.redelivered
+
+    def ack(self) -> None:
+        """Acknowledge it; this is durable once its bundle is settled, or at the next checkpoint.
+
+        Raises:
+            LeaseLost: it was settled before, or its bundle is not held any more.
+        """
+        if not self._bundle.hand.ack(self.number):
+            self._bundle.refuse(self)
+
+    def nack(self, delay: Duration | None = None) -> None:
+        """Give it back: once its bundle is settled, it waits in target/, as a message of its own.
+
+        Args:
+            delay: how long no consumer receives it; None takes the queue's redelivery_delay.
+
+        Raises:
+            LeaseLost: as of `ack`.
+        """
+        self._settle("nack", None if delay is None else parse_duration(delay))
+
+    def fail(self, reason: str, **details: object) -> None:
+        """Report that handling it failed: it becomes a message, which is retried, or lies in error/, as `Message.fail`.
+
+        Raises:
+            LeaseLost: as of `ack`.
+        """
+        self._settle("fail", None, reason, details)
+
+    def reject(self, reason: str, **details: object) -> None:
+        """Refuse it for good: it becomes a message in error/, with the reason.
+
+        Raises:
+            LeaseLost: as of `ack`.
+        """
+        self._settle("reject", None, reason, details)
+
+    def _settle(self, verb: str, delay: float | None, reason: str = "", details: Mapping[str, object] = {}) -> None:
+        from dropq.records.hand import Fate
+
+        try:
+            json.dumps([reason, details])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self!r}: its reason cannot be kept, as {error}; nothing was changed") from error
+        if self._bundle.settles_whole:
+            return self._bundle.fail_whole(self, reason or verb, details)
+        fate = Fate(verb, delay, reason, details)
+        if not self._bundle.hand.settle(self.number, self.data, fate):
+            self._bundle.refuse(self)
+        self._bundle.note_failure(self, fate)
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.number not in self._bundle.hand.open:
+            return  # settled inside
+        if error is None:
+            self.ack()
+        elif isinstance(error, Exception):
+            self.fail(f"{type(error).__name__}: {error}", traceback="".join(format_exception(error)))
+
+
+class Bundle:
+    """The records of one message, for its holder.
+
+    Args:
+        message: the message.
+        wanted: the format, where the message's type is none; None for text.
+        lease: seconds of its lease; None takes what is left of it now.
+        checkpoint: seconds after which what is settled is committed; None for never.
+        failures: how many records of this id have failed before, by the same reader.
+
+    Raises:
+        ValueError: the format is unknown, or the body is a table.
+        LeaseLost, NoSuchMessage, StorageError: as of `Message.open`.
+    """
+
+    def __init__(
+        self,
+        message: Message,
+        wanted: str | None,
+        *,
+        lease: float | None = None,
+        checkpoint: float | None = None,
+        failures: int = 0,
+    ) -> None:
+        from dropq.records.formats import format_of
+        from dropq.records.hand import Hand
+        from dropq.records.reader import BLOCK
+        from dropq.records.settlement import RecordTransitions
+
+        name = message._name
+        self.message = message
+        self.failures = failures
+        self._config = message.context.config
+        self._checkpoint = checkpoint
+        self._held_bytes = 0
+        self._columns: list[str] | None = None
+        body_format = format_of(name.type, wanted)
+        file = message._reading(partial(reading.open_body, buffering=BLOCK))
+        self._began = time.monotonic()
+        with error_context("the message is still held"):
+            self.hand = Hand(file, body_format, first=name.begins, max_bytes=self._config.max_record_bytes)
+            self._due_at = self._due() if checkpoint is not None else float("inf")
+        claim = message._claim
+        self._settlement: RecordTransitions | None = None
+        # Others share what has transitions of its own: it is settled as a whole.
+        if claim is not None and type(message._transitions) is Transitions:
+            if lease is None and claim.deadline:
+                lease = max(claim.deadline - message.context.clock.now_ms(), 1) / 1000
+            message._transitions = self._settlement = RecordTransitions(message.context, self.hand, lease)
+            self._settlement.bundle = self
+
+    @property
+    def parts(self) -> list[OwnPart]:
+        """What the message was settled as; empty if it is not settled, or was by one rename."""
+        return [] if self._settlement is None else self._settlement.parts
+
+    def _due(self) -> float:
+        return self._began + max(self._checkpoint or 0.0, SHARE * self.hand.size / SPEED)
+
+    # -- taking records ------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield each record; settle the message once all were taken and settled."""
+        hand, take, now, new = self.hand, self.hand.take, time.monotonic, object.__new__
+        is_held = self.message.held or isinstance(self.message, SettledMessage)
+        try:
+            if hand.is_fresh and self._cut():
+                return
+            while (raw := take()) is not None:
+                if not is_held:
+                    hand.open.clear()
+                record = new(Record)  # a call of the class takes half as long again
+                record._bundle, record.number, record.data = self, raw[0], raw[3]
+                yield record
+                if now() >= self._due_at and not hand.open and self._settlement is not None:
+                    return self._commit()
+        except OSError as error:
+            raise storage_error(error, "what was not read is left, once the message is settled") from error
+        if not hand.open:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Settle the message as its records say; what is left waits, or goes to error/."""
+        message, hand = self.message, self.hand
+        if self._settlement is None:
+            return self._settle_whole()
+        if not message.held:
+            return
+        if self.failures >= self._config.max_record_failures and (hand.open or hand.next is not None):
+            detail = f"{self.failures} of its records failed: that many are allowed by max_record_failures"
+            message._set_aside("error", "too_many_records", {"detail": detail})
+        elif hand.next is not None and (problem := hand.unreadable) is not None:
+            message._set_aside("error", "unreadable", {"detail": str(problem), "record": problem.number})
+        else:
+            message._settle(self._settlement.checkpoint)
+
+    @property
+    def settles_whole(self) -> bool:
+        """Whether others share the message, or it was settled before it was delivered."""
+        return self._settlement is None
+
+    def _settle_whole(self) -> None:
+        """Acknowledge a message whose records cannot be settled one by one."""
+        self.hand.file.close()
+        is_settled, problem = isinstance(self.message, SettledMessage), self.hand.unreadable
+        if problem is not None and not is_settled:
+            self.message.reject(str(problem))
+        elif self.message.held or is_settled:
+            if problem is not None:
+                log.warning("message %s, which was settled before: %s; the rest is not read", self.message.id, problem)
+            self.message.ack()
+
+    def fail_whole(self, record: Record, reason: str, details: Mapping[str, object]) -> None:
+        """Fail a message whose records cannot be settled one by one; what was delivered at most once cannot fail."""
+        with nullcontext() if isinstance(self.message, SettledMessage) else self.hand.frozen():
+            self.message.fail(f"record {record.number}: {reason}", **details)
+
+    def _cut(self) -> bool:
+        """Cut a bundle in two, over which somebody died, or lost it; return whether it was cut."""
+        message = self.message
+        claim = message._claim
+        if claim is None or self._settlement is None:
+            return False
+        name = message._name
+        deaths = claim.number - 1 - name.cancels - name.replayed
+        if deaths <= 0 or is_letter(message.context, name):  # a letter was delivered elsewhere
+            return False
+        if (middle := _middle(message, self.hand, self._config.max_record_bytes)) is None:
+            return False
+        if self.hand.next is None:  # asked for last, as it reads the head, with which the later half begins
+            return False
+        message._settle(partial(self._settlement.cut, at=middle, first=name.begins))
+        log.info("message %s is cut in two: it was delivered %d times before", message.id, claim.number - 1)
+        return True
+
+    # -- what its records ask ------------------------------------------------------------------------------------
+
+    def note_failure(self, record: Record, fate: Fate) -> None:
+        """Note that a record was not acknowledged."""
+        self._held_bytes += len(record.data)
+        self.failures += fate.verb != "nack"
+        if self._held_bytes >= HELD_BYTES or self.failures >= self._config.max_record_failures:
+            self._due_at = 0.0
+
+    def refuse(self, record: Record) -> None:
+        """Raise LeaseLost for a record that cannot be settled any more."""
+        if not self.message.held:
+            raise LeaseLost(f"record {record.number} of message {self.message.id}: the message is not held any more")
+        raise LeaseLost(f"record {record.number} of message {self.message.id} was settled before; nothing was changed")
+
+    def fields(self, record: Record) -> dict[str, str]:
+        """Return the fields of a row by the names of the columns."""
+        where = f"record {record.number} of message {self.message.id}"
+        if self.hand.format != "csv":
+            raise ValueError(f"{where} is {self.hand.format}, which has no columns: use json(), text or data")
+        if self._columns is None:
+            self._columns = _row(self.hand.head.decode("utf-8-sig", errors="replace").strip("\r\n"), where)
+        row = _row(record.text, where)
+        if len(row) != len(self._columns):
+            raise ValueError(f"{where} has {len(row)} fields, and its header names {len(self._columns)}")
+        return dict(zip(self._columns, row, strict=True))
+
+
+def _row(text: str, where: str) -> list[str]:
+    """Return the fields of a row of csv."""
+    import csv
+
+    try:
+        return next(csv.reader(io.StringIO(text, newline=""), strict=False), [])
+    except csv.Error as error:
+        raise ValueError(f"{where} cannot be taken apart: {error}") from error
+
+
+def _middle(message: Message, hand: Hand, max_bytes: int) -> tuple[int, int] | None:
+    """Return the number and the place of the record in the middle of a body; None if it has less than two."""
+    from dropq.records.formats import Unreadable
+    from dropq.records.reader import RecordReader
+
+    file = hand.file
+    first = message._name.begins
+
+    def places() -> Iterator[tuple[int, int]]:
+        file.seek(0)
+        with suppress(Unreadable):
+            for number, begin, _, _ in RecordReader(file, hand.format, first=first, max_bytes=max_bytes):
+                yield number, begin
+
+    try:
+        count = sum(1 for _ in places())
+        return next(islice(places(), (count + 1) // 2, None), None) if count > 1 else None
+    finally:
+        file.seek(0)

@@ -11,12 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dropq.errors import LeaseLost, NoSuchQueue, StorageError
 from dropq.format.claims import Claim
 from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
+from dropq.format.names import Name
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
@@ -42,6 +44,19 @@ LOSSES = 8
 UNCLAIMABLE = 1000
 #: What becomes of messages when a look fails.
 UNTOUCHED = "no message was touched"
+
+
+@dataclass
+class CameBack:
+    """What is left to others of a message that was handled by records, see `Offers.once`.
+
+    Attributes:
+        records: the names of those of its records that came back, each as a message.
+        is_to_be_taken: whether what is left of the message is not left to others, as no handler has had it.
+    """
+
+    records: list[Name] = field(default_factory=list)
+    is_to_be_taken: bool = False
 
 
 class Offers:
@@ -231,15 +246,22 @@ class Offers:
         return bool(self._returned)
 
     @contextmanager
-    def once(self, message: Message) -> Iterator[None]:
-        """Leave a message to others if it comes back within the block; until it ends, every message of its id."""
+    def once(self, message: Message) -> Iterator[CameBack]:
+        """Leave a message to others if it comes back within the block; until it ends, every message of its id.
+
+        That includes each record of it that becomes a message.
+        """
         sidecars = self._context.sidecars
         claimed = sidecars.parse(message.name)
         self._returning.append(claimed.id)  # the listing that finds it again composes the view anew
+        came_back = CameBack()
         try:
-            yield
+            yield came_back
         finally:
-            if message.state in WAITING:
+            self._returned.update((name.id, name.mark) for name in came_back.records)
+            if came_back.is_to_be_taken:
+                pass
+            elif message.state in WAITING:
                 name = sidecars.parse(message.name)
                 self._returned.add((name.id, name.mark))
             elif message.state == "processing":  # lost: if it comes back, it is by a name that others gave it
@@ -251,8 +273,9 @@ class Offers:
         if not self._returned and not self._returning:
             return False
         name = file.name
+        bundle = name.id.removesuffix(f"-{name.record}") if name.record else name.id
         marks = {(name.id, name.mark), (name.id, None)}
-        return name.id in self._returning or not marks.isdisjoint(self._returned)
+        return bundle in self._returning or not marks.isdisjoint(self._returned)
 
     def expire(self, file: MessageFile) -> bool:
         """Move a message to expired/ if its time is over; return whether it is."""

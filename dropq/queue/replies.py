@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from dropq.errors import InvalidName, NoSuchQueue
 from dropq.format import names
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.lost_sends import lost_sends
-from dropq.queue.open_queue import find_layout, open_queue
 from dropq.queue.sender import Sender
 
 

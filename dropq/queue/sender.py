@@ -5,11 +5,11 @@ Whatever fails before that rename leaves nothing that a consumer could see, and 
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from io import BufferedWriter
 from typing import IO, Any, NamedTuple
@@ -22,11 +22,12 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.send_limits import SendLimits
 from dropq.storage import reading
-from dropq.storage.failures import describe, storage_error
+from dropq.storage.failures import storage_error
 from dropq.storage.files import Draft
 from dropq.storage.reading import READ_SIZE
 
-log = logging.getLogger("dropq")
+#: The errors of a rename of a file that may be copied instead.
+_NOT_OURS = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM})
 
 #: Messages that send_many makes durable together.
 BATCH = 1000
@@ -84,6 +85,11 @@ class Sender:
     def _goal(self) -> QueueContext:
         """The queue that messages are sent to: of a view on topics, the topic's."""
         return self._transitions.context
+
+    @property
+    def _overflow_goals(self) -> frozenset[str]:
+        """The queues and topics that got messages because the queue was full."""
+        return frozenset()
 
     def _letters(self) -> Sender | None:
         """Return what takes the messages instead if the queue is not there; None if it is, or nothing takes them."""
@@ -215,15 +221,19 @@ class Sender:
 
     def _send_batch_or_letters(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         before = len(sent)
+        self._to_who_takes(lambda goal: goal._send_admitted(batch[len(sent) - before :], sent))
+
+    def _to_who_takes(self, send: Callable[[Sender], None]) -> None:
+        """Call what sends with this; then, if this is full or not there, with what takes the messages instead."""
         try:
-            self._send_admitted(batch, sent)
+            send(self)
         except QueueFull as full:
-            self._overflow(full)._send_admitted(batch[len(sent) - before :], sent)
+            send(self._overflow(full))
         except NoSuchQueue:
             letters = self._letters()
             if letters is None:
                 raise
-            letters._send_admitted(batch[len(sent) - before :], sent)
+            send(letters)
 
     def _send_admitted(self, batch: list[bytes | str | Mapping[str, Any]], sent: list[Sent]) -> None:
         """Send a batch, in as many parts as the queue lets it in; what it discards is passed over."""
@@ -331,47 +341,49 @@ class Sender:
         if not file:
             sent.append(Sent(message_id, False, ""))
             return
-        one, is_sent = Sent(message_id, True, self._goal.name), False
-        staged = f"{self._goal.layout.working}/{file}"
-        back_to = source if move and isinstance(source, str) else None
-        copied: str | None = None  # what is to be removed after the send
+        one, moved = Sent(message_id, True, self._goal.name), source if move and isinstance(source, str) else None
+        if moved is not None and self._adopted(moved):
+            try:
+                self._send_staged(sent, one, file, not_before, adopted=moved)
+            except StorageError as error:
+                if one in sent or error.errno not in _NOT_OURS:
+                    raise
+            else:
+                return
+        self._copied(source, file)
+        self._send_staged(sent, one, file, not_before)
+        if moved is not None:
+            try:
+                self._remove_copied(moved)
+            except KeyboardInterrupt as interrupt:
+                stays = f"; {moved} is still there" if reading.exists(moved) else ""
+                interrupt.add_note(f"message {message_id} was sent{stays}")
+                raise
+
+    def _send_staged(self, sent: list[Sent], one: Sent, file: str, not_before: int, *, adopted: str = "") -> None:
+        """Send a staged file, or an adopted one; add what became of it to a list, and take it away if it was not sent.
+
+        An adopted file stays where it is then.
+        """
+        staged, is_sent = adopted or f"{self._goal.layout.working}/{file}", False
         try:
-            if back_to is None or not self._adopted(back_to, staged):
-                copied = back_to
-                back_to = None
-                self._copied(source, file)
             sent.append(one)  # first: an interrupt finds it there as soon as it is sent
-            distributed = self._transitions.send(file, not_before=not_before, back_to=back_to)
+            distributed = self._transitions.send(file, not_before=not_before, adopted=adopted)
             is_sent = True
             self._transitions.sent(not_before=not_before)
-            if copied is not None:
-                self._remove_copied(copied)
             if distributed is not None:
                 sent[sent.index(one)] = one._replace(distributed=distributed)
         except BaseException as error:
             with suppress(OSError):  # what cannot be looked at now, fsck finds
                 if reading.exists(staged):
-                    self._take_back(staged, back_to)
+                    if not adopted:
+                        self._goal.storage.unlink(staged)
                 elif one in sent and not isinstance(error, DropqError):  # an interrupt, after the rename
                     is_sent = True
-                    stays = f"; {copied} is still there" if copied is not None and reading.exists(copied) else ""
-                    error.add_note(f"message {message_id} was sent{stays}")
+                    error.add_note(f"message {one.id} was sent")
             if one in sent and not is_sent:
                 sent.remove(one)
             raise
-
-    def _take_back(self, staged: str, back_to: str | None) -> None:
-        """Move a staged file that was not sent to where it came from; remove it where it is a copy."""
-        try:
-            if back_to is None:
-                self._goal.storage.unlink(staged)
-            else:
-                self._goal.storage.move(staged, back_to)
-        except OSError as error:  # what is a copy, fsck finds
-            if back_to is not None:
-                log.warning(
-                    "%s was not sent, and is now %s: it was not moved back: %s", back_to, staged, describe(error)
-                )
 
     def _remove_copied(self, source: str) -> None:
         try:
@@ -379,15 +391,18 @@ class Sender:
         except OSError as error:
             raise storage_error(error, "the message was sent, its source could not be removed") from error
 
-    def _adopted(self, source: str, staged: str) -> bool:
+    def _adopted(self, source: str) -> bool:
+        """Make a file fit to be sent by a rename; return False if it has to be copied instead."""
         try:
             if os.path.islink(source) or not os.path.isfile(source):
                 raise StorageError(f"{source} is no regular file; nothing was sent", path=source)
-            self._goal.storage.adopt(source, staged)
+            if reading.device(source) != reading.device(self._goal.layout.target):
+                return False
+            self._goal.storage.adopt(source)
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 raise self._goal.refused(error, "nothing was sent") from error
-            return False  # another file system, or not ours to move: copy it
+            return False  # not ours
         return True
 
     def _copied(self, source: str | IO[bytes], file: str) -> None:
@@ -460,10 +475,12 @@ class Sender:
         """
         return self._address_of(body, Headers(**fields))
 
-    def _address_of(self, body: bytes | str, headers: Headers, *, asks: bool = False) -> tuple[str, str, int]:
+    def _address_of(
+        self, body: bytes | str, headers: Headers, *, asks: bool = False, records: int = 0
+    ) -> tuple[str, str, int]:
         """Do what `_address` does; where it `asks`, the message is let in before anything is written.
 
-        Of a message that is discarded there is no file name.
+        Of a message that is discarded there is no file name. The name says how many `records` the body has, if any.
         """
         # First: a queue that is refused is refused before the clock writes its probe.
         transitions = self._opened or self._transitions
@@ -477,6 +494,8 @@ class Sender:
                 check_text(header, text)
                 known[header] = text
         known |= self._marks
+        if records:
+            known["records"] = records
         if headers.expires_in is not None:
             known["expiration"] = self._in(headers.expires_in)
         if headers.properties is not None:
@@ -492,13 +511,21 @@ class Sender:
         file = context.sidecars.fit(transitions.unique(made, chosen=True) if chosen else made)
         return file, message_id, not_before
 
-    def _admit_job(self, count: int) -> bool:
-        """Let in a job of so many messages as a whole, after a wait where one is due; False where it is discarded.
+    def _admit_job(self, count: int) -> Sender | None:
+        """Let in a job of so many messages as a whole, after a wait where one is due.
+
+        Returns:
+            What lets it in: this, or what takes the messages instead while the queue is full; None where the job is
+            discarded.
 
         Raises:
-            QueueFull: the queue rejects it, or never has room for so many.
+            QueueFull: the queue rejects it, or never has room for so many, and nothing else takes it.
         """
-        return bool(self._admit(count, whole=True))
+        try:
+            return self if self._admit(count, whole=True) else None
+        except QueueFull as full:
+            other = self._overflow(full)
+            return other if other._admit(count, whole=True) else None
 
     def _admit(self, count: int = 1, *, whole: bool = False) -> int:
         """Do what `SendLimits.admit` does; nothing of a message may have been written yet."""

@@ -34,8 +34,8 @@ from dropq.lifecycle.claims import claims_of, listing_once
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.build import policies_for
-from dropq.queue.message import LEAST_LEASE, Duration, Message, SettledMessage, ack_all
-from dropq.queue.offers import UNTOUCHED, Offers
+from dropq.queue.message import LEAST_LEASE, Bundle, Duration, Message, Record, SettledMessage, ack_all
+from dropq.queue.offers import UNTOUCHED, CameBack, Offers
 from dropq.queue.waiting import Waiting
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe, storage_error
@@ -120,6 +120,7 @@ class Subscription:
         self._sweep = sweep
         self._attend_at = 0.0
         self._held: dict[str, Message] = {}
+        self._bundle: Bundle | None = None  # the last that was read by records
         self._looped: dict[str, object] = {}  # by a claim's owner: the thread or task whose loop has the message
         self._waiting = Waiting(context.layout.target, timing=context.timing)
         self._lock = threading.RLock()
@@ -213,6 +214,58 @@ class Subscription:
             log.warning("receive_many: %d of %d: %s", len(messages), n, error)  # what was claimed is the caller's
         return messages
 
+    def records(
+        self, format: str | None = None, timeout: Duration | None = None, checkpoint: Duration | None = None
+    ) -> Iterator[Record]:
+        """Yield, to one thread, the records of one message after the other; settle each before the next message comes.
+
+        A record's ack is durable with its bundle's commit: after its last record, or at a checkpoint. So after a crash
+        about a second's work is done again. What was settled by a commit is never handed out again.
+
+        Args:
+            format: jsonl, text, csv or frames, for messages whose type is none of them; None for text.
+            timeout: how long to wait for a message, as for `receive`; None for ever.
+            checkpoint: how long it works at a message before it commits what is settled, if that is cheap enough; None
+                takes the queue's checkpoint.
+
+        Raises:
+            ValueError: the checkpoint is no period; or the format is unknown, or the body is a table, and the message
+                waits again.
+            BacklogReached: records of the last message were taken and are not settled.
+            LeaseLost: the claim is gone, and what was settled since the last commit does not count.
+        """
+        checkpoint = None if checkpoint is None else parse_duration(checkpoint)  # before a message is taken
+        while True:
+            bundle = self._bundle
+            if bundle is None or not bundle.message.held:  # else an earlier loop left it
+                if (message := self.receive(timeout)) is None:
+                    return
+                bundle = self._open_bundle(message, format, checkpoint)
+            yield from bundle
+            self._check_bundle(bundle)
+
+    def _open_bundle(self, message: Message, format: str | None, checkpoint: Duration | None) -> Bundle:
+        """Return the records of a message; if they cannot be opened, the message goes back uncounted."""
+        seconds = parse_duration(self._context.config.checkpoint if checkpoint is None else checkpoint)
+        last = self._bundle
+        failures = last.failures if last is not None and last.message.id == message.id else 0
+        try:
+            bundle = Bundle(message, format, lease=self.lease, checkpoint=seconds, failures=failures)
+        except (ValueError, StorageError):
+            with suppress(LeaseLost):
+                message.release(counted=False)
+            raise
+        self._bundle = bundle
+        return bundle
+
+    def _check_bundle(self, bundle: Bundle) -> None:
+        """Refuse to go on behind a bundle of which records were taken and are not settled."""
+        if (message := bundle.message).held and bundle.hand.open:
+            raise BacklogReached(
+                f"message {message.id}: {len(bundle.hand.open)} of its records were taken and are not settled: "
+                "settle each record before the loop asks for the next message"
+            )
+
     def ack_many(self, messages: Iterable[Message]) -> list[Message]:
         """Acknowledge messages that it received; all of them are final when this returns, made durable by one sync.
 
@@ -292,7 +345,7 @@ class Subscription:
         """Whether a barrier keeps back what waits, and may itself wait for what this subscription passes over."""
         return self._admission is not None and self._admission.policies.at_barrier and self._offers.passes_over
 
-    def _once(self, message: Message) -> AbstractContextManager[None]:
+    def _once(self, message: Message) -> AbstractContextManager[CameBack]:
         """Leave a message to others if it comes back within the block; until it ends, every message of its id."""
         return self._offers.once(message)
 

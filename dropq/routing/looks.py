@@ -1,8 +1,9 @@
 """Looks: which spent credits of a queue belong to no message any more, as a crash or a script left them.
 
 A credit is live while its message lies, under it, in the queue that the credit names, or while a credit of that queue
-names it as one below its own. A message goes from the queue's folders to its credits and back, so messages are listed
-before the credits, and again after them. What was not live in two looks, a second apart, is removed: that file alone.
+names it as one below its own, or while its message is on its way to that queue on another file system. A message goes
+from that way to the queue's folders, from these to its credits, and back: so they are listed in this order, and the
+folders again after the credits. What was not live in two looks, a second apart, is removed: that file alone.
 
 Invariant: a look removes no credit of a message that is under way; at worst it leaves one that nobody needs.
 """
@@ -18,12 +19,15 @@ from collections.abc import Iterator
 from dropq.errors import DropqError
 from dropq.format.addresses import topic_layout
 from dropq.format.credits import Credit, Via, is_key, is_token, via_of
-from dropq.format.layout import JOB_PREFIX, QueueLayout, removed_subscriptions
-from dropq.format.staged import StagedFolder
+from dropq.format.layout import JOB_PREFIX, QueueLayout, RootLayout, removed_subscriptions
+from dropq.format.staged import OwnPart, StagedFolder
 from dropq.lifecycle import credits
+from dropq.lifecycle.claims import is_dropped
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import is_missed
+from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.lock import PolicyLock
-from dropq.queue.open_queue import open_queue
 from dropq.storage import reading
 from dropq.storage.watch import Watch
 
@@ -121,6 +125,7 @@ def idle_credits(context: QueueContext, read: Read | None = None) -> list[Via]:
         OSError: a folder cannot be listed: nothing is known.
     """
     idle = list[Via]()
+    on_the_way = set(vias_in_transit(context.layout))
     by_target: dict[str, list[Via]] = {}
     for via, said in all_credits(context.layout, read):
         if said is None:
@@ -129,7 +134,7 @@ def idle_credits(context: QueueContext, read: Read | None = None) -> list[Via]:
             by_target.setdefault(said.to, []).append(via)
     for address, vias in by_target.items():
         live = _live(context, address, read)
-        idle += [via for via in vias if live is not None and via not in live]
+        idle += [via for via in vias if live is not None and via not in live and via not in on_the_way]
     return idle
 
 
@@ -161,7 +166,7 @@ def _live(context: QueueContext, address: str, read: Read | None = None) -> set[
     root = context.root.layout
     layout = credits.layout_of(root, address)
     if layout is None:
-        return None if _is_being_deleted(root.path, address) else set()
+        return None if _is_being_deleted(root.path, address) or _is_missed(root, address) else set()
     live = set(vias_in(layout))
     for _, said in all_credits(layout, read):
         live.update(() if said is None else said.below)
@@ -169,6 +174,14 @@ def _live(context: QueueContext, address: str, read: Read | None = None) -> set[
     if credits.layout_of(root, address) is None:
         return None  # RACE: it was deleted meanwhile
     return live
+
+
+def _is_missed(root: RootLayout, address: str) -> bool:
+    """Return whether a queue that is not found may be there, as on a disk that is away."""
+    try:
+        return is_missed(root, address)
+    except OSError:
+        return True
 
 
 def vias_in(layout: QueueLayout) -> Iterator[Via]:
@@ -183,8 +196,11 @@ def _files(layout: QueueLayout) -> Iterator[str]:
         yield from reading.names_in(folder)
     for name in reading.names_in(layout.staged):
         if (staged := StagedFolder.of(name)) is not None:
-            yield staged.own_name
-            yield from reading.names_in(f"{layout.staged}/{name}")
+            if not is_dropped(f"{layout.staged}/{name}"):
+                yield staged.own_name
+            for file in reading.names_in(f"{layout.staged}/{name}"):
+                part = OwnPart.of(file)
+                yield file if part is None else part.own_name
     for name in reading.names_in(layout.working):
         if name.startswith(JOB_PREFIX):
             yield from reading.names_in(f"{layout.working}/{name}")

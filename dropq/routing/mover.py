@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
-from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, StorageError
+from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue
 from dropq.format.addresses import check_address
 from dropq.format.claims import router_claims
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
@@ -24,16 +25,18 @@ from dropq.format.names import TOPIC_REPLY
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.transfers import Goal, row_to
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors
 from dropq.policies.send_limits import SendLimits
-from dropq.queue.open_queue import open_queue
 from dropq.staging.fan_out import fan_out
 from dropq.staging.receivers import Receiver, make_known
 from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
+from dropq.storage.mounts import rename_leads
 from dropq.topics.publishing import outlet
 
 log = logging.getLogger("dropq")
@@ -47,13 +50,18 @@ OPEN_FOR = 1.0
 
 
 #: Why a message stays that its selectors cannot be found for.
-UNREADABLE = "a filter cannot be evaluated now, as the body or the sidecar cannot be read"
+UNREADABLE = "which selectors take it is not known: a selector, the body or the sidecar cannot be read now"
 ONE_IS_UNUSABLE = "no selector takes it, and one of them cannot be used"
 
 
 def unroutable_after(patience: float) -> str:
     """Return when a message counts as unroutable that no selector takes."""
     return f"after {patience:g} s without a subscription it is unroutable"
+
+
+def return_address(context: QueueContext, file: MessageFile) -> str:
+    """Return the address that a message is bounced to; "" if it has none."""
+    return (context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
 
 
 class Target:
@@ -70,16 +78,19 @@ class Target:
     def __init__(self, source: QueueContext, address: str) -> None:
         named = open_queue(source.root, address)
         self.context = outlet(named).context  # of a view on topics, the topic's
-        self.is_far = reading.device(self.context.layout.target) != reading.device(source.layout.target)
         own = SendLimits(self.context.name, self.context)
         is_view = named.layout.home != self.context.layout.home
         self._limits = SendLimits(address, named, then=own) if is_view else own
         self.opened_at = time.monotonic()
+        self._source = source
+
+    @cached_property
+    def is_near(self) -> bool:
+        """Whether a rename leads there from the queue that messages come from."""
+        return rename_leads(self._source.layout.private, self.context.layout.target)
 
     def why_not(self) -> str:
         """Return why it takes no message now; "" if it takes one, which is then counted."""
-        if self.is_far:
-            return f"{self.context.name} is on another file system, where a rename cannot go"
         return "" if self._limits.has_room() else f"{self.context.name} is full, or makes senders wait"
 
 
@@ -126,7 +137,7 @@ class Mover:
             StorageError: it stays in target/; or it was moved and not synced, as the error says.
         """
         self.held_by = ""
-        if not self.selectors.in_use:
+        if not self.selectors.serves_waiting:
             return False
         with self._context.error_context("the message stays in target/, unless another process took it"):
             return self._take(file)
@@ -183,7 +194,7 @@ class Mover:
                 if not one.may_spend():
                     return f"it has no credit left of {selector.credit}"
                 below = credits.below(context, file.filename)[: HOPS_LIMIT - 1]
-                one.spend(via, Credit(file.name.id, target.context.name, below))
+                one.spend(via, Credit(file.name.id, target.context.name, below, copied=file.name.copied))
             try:
                 gone = self._transitions.move_on(file, target.context, via) is None
             except DropqError:
@@ -204,7 +215,7 @@ class Mover:
 
     def _bounce(self, file: MessageFile) -> bool | str:
         """Move a message to its return address; return False if it is gone, or why it stays."""
-        address = (self._context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
+        address = return_address(self._context, file)
         try:
             check_address(address)
             target = self._target(address)
@@ -213,8 +224,6 @@ class Mover:
         if target is None or target.context.layout.home == self._context.layout.home:
             self._set_aside(file, "no_return_address", {"return_address": address} if address else {})
             return False
-        if target.is_far:
-            return target.why_not()
         return self._transitions.bounce(file, target.context) is not None
 
     def _target(self, address: str) -> Target:
@@ -259,7 +268,7 @@ class Mover:
         letter = replace(context.sidecars.whole(name), reason="", origin="") if name.reason else name
         copied = replace(
             letter.unmarked, delivery_count=0, cancels=0, not_before=0, via="", hops=name.hops + 1, copied=False,
-            copy=os.urandom(5).hex(), foreign=False, since=context.clock.now_ms(),
+            copy=os.urandom(5).hex(), foreign=False, since=context.clock.now_ms(), cut=0, replayed=False,
         )  # fmt: skip
         archived = last and not self._has_subscriptions
         back = replace(name.unmarked, copied=True, copy=os.urandom(5).hex(), foreign=False)
@@ -291,14 +300,16 @@ class Mover:
         return True
 
     def _receiver(self, address: str) -> Receiver:
-        target = self._target(address)
-        if why := target.why_not() if target.is_far else "":
-            raise StorageError(why)
-        path = self._context.root.layout.path
+        """Open what gets a copy: the queue, or the row for it if it lies on another file system."""
+        known, path = self._target(address), self._context.root.layout.path
+        target = known.context
         try:
-            return Receiver(path, os.path.relpath(target.context.layout.base, path))
+            folder = target.layout.base
+            if not known.is_near:
+                folder = row_to(self._context, Goal(target.root.layout, target.name, target.layout)).folder
+            return Receiver(path, os.path.relpath(folder, path))
         except OSError as error:
-            raise target.context.refused(error, "the message stays in target/") from error
+            raise target.refused(error, "the message stays in target/") from error
 
     # -- none ----------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ the messages before another one will take, as long as it is asked in the order o
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +15,22 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
-from dropq.format.names import TOPIC_REPLY
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.selectors import InUse, Selectors
 from dropq.routing.looks import all_credits, vias_in
-from dropq.routing.mover import ONE_IS_UNUSABLE, UNREADABLE, Target, unroutable_after
+from dropq.routing.mover import ONE_IS_UNUSABLE, UNREADABLE, Target, return_address, unroutable_after
+
+
+def missing(root: RootLayout, address: str) -> str:
+    """Return that a queue is not there, in words."""
+    home = f"{root.path}/{address}"
+    return (
+        f"{home} is a link to {os.readlink(home)}, which is not there"
+        if os.path.islink(home)
+        else f"{address} is missing"
+    )
 
 
 class Whereabouts:
@@ -32,20 +43,24 @@ class Whereabouts:
     def __init__(self, root: RootLayout) -> None:
         self._root = root
         self._known: dict[str, tuple[frozenset[Via], dict[Via, Credit]]] = {}
+        self._on_the_way: set[Via] = set()
 
     def spent_by(self, context: QueueContext, token: str) -> dict[Via, Credit]:
         """Return the credits that a selector of a queue has spent, with what each says; a damaged one is left out."""
         return {via: said for via, said in self._of(context.name)[1].items() if via.token == token}
 
     def of(self, spent: dict[Via, Credit]) -> dict[str, int]:
-        """Return how many messages lie under some credits, by the address of the queue; by "" those found nowhere."""
+        """Return how many messages lie under some credits, by the address of the queue; by "" those found nowhere.
+
+        What is on its way to a queue on another file system counts as there.
+        """
         found = Counter[str]()
         ahead = {via: said.to for via, said in spent.items()}
         for _ in range(HOPS_LIMIT + 1):
             further = dict[Via, str]()
             for via, address in ahead.items():
                 lying, gone_on = self._of(address)
-                if via in lying:
+                if via in lying or via in self._on_the_way:
                     found[address] += 1
                     continue
                 upper = next((upper for upper, said in gone_on.items() if via in said.below), None)
@@ -65,6 +80,7 @@ class Whereabouts:
                 if layout is not None:
                     spent = {via: said for via, said in all_credits(layout) if said is not None}
                     self._known[address] = frozenset(vias_in(layout)), spent
+                    self._on_the_way.update(vias_in_transit(layout))
         return self._known[address]
 
     def told(self, spent: dict[Via, Credit]) -> str:
@@ -115,7 +131,7 @@ class Outlook:
     def of(self, file: MessageFile) -> Prospect | None:
         """Return what will become of a waiting message; None if the selectors leave it to consumers."""
         selectors = self.selectors
-        if not selectors.in_use:
+        if not selectors.serves_waiting:
             broken = [f"{name} cannot be used: {why}" for name, why in sorted(selectors.unusable.items())]
             return Prospect(f"no selector takes it: {'; '.join(broken)}", stays=True) if broken else None
         choice = selectors.choice(file)
@@ -173,22 +189,22 @@ class Outlook:
             try:
                 target = Target(self._context, address)
             except NoSuchQueue:
-                self._refusals[address] = f"{address} is missing"
+                self._refusals[address] = missing(self._context.root.layout, address)
             except DropqError as error:
                 self._refusals[address] = str(error)
             else:
-                if not target.is_far:
-                    self._targets[address] = target
-                    return ""
-                self._refusals[address] = target.why_not()
+                self._targets[address] = target
+                return ""
         return self._refusals[address]
 
     def _bounced(self, file: MessageFile, name: str) -> str:
-        address = (self._context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
-        if not address:
+        if not (address := return_address(self._context, file)):
             return (
                 f"selector {name} bounces it, and it has no return address: the next router makes a dead letter of it"
             )
+        if credits.layout_of(self._context.root.layout, address) is None:
+            why = missing(self._context.root.layout, address)
+            return f"selector {name} bounces it, and {why}: the next router makes a dead letter of it"
         return f"the next router bounces it to {address} by selector {name}"
 
     def _unroutable(self) -> Prospect:

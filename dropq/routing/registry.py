@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from dropq.carrier.passages import Carriers
 from dropq.config import selectors as files
 from dropq.config.selectors import Selector
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
@@ -21,10 +23,12 @@ from dropq.format import names
 from dropq.format.credits import HOPS_LIMIT, Via, via_of
 from dropq.lifecycle import credits, named
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import is_missed
+from dropq.lifecycle.open_queue import open_queue
+from dropq.lifecycle.transfers import vias_in_transit
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
 from dropq.policies.lock import PolicyLock
-from dropq.queue.open_queue import open_queue
 from dropq.routing.looks import APART, Looks, all_credits
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -51,6 +55,7 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
         ConfigError: an option cannot be used; or messages would go round.
         NoSuchQueue: the queue that it sends to is not there.
         QueueExists: the queue has a selector of this name, or another of its role.
+        Unavailable: another process keeps the policy lock; nothing was changed.
     """
     files.check_name(name)
     if context.layout.is_topic:
@@ -83,13 +88,38 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
         temporary = f"{context.layout.selectors}/.{name}.{os.urandom(6).hex()}.tmp"
         context.storage.write_new(temporary, files.text(selector).encode())
         try:
-            context.storage.move(temporary, path)
+            with _sole_writer(context):
+                _remove_reservation(context, path)
+                context.storage.move(temporary, path)
         except FileExistsError as error:
-            context.storage.unlink(temporary)
             raise QueueExists(f"{path} was made just now by somebody else; nothing was changed") from error
+        finally:
+            context.storage.unlink(temporary)
         context.storage.sync(context.layout.selectors)
         named.keep(context)
     return selector
+
+
+@contextmanager
+def _sole_writer(context: QueueContext) -> Iterator[None]:
+    """Hold the policy lock of a queue for a block that changes its selectors.
+
+    Raises:
+        Unavailable: another process keeps the lock; nothing was changed.
+    """
+    with PolicyLock(context).held(lambda: None) as locked:
+        if not locked:
+            raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
+        yield
+
+
+def _remove_reservation(context: QueueContext, path: str) -> None:
+    """Remove the empty file that reserved the name of a selector for a process that died; call this under the lock."""
+    try:
+        if reading.is_reservation(os.lstat(path)):
+            context.storage.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
@@ -167,9 +197,7 @@ def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> b
     """
     files.check_name(name)
     path = selectors.path_of(context, name)
-    with context.error_context("the selector was not removed"), PolicyLock(context).held(lambda: None) as locked:
-        if not locked:
-            raise Unavailable(f"{context.layout.lock} is held by another process; nothing was changed")
+    with context.error_context("the selector was not removed"), _sole_writer(context):
         if reading.exists(path):
             context.storage.rename(path, _removed(context, name))
             context.storage.sync(context.layout.selectors)
@@ -177,9 +205,12 @@ def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> b
             there = ", ".join(selectors.names_in(context)) or "it has none"
             raise NoSuchQueue(f"queue {context.name} has no selector {name}: {there}; nothing was changed")
     with context.error_context("the selector takes nothing more, and a sweep returns what it moved"):
-        looks, until = Looks(context), time.monotonic() + patience
-        watch = Watch(context.layout.selectors)
-        while not finish(context, name):
+        looks, until, said = Looks(context), time.monotonic() + patience, set[str]()
+        watch = Watch(leaving=_folders_of(context, name))  # a credit leaves as its message is settled
+        while not (state := finish(context, name)).is_gone:
+            for why in state.waits.keys() - said:
+                said.add(why)
+                log.warning("selector %s: %d messages wait: %s", name, state.waits[why], why)
             if time.monotonic() >= until:
                 return False
             looks.run()
@@ -200,25 +231,43 @@ def removed_in(context: QueueContext) -> list[str]:
 
 def finish_removed(context: QueueContext) -> int:
     """Go on with the selectors that are being removed; return how many are gone now."""
-    return sum(finish(context, name) for name in removed_in(context))
+    gone = 0
+    for name in removed_in(context):
+        state = finish(context, name)
+        gone += state.is_gone
+        for why, count in state.waits.items():
+            log.info("queue %s: selector %s: %d messages wait: %s", context.name, name, count, why)
+    return gone
 
 
-def finish(context: QueueContext, name: str) -> bool:
-    """Return what a removed selector has moved, and remove its credits; return whether it is gone."""
-    content = reading.read_small(_removed(context, name))
-    if content is None:
-        return True  # RACE: another process finished it
-    token = files.token_in(content)  # also of a file that was broken since
-    if credits.queue_of(context.root.layout, token) != (context.name, name):
-        token = ""  # the file is a copy of another selector's, and took nothing under that token
+class Removal(NamedTuple):
+    """How far the removal of a selector is: whether it is gone; and how many messages are not back, by the cause."""
+
+    is_gone: bool
+    waits: Mapping[str, int]
+
+
+def finish(context: QueueContext, name: str) -> Removal:
+    """Return what a removed selector has moved, and remove its credits."""
+    token, waits = _token_of(context, name), Counter[str]()
+    if token is None:
+        return Removal(True, waits)  # RACE: another process finished it
+    Carriers(context).run()  # what is on its way to another file system can only return from there
+    left = dict[str, QueueContext]()
     for key in credits.spent(context.layout, token) if token else ():
         via = Via(token, key)
         try:
-            _bring_back(context, via)
+            if (found := _bring_back(context, via)) is not None:
+                left[found.name] = found
         except (DropqError, OSError) as error:
-            log.warning("queue %s: what went under credit %s is not back yet: %s", context.name, via, describe(error))
+            waits[describe(error)] += 1
+    for found in left.values():
+        Carriers(found).run()  # what comes from another file system
+    waits["it cannot be carried to another file system now"] = sum(
+        via.token == token for via in vias_in_transit(context.layout)
+    )
     if token and credits.spent(context.layout, token):
-        return False
+        return Removal(False, +waits)
     if token:
         folder = f"{context.layout.credits}/{token}"
         for file in reading.names_in(folder):
@@ -226,7 +275,23 @@ def finish(context: QueueContext, name: str) -> bool:
                 context.storage.unlink(f"{folder}/{file}")
         context.storage.remove_folder(folder)
     context.storage.unlink(_removed(context, name))
-    return True
+    return Removal(True, waits)
+
+
+def _token_of(context: QueueContext, name: str) -> str | None:
+    """Return the token of a selector that is being removed; "" if it took nothing under one, None if it is gone."""
+    content = reading.read_small(_removed(context, name))
+    if content is None:
+        return None
+    token = files.token_in(content)  # also of a file that was broken since
+    # A copy of another selector's file took nothing under that token.
+    return token if credits.queue_of(context.root.layout, token) == (context.name, name) else ""
+
+
+def _folders_of(context: QueueContext, name: str) -> list[str]:
+    """Return the folder of the credits of a selector that is being removed, if there is one."""
+    folder = f"{context.layout.credits}/{_token_of(context, name) or ''}"
+    return [folder] if reading.is_folder(folder) else []
 
 
 def return_from(context: QueueContext, folder: str, file: str) -> bool:
@@ -254,8 +319,8 @@ def return_from(context: QueueContext, folder: str, file: str) -> bool:
     with _locked(source, said.below) as locked:
         if not locked:
             raise Unavailable(f"another process keeps the lock of a queue above {source.name}; the message stays")
-        under = str(said.below[0]) if said.below else ""
-        if Transitions(context).return_to(folder, file, source, under) is None:
+        under = said.below[0] if said.below else None
+        if Transitions(context).return_to(folder, file, source, under, copied=said.copied) is None:
             return False
     credits.give_back(source, via)
     return True
@@ -270,26 +335,28 @@ class _Found(NamedTuple):
     above: tuple[tuple[QueueContext, Via], ...]
 
 
-def _bring_back(context: QueueContext, via: Via) -> None:
-    """Return the message that went under a credit, and remove the credit and all above it.
+def _bring_back(context: QueueContext, via: Via) -> QueueContext | None:
+    """Return the message that went under a credit, and remove the credit and all above it; return where it was.
 
-    RACE: with whoever moves it on, or settles it: the rename decides. The next round meets what was missed, and a look
-    what is nowhere.
+    RACE: with programs that move it on, or settle it: the rename decides. The next round finds what was missed, and a
+    look finds the credits of what is nowhere.
     """
     said = credits.find(context.root.layout, via)
     if said is None:
-        return
+        return None
     for found in _under(context, said.to, via):
         with _locked(context, said.below) as locked:
             if not locked:
-                return
-            under = str(said.below[0]) if said.below else ""
-            moved = Transitions(found.context).return_to(found.folder, found.file, context, under)
+                return None
+            under = said.below[0] if said.below else None
+            transitions = Transitions(found.context)
+            moved = transitions.return_to(found.folder, found.file, context, under, copied=said.copied)
         if moved is not None:
             for upper, credit in found.above:
                 credits.give_back(upper, credit)
             credits.give_back(context, via)
-            return
+            return found.context
+    return None
 
 
 @contextmanager
@@ -309,7 +376,11 @@ def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
 
 def _under(source: QueueContext, address: str, via: Via, depth: int = 0) -> Iterator[_Found]:
     """Yield the message that lies under a credit, in the queue that it names, or further on."""
-    if depth > HOPS_LIMIT or credits.layout_of(source.root.layout, address) is None:
+    if depth > HOPS_LIMIT:
+        return
+    if credits.layout_of(source.root.layout, address) is None:
+        if is_missed(source.root.layout, address):
+            raise NoSuchQueue(f"{address} is not there: bring it back")
         return
     context = open_queue(source.root, address)
     layout = context.layout

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from dropq.carrier.lists import LIST_LENGTH
+from dropq.carrier.passages import Carriers
 from dropq.errors import DropqError, StorageError
 from dropq.format.claims import router_claims
 from dropq.lifecycle.context import QueueContext
@@ -62,12 +64,14 @@ class Router:
         )
         self._mover = Mover(context)
         self._looks = Looks(context)
+        self._carriers = Carriers(context)
         self._looks_at_all = 0.0
         self._looks_at = 0.0
         self._paused = False
         self.moved: Counter[str] = Counter()
         self.distributed = 0
-        self._distributor = Distributor(context) if context.layout.is_topic else None
+        with context.error_context(UNTOUCHED):
+            self._distributor = Distributor(context) if context.layout.is_topic else None
 
     @property
     def total(self) -> int:
@@ -82,6 +86,8 @@ class Router:
     def one_pass(self, stopped: Callable[[], bool] = bool) -> None:
         """Make one pass over the queue: sweep, if that is due, then do what routes and selectors say with each message.
 
+        What goes to other file systems is carried then.
+
         Args:
             stopped: whether to end the pass after the message at hand.
 
@@ -92,6 +98,13 @@ class Router:
         """
         if self._sweep is not None and self._sweep.due:
             self._sweep_on_the_way(self._sweep)
+        try:
+            self._route(stopped)
+        finally:
+            with self._context.error_context("the messages wait for the next router, or a sweep"):
+                self._carriers.run()
+
+    def _route(self, stopped: Callable[[], bool]) -> None:
         if self._distributor is not None:
             self.distributed += self._distributor.run(stopped=stopped)
             self.moved = self._distributor.routed
@@ -104,7 +117,7 @@ class Router:
                 finish_removed(self._context)
             if known.are_removed or (may_move and known.out_of_credit):
                 self._run_looks(self._looks.run)
-            may_take = not known.in_use or known.may_take
+            may_take = not known.serves_waiting or known.may_take
         if not may_move or (not may_take and self._may_rest()):
             return
         self._look_at_each(stopped)
@@ -122,7 +135,7 @@ class Router:
             return 0
 
     def _look_at_each(self, stopped: Callable[[], bool]) -> None:
-        offers, listings = self._offers, self._offers.listings
+        offers, listings, carried = self._offers, self._offers.listings, self.total
         offers.refresh()
         while not stopped() and self._may_move():
             if (file := next(offers.view, None)) is None:
@@ -137,6 +150,9 @@ class Router:
                     offers.pass_over(file, error)
                 if self._must_rest():
                     break
+            if self.total - carried >= LIST_LENGTH:
+                carried = self.total
+                self._carriers.run()
         offers.raise_refused()
 
     def _must_rest(self) -> bool:

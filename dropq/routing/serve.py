@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.layout import QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.open_queue import find_layout, open_queue, queue_names
 from dropq.lifecycle.timing import Timing
-from dropq.queue.open_queue import find_layout, open_queue, queue_names
 from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.router import Router
 from dropq.storage import reading
@@ -46,6 +46,16 @@ class Served(Protocol):
 
     def one_pass(self, stopped: Callable[[], bool]) -> None:
         """Make a pass over what waits."""
+
+    def find_credits(self) -> int:
+        """Return how many credits without a message were found and removed."""
+
+
+def serve_once(served: Served, stopped: Callable[[], bool]) -> None:
+    """Make one pass, and another if it found credits without a message; raise what `run` of `Serving` does."""
+    served.one_pass(stopped)
+    if not stopped() and served.find_credits():
+        served.one_pass(stopped)
 
 
 class Serving:
@@ -146,6 +156,10 @@ class Routers:
                 self._pass_over(address, error)
             else:
                 self.passed_over.pop(address, None)
+
+    def find_credits(self) -> int:
+        """Return how many credits without a message were found and removed: this looks twice, a second apart."""
+        return sum(router.find_credits() for router in self._routers.values())
 
     def _list(self) -> None:
         """Begin to serve what has something to serve, and end what has nothing any more."""

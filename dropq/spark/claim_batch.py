@@ -13,8 +13,8 @@ from dropq.errors import DropqError, LeaseLost
 from dropq.format.layout import WITH_REASON
 from dropq.queue.lease_renewer import LeaseRenewer, renew_held
 from dropq.queue.message import Duration, Message, ack_all
+from dropq.queue.stream_journal import check_semantics
 from dropq.spark.options import CLAIM_OPTIONS, ReadOptions, by_name
-from dropq.staging.stream_journal import check_semantics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

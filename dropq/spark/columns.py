@@ -126,7 +126,7 @@ class Columns:
             "reply_to": name.reply_to,
             "type": name.type,
             "properties": [(key, typed.text) for key, typed in name.properties.items()],
-            "delivery_count": min(message_file.delivery_count, LARGEST),
+            "delivery_count": min(message_file.delivery_count + name.cut, LARGEST),
         }
 
 

@@ -177,7 +177,7 @@ class _Files:
             self._renewed = {claim.owner: claim.filename for claim in claims_in(self.context)}
         raise LeaseLost(
             f"message {claimed.name.id} was not read: its claim {owner} is gone (its lease ran out, "
-            "it expired, or somebody settled or requeued it)"
+            "it expired, or somebody settled it or took it back)"
         )
 
     def report(self) -> None:

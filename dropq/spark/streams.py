@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from dropq.queue.lease_renewer import LeaseRenewer
+from dropq.queue.stream_journal import LEASE, Journal, check_semantics
 from dropq.queue.subscription import Subscription
 from dropq.spark.options import ReadOptions
 from dropq.spark.reader import Rows, listed, part_size, parts
-from dropq.staging.stream_journal import LEASE, Journal, check_semantics
 
 Offset = dict[str, Any]
 

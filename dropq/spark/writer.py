@@ -77,8 +77,7 @@ class QueueWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything that was staged, in the driver."""
         queue = self.options.open()
-        sent = _commit(queue, Job(queue._goal, self.job_id), _staged(messages))
-        log.info("job %s sent %d messages to queue %s", self.job_id, sent, self.options.queue)
+        _commit(queue, Job(queue._goal, self.job_id), _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the job; if Spark calls this after a commit that failed halfway, send the job instead."""
@@ -123,8 +122,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 log.warning(
                     "%s was sent to queue %s before: this run of it sends nothing", epoch.id, self.options.queue
                 )
-            sent = _commit(queue, epoch, _staged(messages))
-            log.info("%s: %d messages were sent to queue %s", epoch.id, sent, self.options.queue)
+            _commit(queue, epoch, _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop an epoch, unless it was committed; the query runs it again under the same number."""
@@ -135,16 +133,24 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 log.warning("%s was committed before it failed: all of it is sent", epoch.id)
 
 
-def _commit(queue: Queue, job: Job, staged: list[Staged]) -> int:
-    """Send everything that a job staged, as soon as the queue has room for it; return how many messages were sent.
+def _commit(queue: Queue, job: Job, staged: list[Staged]) -> None:
+    """Send everything that a job staged, as soon as the queue has room for it, or to where its overflow selector sends.
 
     A job that was sent before needs no room.
     """
-    count = sum(len(part.files) for part in staged)
-    if count and not job.sent and not queue._admit_job(count):
-        job.abort()
-        return 0
-    return job.commit(staged)
+    count, overflow = sum(len(part.files) for part in staged), ""
+    if count and not job.sent:
+        taker = queue._admit_job(count)
+        if taker is None:
+            job.abort()
+            return
+        overflow = "" if taker is queue else taker.name
+    sent = job.commit(staged, overflow=overflow)
+    if sent and overflow:
+        full = "queue %s has no room for job %s: its %d messages were sent to queue %s instead"
+        log.warning(full, queue.name, job.id, sent, overflow)
+    else:
+        log.info("job %s sent %d messages to queue %s", job.id, sent, queue.name)
 
 
 def _queries(messages: Iterable[WriterCommitMessage | None]) -> list[str]:

@@ -1,8 +1,9 @@
-"""Many files, one commit: a claimed message is staged as copies for receivers, committed by one rename, rolled forward.
+"""Many files, one commit: a claimed message is staged as parts, committed by one rename, and rolled forward.
 
-A holder stages the copies in a new folder of `.dropq/staged/`, and commits by renaming its claim to `whole` in it: a
-holder that lost the claim cannot. From then on any process may move each copy to its receiver. `whole` is archived
-last, once a listing showed no copy. A sweep drops a folder that its holder will not commit: it makes a fence there, a
+A part is a copy for a receiver, or it stays in the queue: a record of a bundle, or what is left of one. A holder stages
+the parts in a new folder of `.dropq/staged/`, and commits by renaming its claim to `whole` in it: a holder that lost
+the claim cannot. From then on any process may move each part. `whole` is archived, or unlinked, last, once a listing
+showed no part. A sweep drops a folder that its holder will not commit: it makes a fence there, a
 folder of the name `whole`. If a commit and a fence meet, the first to have the name wins. No staged
 folder is ever renamed, or removed with anything in it.
 """
@@ -13,22 +14,34 @@ import errno
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from dropq.errors import DropqError, LeaseLost
 from dropq.format import names
-from dropq.format.claims import Claim
-from dropq.format.layout import STATES, QueueLayout
-from dropq.format.staged import WHOLE, StagedFolder, claim_of, folder_name, part_name, part_of
-from dropq.lifecycle.claims import claims_in, find_claim, is_committed
+from dropq.format.claims import Claim, Location
+from dropq.format.layout import STATES, WITH_REASON, QueueLayout
+from dropq.format.staged import (
+    PART_STATES,
+    WHOLE,
+    OwnPart,
+    StagedFolder,
+    claim_of,
+    folder_name,
+    is_part,
+    is_reason,
+    part_name,
+    part_of,
+)
+from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropped
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.staging.receivers import Receiver, identity_of, is_being_removed, open_receiver, take_each, tokens
 from dropq.storage import reading
-from dropq.storage.failures import describe, storage_error
+from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import SYNCED_TOGETHER
 from dropq.storage.mounts import was_brought_back
 
@@ -40,6 +53,10 @@ EMPTY_AGE = 60_000
 FENCE_AGE = 86_400_000
 #: What an error says of a message whose copies could not be staged.
 UNSTAGED = "the message waits as before, and no receiver has it"
+#: What an error says of a bundle that could not be settled.
+UNSETTLED = "nothing was settled, and the message is still held"
+#: What an error says of a message that is committed, and whose parts could not be moved.
+COMMITTED = "the message is committed: its parts arrive with the next sweep"
 
 #: Writes the copies of a message: called with a folder, its descriptor, and the names that the copies get there.
 Write = Callable[[str, int, Sequence[str]], None]
@@ -67,13 +84,33 @@ class Staged(NamedTuple):
     came_from: str
 
 
+class OwnParts(NamedTuple):
+    """What this process has staged in a folder for the queue itself; attributes as of `Staged`."""
+
+    parts: Sequence[OwnPart]
+    own_name: str
+    end: str
+    came_from: str
+
+
 @dataclass
 class Rolled:
-    """What a sweep of staged folders did: how many it rolled forward, and dropped, and could not bring in order."""
+    """What a sweep of staged folders did: how many it rolled forward, and dropped, and could not bring in order.
+
+    `keeps` says what is committed and keeps a part for the queue itself, which cannot be moved now; "" if nothing does.
+    """
 
     forward: int = 0
     dropped: int = 0
     refused: int = 0
+    keeps: str = ""
+
+    def refuse(self, folder: str, why: str) -> None:
+        """Note a folder that could not be brought in order."""
+        self.refused += 1
+        with suppress(OSError):
+            if is_committed(folder) and any(map(OwnPart.of, reading.names_in(folder))):
+                self.keeps = f"{folder}: {why}"
 
 
 def fan_out(
@@ -105,18 +142,63 @@ def fan_out(
         StorageError: the copies could not be staged; the message is still claimed, and no receiver has it.
     """
     end, own_name = ("processed", claim.own_name) if back_as is None else ("target", back_as)
-    folder, at = _new_folder(context, claim, end, own_name)
+    with error_context(UNSTAGED):
+        folder = _new_folder(context, claim, end, own_name)
+        at = reading.open_folder(folder)
     parts = [part_name(receiver.token, copied_name) for receiver in receivers]
     staged = Staged(at, parts, receivers, copied_name, own_name, end, came_from)
     try:
-        return _fan_out(context, claim, folder, staged, write)
+        return _commit_parts(context, claim, folder, staged, lambda: write(folder, at, parts), UNSTAGED)
     finally:
         os.close(at)
 
 
-def _fan_out(context: QueueContext, claim: Claim, folder: str, staged: Staged, write: Write) -> bool | None:
+def settle(
+    context: QueueContext,
+    claim: Claim,
+    parts: Sequence[OwnPart],
+    write: Callable[[str], None],
+    own_name: str,
+    end: str,
+) -> bool:
+    """Turn a claimed message into parts that stay in its queue; return whether each is where it goes, or else will be.
+
+    Args:
+        context: the queue.
+        claim: the claim.
+        parts: the parts; at least one.
+        write: writes the parts into a folder, and the reasons beside them; called again for each folder that a sweep
+            drops.
+        own_name: the file name under which the message itself is archived, if it is.
+        end: `processed`, or `unlink`.
+
+    Raises:
+        LeaseLost: the claim is gone; nothing was committed.
+        StorageError: the parts could not be staged, and the message is still claimed; or, if the error has a
+            `location`, it is committed.
+    """
+    while True:
+        with error_context(UNSETTLED):
+            folder = _new_folder(context, claim, end, own_name)
+        staged = OwnParts(parts, own_name, end, context.layout.target)
+        done = _commit_parts(context, claim, folder, staged, partial(write, folder), UNSETTLED)
+        if done is not None:
+            return done
+
+
+def _commit_parts(
+    context: QueueContext,
+    claim: Claim,
+    folder: str,
+    staged: Staged | OwnParts,
+    write: Callable[[], None],
+    outcome: str,
+) -> bool | None:
+    """Stage parts, commit them and move them; return what `fan_out` does."""
+    is_tried = False
     try:
-        _stage(context, folder, staged, write)
+        _stage(context, folder, staged.came_from, write)
+        is_tried = True
         if not _commit(context, claim, folder):
             return None  # RACE: a sweep took this holder for dead, and dropped the folder
     except LeaseLost:
@@ -124,30 +206,31 @@ def _fan_out(context: QueueContext, claim: Claim, folder: str, staged: Staged, w
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not reading.exists(folder) and reading.exists(claim.path):
             return None  # RACE: it was empty for a while, and a sweep took it for nobody's
-        _withdraw(context, folder)
+        if not is_tried:
+            _withdraw(context, folder)
+        # RACE: a file server may do the rename of the commit after it refused to answer. Then the parts are needed. If
+        # it does not, a sweep drops them once the claim is gone.
         if reading.is_gone(error) and find_claim(context, claim.owner) is None:
             raise LeaseLost(_lost(context, claim)) from error
-        raise storage_error(error, UNSTAGED) from error
+        raise storage_error(error, outcome) from error
     except BaseException:
-        _withdraw(context, folder)
+        if not is_tried:
+            _withdraw(context, folder)
         raise
     return roll_forward(context, folder, staged=staged)
 
 
-def _new_folder(context: QueueContext, claim: Claim, end: str, own_name: str) -> tuple[str, int]:
-    """Make a staged folder; return its path, and its descriptor."""
+def _new_folder(context: QueueContext, claim: Claim, end: str, own_name: str) -> str:
+    """Make a staged folder; return its path."""
     attempt = f"{random.getrandbits(24):06x}"
     folder = f"{context.layout.staged}/{folder_name(claim_of(claim.owner), attempt, end, own_name)}"
-    try:
-        context.storage.make_folder(folder, passing=True)
-        return folder, reading.open_folder(folder)
-    except OSError as error:
-        raise storage_error(error, UNSTAGED) from error
+    context.storage.make_folder(folder, passing=True)
+    return folder
 
 
-def _stage(context: QueueContext, folder: str, staged: Staged, write: Write) -> None:
-    write(folder, staged.at, staged.parts)
-    if staged.came_from == context.layout.target:  # after the commit, no name of it may come back there
+def _stage(context: QueueContext, folder: str, came_from: str, write: Callable[[], None]) -> None:
+    write()
+    if came_from == context.layout.target:  # after the commit, no name of it may come back there
         context.storage.sync(context.layout.processing, context.layout.target)
     context.storage.sync(folder, context.layout.staged)
 
@@ -172,32 +255,42 @@ def _commit(context: QueueContext, claim: Claim, folder: str) -> bool:
             if now is not None and now.path != claim.path:
                 claim.follow(now)
                 continue
-            if now is None and _was_rolled_forward(folder) and reading.exists(context.layout.staged):
+            if now is None and _was_rolled_forward(context, folder):
                 return True  # RACE: NFS lost the reply, and a sweep was quicker than we
             if now is not None:
                 raise  # the folder is gone
             raise LeaseLost(_lost(context, claim)) from error
-        except OSError:
+        except OSError as error:
             if is_committed(folder) and not reading.exists(claim.path):
                 return True
             if reading.exists(whole):
                 return False
+            if (
+                reading.is_gone(error)
+                and find_claim(context, claim.owner) is None
+                and _was_rolled_forward(context, folder)
+            ):
+                return True  # RACE: as above: where the folder is gone, the answer to a rename into it is ESTALE
             raise
 
 
 def _lost(context: QueueContext, claim: Claim) -> str:
     return (
-        f"claim {claim.owner} on queue {context.layout.home} is gone (its lease ran out, it expired, or somebody else "
-        "took it); nothing was committed"
+        f"message {context.sidecars.parse(claim.own_name).id}: claim {claim.owner} on queue {context.layout.home} is "
+        "gone (its lease ran out, it expired, or somebody else took it); nothing was committed"
     )
 
 
-def _was_rolled_forward(folder: str) -> bool:
+def _was_rolled_forward(context: QueueContext, folder: str) -> bool:
     """Return whether a folder that had parts was committed: it has neither parts nor a fence now.
 
     RACE: looked at in this order, as a sweep that drops the folder makes the fence before it removes the parts.
     """
-    return not any(map(part_of, reading.names_in(folder))) and not reading.exists(f"{folder}/{WHOLE}")
+    return (
+        not any(map(is_part, reading.names_in(folder)))
+        and not reading.exists(f"{folder}/{WHOLE}")
+        and reading.exists(context.layout.staged)
+    )
 
 
 def _withdraw(context: QueueContext, folder: str) -> None:
@@ -209,9 +302,8 @@ def _withdraw(context: QueueContext, folder: str) -> None:
     try:
         if is_committed(folder):
             return
-        for file in reading.names_in(folder):
-            if file != WHOLE:
-                context.storage.unlink(f"{folder}/{file}")
+        for file in sorted(reading.names_in(folder) - {WHOLE}, key=is_reason, reverse=True):  # a reason before its part
+            context.storage.unlink(f"{folder}/{file}")
         context.storage.remove_folder(folder)
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
@@ -221,8 +313,8 @@ def _withdraw(context: QueueContext, folder: str) -> None:
 # -- roll forward --------------------------------------------------------------------------------------------------
 
 
-def roll_forward(context: QueueContext, folder: str, *, staged: Staged | None = None) -> bool:
-    """Move each part of a committed message to its receiver, then archive the message; return whether all is done.
+def roll_forward(context: QueueContext, folder: str, *, staged: Staged | OwnParts | None = None) -> bool:
+    """Move each part of a committed message to where it goes, then end the message; return whether all is done.
 
     RACE: any number of processes may do this at once. Each part is moved by the first rename; the others find it gone.
 
@@ -232,15 +324,17 @@ def roll_forward(context: QueueContext, folder: str, *, staged: Staged | None = 
         staged: what is in it, where this process has just staged it; None lists the parts, and reads who gets them.
 
     Raises:
-        StorageError: what is moved may not be durable; a sweep goes on.
+        StorageError: what is moved may not be durable; a sweep goes on. The error has a `location`.
     """
     try:
         return _roll_forward(context, folder, staged)
     except OSError as error:
-        raise storage_error(error, "the message is committed: its copies arrive with the next sweep") from error
+        failed = storage_error(error, COMMITTED)
+        failed.location = Location("committed", os.path.basename(folder))
+        raise failed from error
 
 
-def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> bool:
+def _roll_forward(context: QueueContext, folder: str, staged: Staged | OwnParts | None) -> bool:
     storage, layout, whole = context.storage, context.layout, f"{folder}/{WHOLE}"
     committed = staged or StagedFolder.of(os.path.basename(folder))
     if committed is None:
@@ -248,16 +342,20 @@ def _roll_forward(context: QueueContext, folder: str, staged: Staged | None) -> 
     mover = _Mover(context, folder)
     try:
         storage.sync(folder, layout.processing, layout.working)  # the commit is durable before the first move
-        if isinstance(committed, Staged):
+        if isinstance(committed, OwnParts):
+            if not mover.move_own(committed.parts):
+                return False
+        elif isinstance(committed, Staged):
             if not mover.move_staged(committed):
                 return False
         else:
             _unlink_old_claim(context, whole, committed.claim)
             # RACE: a process that does not list the folder again after the last move could archive the message too
             # early. So the listing that ends the loop is made after the moves.
-            while files := sorted(reading.names_in(folder) - {WHOLE}):
+            while files := sorted(file for file in reading.names_in(folder) - {WHOLE} if not is_reason(file)):
                 if not mover.move(files):
                     return False
+            mover.drop_reasons()
         mover.sync()
     except FileNotFoundError:
         if reading.exists(folder):
@@ -289,6 +387,8 @@ def _unlink_old_claim(context: QueueContext, whole: str, claim: str) -> None:
 
 def _unlink_if_ended(context: QueueContext, whole: str, own_name: str, end: str) -> None:
     """Unlink the name `whole` of a message that is where it ends already, which on btrfs a power cut may bring back."""
+    if end == "unlink":
+        return
     folders = [context.layout.folder(state) for state in (STATES if end == "target" else (end,))]
     with suppress(FileNotFoundError):  # RACE: another roll-forward was first
         if was_brought_back(whole) and _lies_in(folders, whole, context, own_name):
@@ -302,12 +402,13 @@ def _lies_in(folders: Iterable[str], path: str, context: QueueContext, own_name:
 
 
 class _Mover:
-    """Moves the parts of one committed message to their receivers."""
+    """Moves the parts of one committed message to where they go."""
 
     def __init__(self, context: QueueContext, folder: str) -> None:
         self._context = context
         self._folder = folder
         self._staged: Staged | None = None
+        self._own: Sequence[OwnPart] | None = None
         self._receivers: dict[str, Receiver] = {}
 
     def move_staged(self, staged: Staged) -> bool:
@@ -318,6 +419,11 @@ class _Mover:
             return True
         self._receivers = {receiver.token: receiver for receiver in staged.receivers}
         return self.move(left)
+
+    def move_own(self, parts: Sequence[OwnPart]) -> bool:
+        """Move the parts for the queue itself that this process has staged; return whether all have left the folder."""
+        self._own = parts
+        return self.move([str(part) for part in parts])
 
     def move(self, files: Sequence[str]) -> bool:
         """Move what is in the folder beside the message; return whether all of it has left."""
@@ -335,13 +441,28 @@ class _Mover:
         storage = self._context.storage
         if not storage.syncs_folders:
             return
-        if self._staged is None:
+        if self._own is not None:
+            self._sync_own({part.state for part in self._own})
+        elif self._staged is None:
+            # Who finds no part left does not know where the parts went: those of a topic to receivers, others here.
+            self._sync_own(PART_STATES)
             self._sync_known()
         else:
             for receiver in self._staged.receivers:
                 with suppress(FileNotFoundError):  # RACE: it was removed, and took the part along
                     receiver.sync(storage)
         storage.sync(self._folder)
+
+    def drop_reasons(self) -> None:
+        """Remove reasons whose parts were moved."""
+        for file in filter(is_reason, reading.names_in(self._folder)):
+            self._context.storage.unlink(f"{self._folder}/{file}")
+
+    def _sync_own(self, states: Collection[str]) -> None:
+        """Sync the state folders that parts may have been moved to, and those of their reasons."""
+        folders = [self._context.layout.folder(state) for state in states]
+        folders += [f"{self._context.reasons.folder}/{state}" for state in states if state in WITH_REASON]
+        self._context.storage.sync(*filter(reading.is_folder, folders))
 
     def _sync_known(self) -> None:
         """Sync all that parts of this message may have been moved to."""
@@ -359,9 +480,11 @@ class _Mover:
 
     def _move(self, file: str) -> bool:
         source = f"{self._folder}/{file}"
+        if (part := OwnPart.of(file)) is not None:
+            return self._move_own(source, part)
         found = part_of(file)
         if found is None:
-            raise ValueError("it is no copy for a receiver: look at it, then move it by hand")
+            raise ValueError("it is no part of a message: look at it, then move it by hand")
         token, own_name = found
         receiver = self._receivers.get(token) or self._find(token)
         if receiver is None:
@@ -379,6 +502,20 @@ class _Mover:
             if open_receiver(self._root, receiver.identity) is not None:
                 raise  # the receiver stands: NFS says ESTALE of a folder for a moment, or its target/ is missing
             return self._set_aside(source, token, own_name)
+        return True
+
+    def _move_own(self, source: str, part: OwnPart) -> bool:
+        """Move a part to the state that it goes to; return True, also where another roll-forward moved it."""
+        if self._own is None:  # this process has not made it
+            if reading.regular_size(source) is None:
+                if not reading.exists(source):
+                    return True  # RACE: another roll-forward moved it
+                raise ValueError("it is no regular file: look at it, then remove it")
+            folders = [self._context.layout.folder(state) for state in STATES]
+            if was_brought_back(source) and _lies_in(folders, source, self._context, part.own_name):
+                self._context.storage.unlink(source)
+                return True
+        Transitions(self._context).end_part(source, part.state, part.own_name, f"{self._folder}/{part.reason}")
         return True
 
     def _has_arrived(self, source: str, receiver: Receiver, own_name: str) -> bool:
@@ -441,7 +578,7 @@ def sweep(context: QueueContext) -> Rolled:
         try:
             _sweep_folder(context, entry.path, staged.claim in claims, rolled)
         except (OSError, DropqError, ValueError) as error:
-            rolled.refused += 1
+            rolled.refuse(entry.path, describe(error))
             log.warning("%s: %s; the next sweep tries again", entry.path, describe(error))
     return rolled
 
@@ -450,12 +587,12 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
     if is_committed(folder):
         _go_on(context, folder, rolled)
         return
-    if _is_dropped(folder):
+    if is_dropped(folder):
         _clear_dropped(context, folder, has_claim=has_claim)
         return
     if has_claim:
         return
-    if not any(map(part_of, reading.names_in(folder))):
+    if not any(map(is_part, reading.names_in(folder))):
         _clear_empty(context, folder)
         return
     try:
@@ -469,21 +606,11 @@ def _sweep_folder(context: QueueContext, folder: str, has_claim: bool, rolled: R
     _clear_dropped(context, folder, has_claim=False)
 
 
-def _is_dropped(folder: str) -> bool:
-    """Return whether a fence has the name `whole`.
-
-    RACE: the holder may commit at any moment: that it was not committed, and that the name is taken now, is no proof.
-    """
-    whole, fence = f"{folder}/{WHOLE}", os.fsencode(os.path.basename(folder))
-    return reading.is_folder(whole) or (
-        reading.regular_size(whole) == len(fence) and reading.read_small(whole) == fence
-    )
-
-
 def _go_on(context: QueueContext, folder: str, rolled: Rolled) -> None:
     done = roll_forward(context, folder)
     rolled.forward += done
-    rolled.refused += not done
+    if not done:
+        rolled.refuse(folder, "a part of it cannot be moved, as the log says")
 
 
 def _clear_dropped(context: QueueContext, folder: str, *, has_claim: bool) -> None:
@@ -506,6 +633,8 @@ def _clear_empty(context: QueueContext, folder: str) -> None:
     """Remove a folder without parts that is old enough: what was in it was moved, or its holder makes another."""
     if context.age_ms(folder) <= EMPTY_AGE:
         return
+    for file in filter(is_reason, reading.names_in(folder)):  # a process died between a reason and its part
+        context.storage.unlink(f"{folder}/{file}")
     try:
         context.storage.remove_folder(folder)
     except OSError as error:

@@ -3,6 +3,8 @@
 A job's files lie in `working/.job-ID/ATTEMPT/`, where no consumer looks. One rename, which gives the manifest its name,
 commits the job. Invariant: before the commit nothing of the job is sent, and after it every listed file reaches
 target/, moved by its driver or by a sweep. Any number of processes may roll forward at once; each file is moved once.
+Where the queue is full, the manifest may name the queue of its overflow selector, to whose target/ the files go then:
+the commit and the ledger stay where the job began, so no job is sent to both.
 To drop a job, its folder is first renamed, so that no manifest can appear in it any more, and then searched for one.
 """
 
@@ -16,20 +18,22 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BufferedWriter
 from typing import IO, Any, NamedTuple
 
-from dropq.errors import DropqError, NoSuchQueue
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueFull, StorageError
 from dropq.format import names
 from dropq.format.escapes import encode
 from dropq.format.layout import DROP_PREFIX, JOB_PREFIX, STATES
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import Draft, refuse_links, run_in_parts
+from dropq.storage.mounts import rename_leads
 
 log = logging.getLogger("dropq")
 
@@ -42,6 +46,8 @@ EPOCH_AGE = 30 * 86_400_000
 JOB_ID_LIMIT = 100
 #: What the error about a failed attempt says of its messages.
 UNSENT = "nothing of this attempt was sent"
+#: What an error after the commit says of the job.
+COMMITTED = "is committed: `dropq sweep` finishes it, do not send it again"
 
 #: The key of an epoch, or of a list of a transfer: its row and its number.
 _NUMBERED = re.compile(r"((?:transfer\.)?[^.]+)\.([0-9]{1,19})")
@@ -170,21 +176,26 @@ class Job:
             self._context.storage.make_folder(f"{self.folder}/{unique}", parents=False)
         return Attempt(self._context, f"{self.folder}/{unique}", unique)
 
-    def commit(self, attempts: Iterable[Staged]) -> int:
+    def commit(self, attempts: Iterable[Staged], *, overflow: str = "") -> int:
         """Send every listed file; return how many, once all of them are in target/.
 
         If a job of this id was sent before, send nothing and remove what was staged.
 
+        Args:
+            attempts: what was staged.
+            overflow: the queue of the overflow selector, to which the job goes as a whole; "" for its own queue.
+
         Raises:
+            QueueFull: the job cannot go to the queue of the overflow selector; nothing was sent.
             StorageError: a listed file is missing, or the job was dropped meanwhile: nothing was sent. Or the
                 roll-forward was interrupted: the next sweep finishes it.
             NoSuchQueue: the queue was deleted meanwhile, with the job.
         """
         listed = [staged for staged in attempts if staged.files]
-        if not (listed or self.may_be_empty) or self.sent or not self._write_manifest(listed):
+        if not (listed or self.may_be_empty) or self.sent or not self._write_manifest(listed, overflow):
             self.abort()
             return 0
-        with error_context(f"job {self.id} is committed: `dropq sweep` finishes it, do not send it again"):
+        with error_context(f"job {self.id} {COMMITTED}"):
             finish(self._context, self.folder, interrupted=False)
             for folder in self._dropped():
                 finish(self._context, folder)  # RACE: a sweep dropped the job while it was committed
@@ -206,10 +217,13 @@ class Job:
             sent = [_drop(self._context, self.folder), *(finish(self._context, folder) for folder in self._dropped())]
         return any(sent)
 
-    def _write_manifest(self, listed: list[Staged]) -> bool:
+    def _write_manifest(self, listed: list[Staged], overflow: str = "") -> bool:
         """Commit the job; return False if another run of it was committed first, whose files are sent."""
         attempts = {staged.attempt: staged.files for staged in listed}
         content = {"format": 1, "job": self.id, "attempts": attempts, **({"note": self.note} if self.note else {})}
+        if overflow:
+            self._refuse_unless_open(overflow)
+            content["overflow"] = overflow
         draft = f"{self.folder}/.manifest-{secrets.token_hex(6)}"
         try:
             self._context.storage.write_new(draft, json.dumps(content).encode())
@@ -225,6 +239,15 @@ class Job:
             gone = " (a sweep, or another run of it, dropped it)" if not reading.exists(self.folder) else ""
             raise storage_error(error, f"job {self.id} was not committed{gone}, nothing was sent") from error
         return True
+
+    def _refuse_unless_open(self, overflow: str) -> None:
+        """Raise QueueFull if the job cannot go to the queue of the overflow selector."""
+        try:
+            _overflow(self._context, overflow, f"job {self.id} was not sent")
+        except (NoSuchQueue, QueueFull) as error:
+            raise QueueFull(
+                f"job {self.id} was not sent: its queue is full, and it cannot go to queue {overflow}: {error}"
+            ) from error
 
     def _check(self, staged: Staged) -> None:
         """Raise if a file of an attempt is missing; that the files are complete was checked when they were closed."""
@@ -283,10 +306,10 @@ class Epoch(Job):
         self._refuse_if_overtaken()
         super().begin()
 
-    def commit(self, attempts: Iterable[Staged]) -> int:
+    def commit(self, attempts: Iterable[Staged], *, overflow: str = "") -> int:
         """Send every listed file, as `Job.commit` does; then remove earlier epochs from the ledger."""
         self._refuse_if_overtaken()
-        count = super().commit(attempts)
+        count = super().commit(attempts, overflow=overflow)
         with error_context(f"job {self.id} is committed: do not send it again"):
             sent = _sent_numbers(self._context, self._row)
             earlier = [number for number in sent if number < self._number]
@@ -351,7 +374,7 @@ class TransferJob(Epoch):
     def _overtaken(self, last: int) -> str:
         return (
             f"{self.id} was not sent to {self._context.layout.home}, as list {last} was sent before: the folder of the "
-            "lists is a copy of another queue's, or an older state of its own. Remove from its given/ what that queue "
+            "lists is a copy of another queue's, or an older state of its own. Remove from its target/ what that queue "
             "has already, then rename it to other hex digits; nothing was removed"
         )
 
@@ -488,10 +511,10 @@ def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> b
         context.storage.sync(folder)  # the manifest must be durable before the first rename
     except FileNotFoundError:
         return False  # RACE: another process renamed the folder, and finishes the job
-    listed = _listed(manifest, folder)
+    listed, goal = _listed(manifest, folder), _goal(context, manifest)
     if interrupted:
-        _unlink_sent_names(context, folder, listed)
-    context.storage.sync(*sorted(_send_all(context, folder, listed)))
+        _unlink_sent_names(context, goal, folder, listed)
+    context.storage.sync(*sorted(_send_all(context, goal, folder, listed)))
     context.storage.make_folder(context.layout.ledger)
     entry = _ledger_entry(context, _key(os.path.basename(folder)))
     content = {key: manifest[key] for key in ("job", "note") if key in manifest}
@@ -500,16 +523,67 @@ def finish(context: QueueContext, folder: str, *, interrupted: bool = True) -> b
     return True
 
 
-def _unlink_sent_names(context: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> None:
+def _goal(context: QueueContext, manifest: Mapping[str, Any]) -> QueueContext:
+    """Return the queue that a committed job goes to: where its manifest says, if that can be; else its own.
+
+    RACE: if the overflow selector or its queue goes meanwhile, some files go to each of the two queues, each file once.
+    """
+    overflow, job = manifest.get("overflow"), manifest.get("job")
+    if not overflow:
+        return context
+    try:
+        return _overflow(context, overflow, f"job {job} {COMMITTED}")
+    except (NoSuchQueue, QueueFull) as error:
+        log.warning("job %s goes to queue %s itself: %s", job, context.name, error)
+        return context
+
+
+def _overflow(context: QueueContext, address: object, fate: str) -> QueueContext:
+    """Return the queue that a queue's overflow selector sends to, for files that were staged in the queue.
+
+    Any user who may write in working/ may write an address into a manifest. So it counts only while the selector, which
+    such a user may not write, says the same.
+
+    Args:
+        context: the queue.
+        address: what the manifest says.
+        fate: what becomes of the job if none of this can be told now.
+
+    Raises:
+        QueueFull: the selector does not send to that address, or the files of a job cannot be renamed there.
+        NoSuchQueue: there is no such queue.
+        ConfigError, StorageError: it cannot be opened now, or the selectors cannot be read.
+    """
+    from dropq.policies.selectors import overflow_of  # here, as few jobs find their queue full
+
+    with context.error_context(fate):
+        to = overflow_of(context)
+    if to is None or to != address:
+        raise QueueFull(f"queue {context.name} has no overflow selector that sends there")
+    try:
+        other = open_queue(context.root, to)
+    except (ConfigError, StorageError) as error:
+        raise type(error)(f"{error}; {fate}") from error
+    if other.config.underlying_topic is not None:
+        raise QueueFull(f"{to} is a view on topics, which a job does not publish through")
+    with other.error_context(fate):
+        is_near = rename_leads(context.layout.working, other.layout.target)
+    if not is_near:
+        raise QueueFull(f"{to} is on another file system, where a rename cannot go")
+    return replace(other, storage=context.storage.at(other.layout.base))
+
+
+def _unlink_sent_names(context: QueueContext, goal: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> None:
     """Unlink staged names of files that were sent before a power cut, which on btrfs may bring the old names back.
 
-    A file was sent if its inode is in a state folder of this queue. Else its second name may be that of a backup.
+    A file was sent if its inode is in a state folder of this queue, or of the job's goal. Else its second name may be
+    that of a backup.
     """
     paths = (f"{folder}/{attempt}/{file}" for attempt, files in listed.items() for file in files)
     with_two_names = [path for path in paths if reading.has_another_name(path)]
     if not with_two_names:
         return
-    states = map(context.layout.folder, STATES)
+    states = {queue.layout.folder(state) for queue in (context, goal) for state in STATES}
     sent = {entry.inode() for state in states for entry in reading.entries(state)}
     for path in with_two_names:
         with suppress(FileNotFoundError):  # RACE: another roll-forward was first
@@ -517,18 +591,28 @@ def _unlink_sent_names(context: QueueContext, folder: str, listed: Mapping[str, 
                 context.storage.unlink(path)
 
 
-def _send_all(context: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> set[str]:
-    """Rename the listed files into target/ or delayed/; return the folders that were renamed into."""
-    destinations, seen = {context.layout.target}, set[str]()
+def _send_all(context: QueueContext, goal: QueueContext, folder: str, listed: Mapping[str, list[str]]) -> set[str]:
+    """Rename the listed files into target/ or delayed/ of the job's goal; return the folders that were renamed into.
+
+    A name with a sidecar is written as the goal has names: a DropboxMQ that reads it there knows no sidecars.
+    """
+    destinations, seen = {goal.layout.target}, set[str]()
+    is_own = goal is context
+    is_apart = names.may_be_delayed if is_own else names.may_be_marked
     for attempt, files in listed.items():
         source = f"{folder}/{attempt}"
-        apart = {file for file in files if names.may_be_delayed(file)} | seen.intersection(files)
+        apart = {file for file in files if is_apart(file)} | seen.intersection(files)
         for file in apart:
-            destination = Transitions(context).sent_to(context.sidecars.parse(file).not_before)
+            name = goal.sidecars.parse(file)
+            destination = Transitions(goal).sent_to(name.not_before)
             destinations.add(destination)
-            _send(context, f"{source}/{file}", f"{destination}/{file}", taken=file in seen)
+            own = file
+            if name.meta and not is_own:
+                goal.sidecars.make_known()
+                own = goal.sidecars.fit(name)
+            _send(goal, f"{source}/{file}", f"{destination}/{own}", taken=file in seen)
         at_once = [file for file in files if file not in apart] if apart else files
-        run_in_parts(at_once, partial(_send_some, context, source))
+        run_in_parts(at_once, partial(_send_some, goal, source))
         seen.update(files)
     return destinations
 

@@ -93,8 +93,13 @@ class ExclusiveRename:
         # RACE: O_EXCL decides who has the name; the rename replaces the empty file. A crash between the two leaves the
         # empty file behind; fsck recognises it by its mode.
         fd = os.open(destination, CREATE, RESERVED_MODE)
-        reserved = os.fstat(fd).st_ino
-        os.close(fd)
+        try:
+            reserved = os.fstat(fd).st_ino
+        except BaseException:
+            os.unlink(destination)
+            raise
+        finally:
+            os.close(fd)
         try:
             os.rename(source, destination)
         except BaseException as error:

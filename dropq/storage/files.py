@@ -274,22 +274,11 @@ class Storage:
             os.close(fd)
         return True
 
-    def adopt(self, source: str, destination: str) -> None:
-        """Move a file from outside into working/, and give it the modes of new files; move it back when that fails.
+    def adopt(self, path: str) -> None:
+        """Give a file from outside the modes of new files, and make its body durable; it stays where it is.
 
         Where no modes are set it keeps its own, without the permission for everybody to write.
-
-        Raises:
-            OSError: with EXDEV, the file lies on another file system.
         """
-        self.rename(source, destination)
-        try:
-            self._take_over(destination)
-        except BaseException:
-            self.move(destination, source)
-            raise
-
-    def _take_over(self, path: str) -> None:
         fd = open_file(path, READ)
         try:
             mode = stat.S_IMODE(os.fstat(fd).st_mode)

@@ -93,6 +93,18 @@ def mount_of(path: str, table: str = MOUNTS) -> Mount | None:
     return found
 
 
+def rename_leads(source: str, target: str) -> bool:
+    """Return whether a rename leads from one folder to another: both lie on one mount of one file system.
+
+    Raises:
+        OSError: one of them cannot be looked at.
+    """
+    if os.stat(source).st_dev != os.stat(target).st_dev:
+        return False
+    mounts = mount_of(source), mount_of(target)
+    return None in mounts or mounts[0] == mounts[1]
+
+
 @cache
 def mount_at(folder: str, device: int) -> Mount | None:
     """Return the mount that a folder lies on; look it up once for each device that the folder was found on."""

@@ -266,15 +266,19 @@ def was_message_file(entry: os.DirEntry[str]) -> bool:
         return True
 
 
-def open_body(path: str) -> IO[bytes]:
+def open_body(path: str, *, buffering: int = -1) -> IO[bytes]:
     """Open a message's body for reading; do not follow a symbolic link, and do not wait for a fifo.
+
+    Args:
+        path: the body.
+        buffering: the bytes of its buffer; -1 for the usual.
 
     Raises:
         OSError: with ELOOP for a symbolic link.
     """
     fd = open_file(path, READ)
     try:
-        return open(fd, "rb")
+        return open(fd, "rb", buffering)
     except OSError as error:  # a folder
         os.close(fd)
         error.filename = path

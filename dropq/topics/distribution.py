@@ -91,7 +91,8 @@ class Distributor:
         """End its sign of life; it holds nothing between two calls."""
         presence, self._presence = self._presence, None
         if presence is not None:
-            presence.end()
+            with error_context("nothing is held, and a sweep removes the file"):
+                presence.end()
 
     # -- one message -------------------------------------------------------------------------------------------------
 
@@ -375,7 +376,8 @@ class Distributor:
             return claim.own_name
         sidecars = self.context.sidecars
         name = sidecars.parse(claim.own_name).unmarked
-        return sidecars.fit(replace(name, delivery_count=0, cancels=0, not_before=0, via="", hops=0, from_client=""))
+        name = replace(name, delivery_count=0, cancels=0, not_before=0, cut=0, replayed=False)
+        return sidecars.fit(replace(name, via="", hops=0, from_client=""))
 
     def _writer(
         self, claim: Claim, body: bytes | memoryview | None, feeds: Sequence[Feed]

@@ -13,7 +13,7 @@ from dropq.format.addresses import topic_layout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.ephemeral import TOUCH_INTERVAL, touch
 from dropq.lifecycle.known_queues import topics
-from dropq.queue.open_queue import open_queue
+from dropq.lifecycle.open_queue import open_queue
 from dropq.storage import reading
 from dropq.topics.distribution import Distributor
 
@@ -35,7 +35,7 @@ class Feeding:
         found: dict[str, Distributor] = {}
         for topic in topics(self._context.root.layout):
             layout = topic_layout(self._context.root.layout.path, topic)
-            if not self._is_fed_by(topic) or not reading.is_folder(layout.target):
+            if not is_fed_by(self._context, topic) or not reading.is_folder(layout.target):
                 continue
             distributor = self._known.get(topic)
             if distributor is None or not distributor.is_ours:
@@ -56,13 +56,6 @@ class Feeding:
             if distributor.is_ours:
                 distributor.close()
 
-    def _is_fed_by(self, topic: str) -> bool:
-        expression = self._context.config.underlying_topic
-        if expression is not None:
-            return underlies(expression, topic)
-        own = self._context.name.partition("/")[0]
-        return topic == own or topic.startswith(f"{own}.")
-
     def keep_ephemeral(self) -> None:
         """Show that the holder of an ephemeral subscription is there."""
         layout = self._context.layout
@@ -70,6 +63,15 @@ class Feeding:
         if layout.is_subscription and now >= self._keeps_at:
             self._keeps_at = now + TOUCH_INTERVAL
             touch(layout, self._context.storage)
+
+
+def is_fed_by(context: QueueContext, topic: str) -> bool:
+    """Return whether a subscription or a view gets what is published to a topic."""
+    expression = context.config.underlying_topic
+    if expression is not None:
+        return underlies(expression, topic)
+    own = context.name.partition("/")[0]
+    return topic == own or topic.startswith(f"{own}.")
 
 
 def _is_busy(topic: QueueContext) -> bool:

@@ -17,9 +17,9 @@ from dropq.format.addresses import SubscriptionName, ancestors, layouts, topic_l
 from dropq.format.layout import SUBSCRIPTIONS, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies.send_limits import Tally
 from dropq.policies.wanted import deciding
-from dropq.queue.open_queue import find_layout, open_queue
 from dropq.staging.receivers import Receiver, is_known, make_known
 from dropq.storage import reading
 from dropq.storage.failures import describe

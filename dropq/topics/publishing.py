@@ -12,8 +12,8 @@ import threading
 
 from dropq.errors import NoSuchQueue
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
-from dropq.queue.open_queue import open_queue
 from dropq.topics.distribution import Distributor
 from dropq.topics.views import is_view
 
@@ -45,29 +45,30 @@ class Publishing(Transitions):
             self._storage.write_new(f"{self._layout.working}/{file}", data)
         except OSError as error:
             raise self.not_sent(error) from error
-        return self._publish(file, data, not_before, None)
+        return self._publish(file, data, not_before)
 
-    def send(self, file: str, *, not_before: int = 0, back_to: str | None = None) -> bool:
-        """Publish a staged file, as `send_new` does."""
-        return self._publish(file, None, not_before, back_to)
+    def send(self, file: str, *, not_before: int = 0, adopted: str = "") -> bool:
+        """Publish a staged file, or an adopted one, as `send_new` does."""
+        return self._publish(file, None, not_before, adopted)
 
     def sent(self, *, not_before: int = 0) -> None:
         """Do nothing: what is published is synced as it is distributed, or as it is sent to wait."""
 
-    def _publish(self, file: str, body: bytes | memoryview | None, not_before: int, back_to: str | None) -> bool:
-        """Send a staged file, and distribute it."""
+    def _publish(self, file: str, body: bytes | memoryview | None, not_before: int, adopted: str = "") -> bool:
+        """Send a staged file, or an adopted one, and distribute it."""
         distributor = self._distributor()
         claim = None if not_before else distributor.claim_staged(file)
         if claim is None:
-            super().send(file, not_before=not_before, back_to=back_to)
+            super().send(file, not_before=not_before, adopted=adopted)
             super().sent(not_before=not_before)
             if not_before:
                 return False
         else:
+            staged = adopted or f"{self._layout.working}/{file}"
             try:
-                self._storage.rename(f"{self._layout.working}/{file}", claim.path)
+                self._storage.rename(staged, claim.path)
             except OSError as error:
-                raise self._take_back(f"{self._layout.working}/{file}", error, back_to) from error
+                raise self._take_back(staged, error, adopted) from error
         return distributor.publish(file, claim, body, patience=getattr(self.patience, "seconds", None))
 
     def _distributor(self) -> Distributor:

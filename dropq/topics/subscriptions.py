@@ -24,9 +24,10 @@ from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
+from dropq.lifecycle.open_queue import find_layout, group_number, open_queue
+from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.lock import PolicyLock
-from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
@@ -215,12 +216,12 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
     Args:
         root: the root.
         address: the subscription.
-        force: also remove what its routes took.
+        force: also remove what its routes took, and what is on its way to other file systems.
 
     Raises:
         NoSuchQueue: there is no such subscription.
         Unavailable: it is in use; nothing was changed.
-        StorageError: it has messages that its routes took; nothing was changed.
+        StorageError: it has such messages; nothing was changed.
     """
     context = open_queue(root, address)
     folder = context.layout.consumers
@@ -232,8 +233,8 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
             f"subscription {address} is in use by {', '.join(sorted(alive))}: end that first; nothing was removed"
         )
     with error_context(f"subscription {address} was not removed"):
-        routed = {} if force else routes.routed(context.layout, context.config.ignore)
-    if routed:
+        leaving = not force and bool(routes.routed(context.layout, context.config.ignore) or in_transit(context.layout))
+    if leaving:
         raise routed_error(context)
     if not take_away(root, context.layout, force=force):
         raise routed_error(context)
@@ -242,11 +243,13 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
 def routed_error(context: QueueContext) -> StorageError:
     """Return the error for a subscription that is not removed, because its routes took messages."""
     with error_context(f"subscription {context.name} was not removed, as its routes took something"):
-        counts = routes.routed(context.layout, ()).items()
-    listed = ", ".join(f"{count} in routing/{name}" for name, count in counts) or "what is no message, in routing/"
+        counts = {f"in routing/{name}": count for name, count in routes.routed(context.layout, ()).items()}
+        counts |= {f"on the way to {goal}": count for goal, count in in_transit(context.layout).items()}
+    listed = ", ".join(f"{count} {where}" for where, count in counts.items()) or "what is no message, in routing/"
     return StorageError(
-        f"subscription {context.name} has what its routes took ({listed}): move it elsewhere, or remove it with the "
-        f"subscription by `dropq delete {shlex.quote(context.name)} --force`; nothing was removed",
+        f"subscription {context.name} has messages that its routes took, or that go to another file system ({listed}): "
+        f"move these elsewhere, or remove them with it by `dropq delete {shlex.quote(context.name)} --force`; nothing "
+        "was removed",
         path=context.layout.routing,
         errno=errno.ENOTEMPTY,
     )
@@ -258,10 +261,10 @@ def take_away(root: RootContext, layout: QueueLayout, *, force: bool) -> bool:
     Args:
         root: the root.
         layout: where the subscription is.
-        force: also remove what its routes took.
+        force: as for `remove`.
 
     Returns:
-        Whether it is removed; False if its routes took messages: it is where it was.
+        Whether it is removed; False if it has messages that its routes took, or on their way: it is where it was.
     """
     name = os.path.basename(layout.home)
     mark = f"{root.clock.now_ms()}"
@@ -306,6 +309,8 @@ def _end_routes(layout: QueueLayout, away: str) -> bool:
         for folder in folders:
             if reading.names_in(folder) - {KEEPER}:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), folder)
+        if in_transit(QueueLayout(away, away)):
+            raise OSError(errno.ENOTEMPTY, "messages are on their way to other file systems", away)
         for folder in folders:
             store.unlink(f"{folder}/{KEEPER}")
             store.remove_folder(folder)

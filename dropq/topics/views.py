@@ -18,7 +18,7 @@ from dropq.format.escapes import encode
 from dropq.format.layout import SUBSCRIPTIONS, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import topics
-from dropq.queue.open_queue import open_queue
+from dropq.lifecycle.open_queue import open_queue
 from dropq.storage.files import Storage
 from dropq.storage.reading import exists, names_in, written_ms
 

@@ -23,12 +23,14 @@ class Archived(NamedTuple):
     """A file in processed/: its message's time, in thousandths of a ms as in ids, and which message it is.
 
     Of a message that was replayed and acknowledged there are several files. A generated id is one message's. Any other
-    may be given twice, and then size and time of the body, which a copy keeps, tell one message from another.
+    may be given twice, and the parts of a bundle bear its id: then size and time of the body, which a copy keeps, tell
+    one message from another. `bundle` is the id that a part bears, if that is a generated one; else None.
     """
 
     time: int
     file: str
     message: Hashable
+    bundle: str | None
 
 
 def since(context: QueueContext, point: str) -> Iterator[Archived]:
@@ -65,12 +67,13 @@ def checked(point: str | date) -> str:
 def _archived(context: QueueContext) -> Iterator[Archived]:
     for file, status in kept_files(context, context.layout.processed):
         name = context.sidecars.file(file).name
-        yield Archived(names.moment(name, status.st_ctime_ns // 1_000_000), file, _identity(name, status))
+        time = names.moment(name, status.st_ctime_ns // 1_000_000)
+        yield Archived(time, file, _identity(name, status), name.id if name.generated and name.first else None)
 
 
 def identity_of(file: MessageFile, context: QueueContext, state: str) -> Hashable:
     """Return what tells the message of a file from others, which a copy of it has in common; None if it is gone."""
-    if file.name.generated:
+    if file.name.generated and not file.name.first:
         return file.name.id
     try:
         return _identity(file.name, os.stat(f"{context.layout.folder(state)}/{file.filename}", follow_symlinks=False))
@@ -79,7 +82,9 @@ def identity_of(file: MessageFile, context: QueueContext, state: str) -> Hashabl
 
 
 def _identity(name: Name, status: os.stat_result) -> Hashable:
-    return name.id if name.generated else (name.id, status.st_size, status.st_mtime_ns)
+    if name.generated and not name.first:
+        return name.id
+    return name.id, name.first, status.st_size, status.st_mtime_ns
 
 
 def _time(context: QueueContext, point: str) -> float:

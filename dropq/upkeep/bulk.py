@@ -5,29 +5,37 @@ Each function returns an iterator: what it yielded is done, and what it did not 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from shlex import quote
 
 from dropq.carrier.lists import LIST_LENGTH
-from dropq.carrier.transfers import Passage
+from dropq.carrier.passages import Passage
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, Unavailable
 from dropq.filters import check_chooses
 from dropq.format.addresses import check_address
 from dropq.format.claims import Claim
 from dropq.format.layout import SETTLED, WAITING, WITH_REASON
+from dropq.format.transfers import own_name_of
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.browsing import browse
 from dropq.queue.message import Message
-from dropq.queue.open_queue import open_queue
+from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.storage.failures import error_context
+from dropq.storage.watch import Watch
+from dropq.upkeep import joining
 from dropq.upkeep.recovery import is_recovering, recover_if_needed
 from dropq.upkeep.retention import surplus
 
 #: States that messages can be requeued from.
 REQUEUED = (*SETTLED, "processing")
+#: Seconds for which a command waits until parts of committed messages have arrived.
+PATIENCE = 10.0
 #: States that messages can be expired in, in the order in which messages pass through them.
 EXPIRED = ("delayed", "target", "processing")
 
@@ -64,6 +72,9 @@ def select(
         check_chooses(filter)
     if state == "target":
         _wait_for_recovery(context)
+    with error_context("no message was touched"):
+        if reading.exists(context.layout.staged):
+            _roll_forward(context)
     wanted = None if ids is None else set(ids)
     for message in list(browse(context, state, filter)):
         if wanted is not None and not wanted & {message.id, message.name, message.file}:
@@ -72,6 +83,19 @@ def select(
             if older_than is not None and context.age_ms(message.path) <= older_than * 1000:
                 continue
         yield message
+
+
+def _roll_forward(context: QueueContext) -> None:
+    """Let parts for the queue itself arrive first, as they are among what is chosen from.
+
+    Raises:
+        Unavailable: one could not be moved for 10 s.
+    """
+    until = time.monotonic() + PATIENCE
+    while keeps := fan_out.sweep(context).keeps:
+        if (left := until - time.monotonic()) <= 0:
+            raise Unavailable(f"{keeps}; try again once that is mended; no message was touched")
+        Watch(context.layout.staged).wait(min(left, PATIENCE / 5))
 
 
 def requeue(
@@ -98,30 +122,106 @@ def requeue(
         ValueError: messages of that state cannot be requeued.
     """
     if state not in REQUEUED:
-        raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}")
+        way = ""
+        if to is not None and state in WAITING:
+            way = f"; `dropq move {quote(context.name)} {quote(to.name)} --state {state}` moves what waits"
+        raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}{way}")
     goal = to or context
     passage = Passage(context, goal)
-    act = partial(_requeue, goal=goal, keep_expiration=keep_expiration, passage=passage)
+    act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
     return _carried(passage, _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run))
 
 
-def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool, passage: Passage) -> str | None:
+def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
     context, state = message.context, message.state
     inode = _inode(message) if state in WITH_REASON else None
-    transitions, folder = Transitions(context), context.layout.folder(state)
-    file = passage.move(
-        lambda given: transitions.requeue(folder, message.file, goal, keep_expiration=keep_expiration, given=given)
-    )
+    folder = context.layout.folder(state)
+    file = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
     if file is not None and inode is not None:
         context.reasons.drop(state, message.file, inode)
     return file
+
+
+def requeue_whole(
+    context: QueueContext,
+    *,
+    ids: Iterable[str] | None = None,
+    state: str = "error",
+    filter: str | None = None,
+    keep_expiration: bool = False,
+    dry_run: bool = False,
+) -> Iterator[Outcome]:
+    """Put the parts of each bundle together, and requeue it as one message; requeue all else as `requeue` does.
+
+    What was a record of a bundle belongs to it, too. A part that is alone is requeued as it is.
+
+    Args:
+        context: the queue that they lie in.
+        ids, filter: which; without both, all of the state. The id of a bundle chooses its records, too.
+        state: error, expired or processed.
+        keep_expiration: keep their own expirations, of a bundle that of its first part.
+        dry_run: only say what would be done.
+
+    Raises:
+        ValueError: parts of that state cannot be put together.
+    """
+    if state not in SETTLED:
+        raise ValueError(f"state {state!r}: parts of a bundle are put together from {', '.join(SETTLED)}")
+    return _requeue_whole(context, ids, state, filter, keep_expiration, dry_run)
+
+
+def _requeue_whole(
+    context: QueueContext,
+    ids: Iterable[str] | None,
+    state: str,
+    filter: str | None,
+    keep_expiration: bool,
+    dry_run: bool,
+) -> Iterator[Outcome]:
+    with error_context("no message was requeued"):
+        joining.sweep(context)  # what a process that died was putting together is there again
+    wanted, found = None if ids is None else dict.fromkeys(ids), set[str]()
+    bundles = dict[tuple[str | None, str], list[Message]]()
+    for message in select(context, state, filter=filter):
+        bundle = joining.bundle_of(message)
+        known = {message.id, message.name, message.file, bundle or message.id}
+        if wanted is None or not known.isdisjoint(wanted):
+            found |= known
+            bundles.setdefault((bundle, "" if bundle else message.file), []).append(message)
+    act, done = partial(_requeue, goal=context, keep_expiration=keep_expiration), f"requeued to {context.name}"
+    for (bundle, _), parts in bundles.items():
+        if bundle and len(parts) > 1:
+            yield _put_together(context, state, bundle, parts, keep_expiration=keep_expiration, dry_run=dry_run)
+        else:
+            yield from each(context, state, parts, wanted=None, act=act, done=done, dry_run=dry_run)
+    missing = [id for id in wanted or () if id not in found]
+    yield from each(context, state, [], wanted=missing, act=act, done=done, dry_run=dry_run)
+
+
+def _put_together(
+    context: QueueContext,
+    state: str,
+    bundle: str,
+    parts: list[Message],
+    *,
+    keep_expiration: bool,
+    dry_run: bool,
+) -> Outcome:
+    done = f"requeued to {context.name} as one message of {len(parts)} parts"
+    if dry_run:
+        return Outcome(bundle, parts[0].file, True, f"would be {done}")
+    try:
+        file = joining.join(context, state, parts, keep_expiration=keep_expiration)
+    except DropqError as error:
+        return Outcome(bundle, parts[0].file, False, str(error))
+    return Outcome(bundle, parts[0].file, True, done, file)
 
 
 def requeue_to_origin(
     context: QueueContext,
     *,
     ids: Iterable[str] | None = None,
-    state: str = "error",
+    state: str = "target",
     filter: str | None = None,
     keep_expiration: bool = False,
     dry_run: bool = False,
@@ -167,10 +267,22 @@ def _requeue_to_origin(
             yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {error}")
             continue
         passage = Passage(context, goal)
-        act = partial(_requeue, goal=goal, keep_expiration=keep_expiration, passage=passage)
+        act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
         yield from _carried(passage, run([message], wanted=None, act=act, done=f"requeued to {goal.name}"))
     missing = [id for id in wanted or () if id not in found]
     yield from run([], wanted=missing, act=lambda message: None, done="")
+
+
+def requeued_from(state: str | None, *, to_origin: bool) -> str:
+    """Return the state that messages are requeued from: target for dead letters, which wait there, else error."""
+    if state is not None:
+        return state
+    return "target" if to_origin else "error"
+
+
+def letters_in(context: QueueContext, state: str, filter: str | None = None) -> int:
+    """Return how many dead letters a queue has in a state, of those that match a filter."""
+    return sum(map(_is_letter, browse(context, state, filter)))
 
 
 def _is_letter(message: Message) -> bool:
@@ -209,7 +321,7 @@ def move(
     passage, transitions, folder = Passage(context, to), Transitions(context), context.layout.folder(state)
 
     def act(message: Message) -> str | None:
-        return passage.move(lambda given: transitions.carry(folder, message.file, to, given=given))
+        return transitions.move(folder, message.file, to)
 
     return _carried(passage, _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run))
 
@@ -221,7 +333,7 @@ def _carried(passage: Passage, outcomes: Iterable[Outcome]) -> Iterator[Outcome]
     """
     on_the_way: list[Outcome] = []
     for outcome in outcomes:
-        if not (outcome.ok and passage.is_carried):
+        if not outcome.ok or outcome.target is None or own_name_of(outcome.target) is None:
             yield outcome
             continue
         on_the_way.append(outcome)
@@ -387,9 +499,21 @@ def each(
             yield Outcome(message.id, message.file, False, f"somebody else took it out of {message.state}/ first")
         else:
             yield Outcome(message.id, message.file, True, done, file or None)
-    for missing in wanted or ():
-        if missing not in found:
-            yield Outcome(missing, missing, False, f"no such message in {state}/ of queue {context.name}")
+    missing = [id for id in wanted or () if id not in found]
+    records = _records_of(context, state, missing) if missing and state in SETTLED else {}
+    for id in missing:
+        ids = records.get(id, [])
+        hint = f"; {len(ids)} of its records are there, such as {ids[0]}" if ids else ""
+        yield Outcome(id, id, False, f"no such message in {state}/ of queue {context.name}{hint}")
+
+
+def _records_of(context: QueueContext, state: str, bundles: Iterable[str]) -> dict[str, list[str]]:
+    """Return the ids of the records that lie in a state, by the ids of their bundles, by one listing."""
+    found = {bundle: list[str]() for bundle in bundles}
+    for message in browse(context, state):
+        if (bundle := joining.bundle_of(message)) in found and bundle is not None:
+            found[bundle].append(message.id)
+    return found
 
 
 def _inode(message: Message) -> int | None:

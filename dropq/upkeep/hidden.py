@@ -6,16 +6,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 
 from dropq.format import names
-from dropq.format.layout import QueueLayout
-from dropq.lifecycle.context import QueueContext
+from dropq.format.addresses import topic_layout
+from dropq.format.layout import FOLDERS, UNSETTLED, QueueLayout
+from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import forget, topics
 from dropq.storage import reading
+from dropq.storage.failures import describe
+from dropq.storage.files import Storage
+
+log = logging.getLogger("dropq")
 
 UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 DECIDED = re.compile(r"\.(?P<name>.+)\.deleted-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
+#: Milliseconds after which a delete that is undecided counts as dead.
+UNDECIDED_LIMIT = 60_000
 
 
 def cut(name: str) -> str:
@@ -34,3 +43,60 @@ def whole_name(layout: QueueLayout, part: str) -> str:
     """Return the name of a queue that is being deleted; its folder may have only a part of it."""
     name = os.fsdecode(reading.read_small(layout.deleting) or b"")
     return name if names.can_name_queue(name) and cut(name) == part else part
+
+
+def tidy_deletes(root: RootContext) -> None:
+    """Undo the deletes that died before they were decided, and finish the others."""
+    _undo_cut_short_deletes(root)
+    _finish_deletes(root)
+
+
+def _undo_cut_short_deletes(root: RootContext) -> None:
+    """Bring back queues whose delete died before it was decided: a send may have returned just before it."""
+    homes = (f"{topic_layout(root.layout.path, topic).home}" for topic in topics(root.layout))
+    for entry in [entry for folder in (root.layout.path, *homes) for entry in reading.entries(folder)]:
+        found = UNDECIDED.fullmatch(entry.name)
+        if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
+            continue
+        flat, incoming = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
+        layout = incoming if os.path.isdir(incoming.base) else flat
+        try:
+            store = private_store(entry.path).at(layout.base)  # which makes nothing of a queue that is gone meanwhile
+            for folder in FOLDERS:
+                store.make_folder(layout.folder(folder))
+            name = whole_name(layout, found["name"])
+            above = os.path.dirname(entry.path)
+            if above == root.layout.path and reading.exists(f"{above}/{name}"):
+                # RACE: a queue of its name was made meanwhile. What waits in this one is not lost with it.
+                store.move_folder(entry.path, kept := f"{above}/{cut(name)}.deleted-{found['since']}")
+                log.warning("%s: its delete was cut short, and a new queue has its name", kept)
+                continue
+            store.move_folder(entry.path, f"{above}/{name}" if above == root.layout.path else f"{above}/.{name}")
+        except OSError as error:
+            why = describe(error)
+            log.warning("%s: a delete was cut short, and it cannot be undone: %s", entry.path, why)
+        else:
+            log.warning("queue %s: its delete was cut short, and is undone", name)
+
+
+def _finish_deletes(root: RootContext) -> None:
+    """Remove what is left of queues whose delete was decided, and that have no messages any more."""
+    for entry in list(reading.entries(root.layout.path)):
+        found = DECIDED.fullmatch(entry.name)
+        if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
+            continue
+        flat, incoming = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
+        if any(reading.exists(each.folders[state]) for each in (flat, incoming) for state in UNSETTLED):
+            continue  # `fsck` names it
+        layout, store = incoming if os.path.isdir(incoming.base) else flat, private_store(root.layout.path)
+        try:
+            forget(root.layout, layout.moved(f"{root.layout.path}/{found['name']}").base, layout.private, store)
+            store.remove_tree(entry.path)
+        except OSError as error:
+            log.warning("%s: this is left of a queue, and cannot be removed: %s", entry.path, describe(error))
+
+
+def private_store(root: str) -> Storage:
+    """Return a storage for a root's private files: every user who may write in the root may write in them."""
+    mode = os.stat(root).st_mode & 0o2775
+    return Storage(file_mode=mode & 0o664, dir_mode=mode, lenient=True)

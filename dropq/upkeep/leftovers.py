@@ -2,6 +2,7 @@
 
     .gone-*      what was not wholly removed: after a day
     acks/        an early ack whose time is over: at once
+    credits/     a small file that was not finished: after a day; a folder whose token no selector has: empty for a day
     consumers/   a sign of life that never appeared, or that nobody here can verify and that holds nothing: after a day
     held/        what a dead consumer had of a message: at once, the only copy after a day; an empty folder: in an hour
     receivers/   what a topic knows of a receiver that is gone: after a day
@@ -9,8 +10,11 @@
     streams/     the journal of a stream that nobody continues: after 30 days
     turns/       the turn of a subscription that has ended: at once
 
+It also removes a file in selectors/ that was not finished, after a day.
+
 The jobs in working/ and their ledger have rules of their own, in `staging.jobs`, and so have the shares of barriers, in
-`policies.barrier`. docs/protocol.md lists all that is removed, and by what proof.
+`policies.barrier`, and what is put together, in `upkeep.joining`. docs/protocol.md lists all that is removed, and by
+what proof.
 """
 
 from __future__ import annotations
@@ -20,12 +24,16 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from dropq.config.selectors import token_in
 from dropq.format.claims import is_owner, subscription_of
-from dropq.format.layout import GONE_PREFIX, WITH_REASON
+from dropq.format.credits import is_token
+from dropq.format.layout import GONE_PREFIX, UNFINISHED, WITH_REASON
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.policies import barrier, fair_share
+from dropq.policies.lock import PolicyLock
+from dropq.policies.selectors import LAST
 from dropq.staging import receivers
 from dropq.storage import liveness, reading
 
@@ -48,6 +56,8 @@ def leftovers(context: QueueContext) -> Iterator[Leftover]:
         layout.consumers: _remove_sign_of_life,
         layout.streams: _remove_stream,
         layout.acks: _remove_ack,
+        layout.selectors: _remove_unfinished,
+        layout.credits: _clear_credits,
     }
     if layout.is_topic:
         removals[layout.receivers] = _remove_receiver
@@ -105,6 +115,41 @@ def _remove_stream(context: QueueContext, entry: os.DirEntry[str]) -> bool:
 def _remove_ack(context: QueueContext, entry: os.DirEntry[str]) -> bool:
     # RACE: an ack that is given again at this moment may go, too.
     return early_acks.is_over(context, entry.name) and context.storage.unlink(entry.path)
+
+
+def _remove_unfinished(context: QueueContext, entry: os.DirEntry[str]) -> bool:
+    """Remove a small file whose writer was killed before the file had its own name."""
+    if not UNFINISHED.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+        return False
+    return context.age_ms(entry.path) > LEFTOVERS_AGE and context.storage.unlink(entry.path)
+
+
+def _clear_credits(context: QueueContext, folder: os.DirEntry[str]) -> int:
+    """Remove unfinished files beside the credits of a token; remove the folder if no selector has the token any more.
+
+    No credit is removed: that is for a look.
+    """
+    is_link = os.path.islink(context.layout.credits) or not folder.is_dir(follow_symlinks=False)
+    if is_link or not is_token(folder.name):
+        return 0
+    removed = sum(_remove_unfinished(context, entry) for entry in reading.entries(folder.path))
+    if context.age_ms(folder.path) <= LEFTOVERS_AGE or _may_be_needed(context, folder):
+        return removed
+    # RACE: a router with a selector's file that was put back makes the folder and the mark again, under the same lock.
+    with PolicyLock(context).held(lambda: None) as locked:
+        if not locked or _may_be_needed(context, folder):
+            return removed
+        context.storage.unlink(f"{folder.path}/{LAST}")
+        context.storage.remove_folder(folder.path)
+    return removed + 1
+
+
+def _may_be_needed(context: QueueContext, folder: os.DirEntry[str]) -> bool:
+    """Return whether a folder of credits has more than the mark in it, or a selector's file has its token."""
+    if reading.names_in(folder.path) - {LAST}:
+        return True
+    files = (entry for entry in reading.entries(context.layout.selectors) if entry.is_file())
+    return any(token_in(reading.read_small(file.path) or b"") == folder.name for file in files)
 
 
 def _held(context: QueueContext) -> Iterator[Leftover]:

@@ -15,37 +15,33 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from dropq.carrier.transfers import in_transit
 from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import underlies
 from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import DropqError, QueueExists, StorageError
 from dropq.format import names
-from dropq.format.addresses import topic_layout
-from dropq.format.layout import FOLDERS, KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
+from dropq.format.layout import KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
-from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
+from dropq.lifecycle.known_queues import forget, make_known, subscription_folders
+from dropq.lifecycle.open_queue import find_layout, group_number, open_queue
 from dropq.lifecycle.sidecars import collect
+from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
-from dropq.queue.open_queue import find_layout, group_number, open_queue
 from dropq.staging import jobs
 from dropq.storage import reading
-from dropq.storage.failures import describe, error_context, storage_error
+from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
 from dropq.topics.views import forget_view, link_views, note_view, tidy_views
-from dropq.upkeep import temporary
-from dropq.upkeep.hidden import DECIDED, UNDECIDED, cut, note_name, whole_name
+from dropq.upkeep import joining, temporary
+from dropq.upkeep.hidden import cut, note_name, private_store, tidy_deletes
 from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")
-
-#: Milliseconds after which a delete that is undecided counts as dead.
-UNDECIDED_LIMIT = 60_000
 
 #: States whose messages keep a queue from being deleted.
 TO_WORK_ON = ("working", *UNSETTLED)
@@ -58,7 +54,7 @@ def create_root(path: str, *, dropboxmq: bool) -> None:
     refuse_links((layout.private, layout.meta, layout.queues, layout.views))
     try:
         Storage().make_folder(layout.path)
-        store = _private_store(layout.path)
+        store = private_store(layout.path)
         for folder in (layout.meta, *(layout.dropboxmq if dropboxmq else ())):
             store.make_folder(folder)
         store.touch(layout.clock)
@@ -187,6 +183,7 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     if not force:
         with context.error_context("nothing was removed"):
             jobs.sweep(context)  # what was committed and is not sent yet waits to be worked on
+            joining.sweep(context)
         refuse_unsettled(context)
     mark = f"{root.clock.now_ms()}-{os.urandom(3).hex()}"
     hidden = layout.base if layout.is_topic else f"{root.layout.path}/.{cut(name)}"
@@ -269,7 +266,7 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
             store.remove_folder(folder)  # from here on whatever was half-way into it fails
         if jobs.is_committed(gone.working):
             raise OSError(errno.ENOTEMPTY, "a job was committed", gone.working)
-        if context.layout.is_topic and has_committed(gone):
+        if has_committed(gone):
             raise OSError(errno.ENOTEMPTY, "a message was committed", gone.staged)
         if routes.routed(gone, context.config.ignore) or in_transit(gone):
             raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
@@ -278,6 +275,7 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
             store.make_folder(folder)
         store.move_folder(gone.home, home)
         jobs.sweep(context)
+        joining.sweep(context)
         refuse_unsettled(context)
         raise StorageError(
             f"queue {name!r} holds what is no message in target/ or processing/: `dropq fsck {name} --repair` sets "
@@ -290,60 +288,8 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
 def tidy(root: RootContext) -> SweepReport:
     """Do what a sweep does outside of the queues, as `Root.tidy` says."""
     with error_context("the queues are swept; the next sweep goes on with what is the root's"):
-        _undo_cut_short_deletes(root)
-        _finish_deletes(root)
+        tidy_deletes(root)
         tidy_views(root)
         ephemeral = sum(temporary.clear(root))
         sidecars = sum(collect(root.layout.path, root.layout.meta, Storage(), root.clock))
         return SweepReport(ephemeral=ephemeral, sidecars=sidecars)
-
-
-def _undo_cut_short_deletes(root: RootContext) -> None:
-    """Bring back queues whose delete died before it was decided: a send may have returned just before it."""
-    homes = (f"{topic_layout(root.layout.path, topic).home}" for topic in topics(root.layout))
-    for entry in [entry for folder in (root.layout.path, *homes) for entry in reading.entries(folder)]:
-        found = UNDECIDED.fullmatch(entry.name)
-        if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
-            continue
-        store = _private_store(entry.path)
-        flat, incoming = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
-        layout = incoming if os.path.isdir(incoming.base) else flat
-        try:
-            for folder in FOLDERS:
-                store.make_folder(layout.folder(folder))
-            name = whole_name(layout, found["name"])
-            above = os.path.dirname(entry.path)
-            if above == root.layout.path and reading.exists(f"{above}/{name}"):
-                # RACE: a queue of its name was made meanwhile. What waits in this one is not lost with it.
-                store.move_folder(entry.path, kept := f"{above}/{cut(name)}.deleted-{found['since']}")
-                log.warning("%s: its delete was cut short, and a new queue has its name", kept)
-                continue
-            store.move_folder(entry.path, f"{above}/{name}" if above == root.layout.path else f"{above}/.{name}")
-        except OSError as error:
-            why = describe(error)
-            log.warning("%s: a delete was cut short, and it cannot be undone: %s", entry.path, why)
-        else:
-            log.warning("queue %s: its delete was cut short, and is undone", name)
-
-
-def _finish_deletes(root: RootContext) -> None:
-    """Remove what is left of queues whose delete was decided, and that have no messages any more."""
-    for entry in list(reading.entries(root.layout.path)):
-        found = DECIDED.fullmatch(entry.name)
-        if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
-            continue
-        flat, incoming = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
-        if any(reading.exists(each.folders[state]) for each in (flat, incoming) for state in UNSETTLED):
-            continue  # `fsck` names it
-        layout, store = incoming if os.path.isdir(incoming.base) else flat, _private_store(root.layout.path)
-        try:
-            forget(root.layout, layout.moved(f"{root.layout.path}/{found['name']}").base, layout.private, store)
-            store.remove_tree(entry.path)
-        except OSError as error:
-            log.warning("%s: this is left of a queue, and cannot be removed: %s", entry.path, describe(error))
-
-
-def _private_store(root: str) -> Storage:
-    """Return a storage for a root's private files: every user who may write in the root may write in them."""
-    mode = os.stat(root).st_mode & 0o2775
-    return Storage(file_mode=mode & 0o664, dir_mode=mode, lenient=True)

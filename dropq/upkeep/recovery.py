@@ -15,10 +15,10 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
 from dropq.policies.wanted import deciding
-from dropq.queue.open_queue import open_queue
 from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.upkeep.archived import checked, identity_of, since

@@ -52,13 +52,18 @@ def replay(
 
 
 def _chosen(context: QueueContext, point: str, ids: list[str] | None, filter: str | None) -> Iterator[Message]:
-    """Yield the messages from a point on that were asked for, each once."""
+    """Yield the messages from a point on that were asked for, each once.
+
+    The parts of a bundle are messages of their own, unless the bundle is archived as a whole, too.
+    """
     chosen = None
     if ids is not None or filter is not None:
         chosen = {message.file for message in select(context, "processed", ids=ids, filter=filter)}
     seen: set[Hashable] = set()
     transitions = Transitions(context)
-    for archived in since(context, point):
-        if (chosen is None or archived.file in chosen) and archived.message not in seen:
+    asked = [archived for archived in since(context, point) if chosen is None or archived.file in chosen]
+    wholes = {archived.message for archived in asked}
+    for archived in asked:
+        if archived.message not in seen and archived.bundle not in wholes:
             seen.add(archived.message)
             yield Message(transitions, "processed", context.sidecars.file(archived.file))

@@ -24,8 +24,8 @@ from dropq.errors import DropqError, LeaseLost, NoSuchQueue, QueueFull
 from dropq.format.claims import Location
 from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.open_queue import open_queue
 from dropq.queue.message import Message, SettledMessage
-from dropq.queue.open_queue import open_queue
 from dropq.queue.sender import Sent
 from dropq.queue.subscription import Subscription, subscribe
 from dropq.queue.waiting import Ending

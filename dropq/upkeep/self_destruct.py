@@ -17,20 +17,21 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dropq.carrier.passages import Carriers
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.format.addresses import layouts
 from dropq.format.layout import FOLDERS, KEEPER, WAITING, QueueLayout
-from dropq.format.transfers import GIVEN
 from dropq.lifecycle import dead_letters, named
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import forget
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.reasons import Reasons
 from dropq.lifecycle.sidecars import Sidecars
+from dropq.lifecycle.transfers import in_transit
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import routes, selectors
-from dropq.queue.open_queue import open_queue
 from dropq.routing import registry
 from dropq.routing.looks import all_credits
 from dropq.staging import jobs
@@ -126,14 +127,9 @@ def _is_in_use(context: QueueContext) -> bool:
         reading.names_in(layout.processing) - {KEEPER}
         or has_committed(layout)
         or jobs.is_committed(layout.working)
-        or _in_transit(layout)
+        or in_transit(layout)
         or any(reading.names_in(each.path) for each in reading.entries(layout.held) if each.is_dir())
     )
-
-
-def _in_transit(layout: QueueLayout) -> bool:
-    """Return whether messages are on their way to another file system, also in a row that cannot be read."""
-    return any(reading.names_in(f"{row.path}/{GIVEN}") for row in reading.entries(layout.transfers) if row.is_dir())
 
 
 def _destroy(context: QueueContext) -> bool:
@@ -154,6 +150,7 @@ def _destroy(context: QueueContext) -> bool:
         store.move_folder(hidden, home)
         return False
     _empty(gone)
+    Carriers(gone).run()  # what goes to other file systems
     if _has_messages(gone):
         kept = f"{root}/{cut(context.name)}.deleted-{mark.partition('-')[0]}"
         _make_folders(gone)
@@ -245,7 +242,7 @@ def _has_messages(gone: QueueContext) -> bool:
         any(reading.names_in(layout.folder(state)) - {KEEPER} for state in (*WAITING, "error"))
         or routes.routed(layout, gone.config.ignore)
         or jobs.is_committed(layout.working)
-        or _in_transit(layout)
+        or in_transit(layout)
         or has_committed(layout)
     )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from dropq.carrier import transfers
+from dropq.carrier.passages import carrier_of
 from dropq.errors import DropqError, LeaseLost
 from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
@@ -26,11 +26,13 @@ from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
 from dropq.lifecycle.sidecars import PASSES_APART, collect
+from dropq.lifecycle.transfers import stalled
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
 from dropq.policies.build import view_of
 from dropq.policies.wanted import deciding
-from dropq.staging import jobs, stream_journal
+from dropq.queue import stream_journal
+from dropq.staging import jobs
 from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
@@ -191,10 +193,10 @@ class QuickSweep:
         now = time.monotonic()
         if not self._routes or now < self._selects_at:
             return
-        if reading.exists(self._context.layout.selectors):
-            from dropq.routing.router import Router
+        with _passing_over(self._context, SweepReport(), self._context.layout.selectors):
+            if reading.exists(self._context.layout.selectors):
+                from dropq.routing.router import Router
 
-            with _passing_over(self._context, SweepReport(), self._context.layout.selectors):
                 router = self._router = self._router or Router(self._context, sweep=None)
                 router.one_pass(lambda: time.monotonic() >= now + SLICE)
         took = time.monotonic() - now
@@ -292,10 +294,10 @@ def _bring_back(context: QueueContext, report: SweepReport, *, idle: bool, first
 
 def _sweep_staged(context: QueueContext, report: SweepReport) -> None:
     """Bring in order what distributors, or selectors that copy, had staged."""
-    if context.layout.topic or reading.exists(context.layout.staged):
-        from dropq.staging import fan_out
+    with _passing_over(context, report, context.layout.staged):
+        if context.layout.topic or reading.exists(context.layout.staged):
+            from dropq.staging import fan_out
 
-        with _passing_over(context, report, context.layout.staged):
             rolled = fan_out.sweep(context)
             report.rolled_forward += rolled.forward
             report.refused += rolled.refused
@@ -327,12 +329,12 @@ def _sweep_topic(context: QueueContext, report: SweepReport, ephemeral_older_tha
 
 def _sweep_credits(context: QueueContext, report: SweepReport) -> None:
     """Go on with selectors that are being removed; remove the credits that belong to no message."""
-    if not reading.exists(context.layout.credits) and not reading.exists(context.layout.selectors):
-        return
-    from dropq.routing.looks import Looks
-    from dropq.routing.registry import finish_removed
-
     with _passing_over(context, report, context.layout.credits):
+        if not reading.exists(context.layout.credits) and not reading.exists(context.layout.selectors):
+            return
+        from dropq.routing.looks import Looks
+        from dropq.routing.registry import finish_removed
+
         report.credits += finish_removed(context)
         report.credits += Looks(context).run_twice()
         report.credits += finish_removed(context)
@@ -471,11 +473,19 @@ def _upkeep(
 ) -> Iterator[None]:
     """Do what else a sweep does, in small steps; the ages are as for `jobs.sweep`."""
     with _passing_over(context, report, context.layout.working):
-        swept = jobs.sweep(context, older_than=jobs_older_than, stalled_for=stalled_for)
-        report.jobs_finished += swept.finished
-        report.jobs_dropped += swept.dropped
-        report.refused += swept.refused
+        found = jobs.sweep(context, older_than=jobs_older_than, stalled_for=stalled_for)
+        report.jobs_finished += found.finished
+        report.jobs_dropped += found.dropped
+        report.refused += found.refused
     yield
+    if reading.exists(context.layout.joining):
+        from dropq.upkeep import joining  # here, as few queues put parts together
+
+        with _passing_over(context, report, context.layout.joining):
+            swept = joining.sweep(context)
+            report.leftovers += swept.done
+            report.refused += swept.refused
+        yield
     yield from _carry(context, report, stalled_for)
     if context.layout.is_subscription and reading.exists(context.layout.recovering):
         return  # nothing leaves its target/
@@ -488,9 +498,9 @@ def _upkeep(
 def _carry(context: QueueContext, report: SweepReport, stalled_for: float) -> Iterator[None]:
     """Carry to other file systems what dead carriers left."""
     with _passing_over(context, report, context.layout.transfers):
-        for row in transfers.stalled(context, stalled_for):
+        for row in stalled(context, stalled_for):
             with _passing_over(context, report, row.folder):
-                for sent in row.carrier(context).run():
+                for sent in carrier_of(row, context).run():
                     report.carried += sent
                     yield
 
@@ -553,9 +563,10 @@ def _clear_temporary(context: QueueContext, report: SweepReport) -> Iterator[Non
 
 def _destroy_alone(context: QueueContext, report: SweepReport) -> Iterator[None]:
     """Let the queues of the root go that are to destroy themselves, and look whether this one is."""
-    from dropq.upkeep import self_destruct
+    from dropq.upkeep import hidden, self_destruct
 
     with _passing_over(context, report, context.root.layout.path):
+        hidden.tidy_deletes(context.root)  # what another sweep began to destroy, and was killed
         for destroyed in chain([self_destruct.look(context)], self_destruct.look_at_all(context.root)):
             report.destroyed += destroyed
             yield

@@ -14,7 +14,10 @@ The body is on the command's standard input. Its environment has:
 - DROPQ_FILE, which is also put in place of `{}` in any argument: a path to the body under the message's own name. It
   stays the same while the command runs, although renewing a lease renames the claimed file; then it is removed. The
   command may read it, but must not write to it,
-- DROPQ_RUN, by which the guard finds this run.
+- DROPQ_RUN, by which the guard finds this run,
+- of a command for each record, which is on its standard input: DROPQ_RECORD, the record's number,
+- of a command for the records of a message, which are on its standard input: DROPQ_FAILED, the path of a file for the
+  numbers of those that failed.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, Self
 
 from dropq.durations import format_duration, parse_duration
 from dropq.errors import Unavailable
@@ -59,8 +62,8 @@ LINGER = 0.2
 _PROPERTY = "DROPQ_PROP_"
 
 
-class Command:
-    """A handler for `work` that runs a command; close it, or leave its `with` block, after the worker has ended.
+class Runner:
+    """Runs a command for a handler of `work`; close it, or leave its `with` block, after the worker has ended.
 
     Args:
         argv: the command and its arguments; in each argument, `{}` stands for the message's path.
@@ -84,13 +87,19 @@ class Command:
         self._guard = Guard()
         self._runs: dict[int, Run] = {}
 
-    def __call__(self, message: Message) -> None:
-        """Run the command; return if it succeeded, else raise the exception that settles the message."""
+    def run(self, message: Message, stdin: Callable[[], IO[bytes]], **variables: object) -> str:
+        """Run the command; return the end of its stderr if it succeeded, else raise what settles the message.
+
+        Args:
+            message: the message.
+            stdin: opens what the command reads.
+            variables: other variables of its environment, see `environment`.
+        """
         run = self._runs[id(message)] = Run(self._guard)
         try:
-            with _stable_path(message) as path, message.open() as body:
+            with _stable_path(message) as path, stdin() as body:
                 argv = [self.argv[0], *(argument.replace("{}", path) for argument in self.argv[1:])]
-                self._start(run, argv, body, environment(message, path, run.id))
+                self._start(run, argv, body, environment(message, path, run.id, **variables))
                 status = run.wait(self.timeout)
         finally:
             del self._runs[id(message)]
@@ -100,6 +109,7 @@ class Command:
         if run.ended_by is not None:
             raise Cancelled
         self._raise_for(status, run.stderr)
+        return run.stderr
 
     def cancel(self, message: Message) -> None:
         """End the command that runs for a message, sooner if the message is lost; return without waiting."""
@@ -111,7 +121,7 @@ class Command:
         """End the guard process."""
         self._guard.close()
 
-    def __enter__(self) -> Command:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -139,6 +149,14 @@ class Command:
             raise failed
         if status:
             raise Fail(f"exit status {status}", exit_status=status, stderr=stderr)
+
+
+class Command(Runner):
+    """A handler for `work` that runs a command for each message."""
+
+    def __call__(self, message: Message) -> None:
+        """Run the command; return if it succeeded, else raise the exception that settles the message."""
+        self.run(message, message.open)
 
 
 class Run:
@@ -371,8 +389,18 @@ def _stable_path(message: Message) -> Iterator[str]:
             context.storage.remove_tree(folder)
 
 
-def environment(message: Message, path: str, run: str) -> dict[bytes, bytes]:
-    """Return the environment of a command: the one of this process, and variables about the message."""
+def environment(
+    message: Message, path: str, run: str, *, record: object = None, failed: object = None
+) -> dict[bytes, bytes]:
+    """Return the environment of a command: the one of this process, and variables about the message.
+
+    Args:
+        message: the message.
+        path: where the command finds its body.
+        run: what the guard finds the run by.
+        record: the number of the record that the command is run for, if it is run for one.
+        failed: where the command writes which records failed, if it is run for records.
+    """
     variables = {
         "DROPQ_ID": message.id,
         "DROPQ_QUEUE": message.context.name,
@@ -384,10 +412,12 @@ def environment(message: Message, path: str, run: str) -> dict[bytes, bytes]:
         "DROPQ_CORRELATION_ID": message.correlation_id,
         "DROPQ_REPLY_TO": message.reply_to,
         "DROPQ_RECEIPT": message.receipt,
+        "DROPQ_RECORD": record,
+        "DROPQ_FAILED": failed,
         guard.RUN: run,
         **{f"{_PROPERTY}{name}": value for name, value in message.properties.items()},
     }
-    # If a worker runs inside a command, its environment has the properties of another message.
+    # If a worker runs inside a command, its environment has the variables of another message.
     result = {key: value for key, value in os.environb.items() if not key.startswith(_PROPERTY.encode())}
     for name, value in variables.items():
         key = _bytes(name)

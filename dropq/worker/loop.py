@@ -12,31 +12,32 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from traceback import format_exception
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dropq.durations import parse_duration
 from dropq.errors import LeaseLost
 from dropq.format.layout import WAITING
 from dropq.queue.lease_renewer import LeaseRenewer
-from dropq.queue.message import Duration, Message, utc
+from dropq.queue.message import Duration, Message, Record, utc
 from dropq.storage.watch import RESCAN
 from dropq.worker.reporter import Handled, Outcome, Reporter, due_ms
 from dropq.worker.sources import Sources, Taken
 
 if TYPE_CHECKING:
-    from dropq.queue.subscription import Subscription
+    from dropq.queue.offers import CameBack
 
 log = logging.getLogger("dropq")
 
-#: A function that is called with each message; when it returns, whatever it returns, the message is acknowledged.
-Handler = Callable[[Message], object]
+#: A function that is called with each message, or with each record; when it returns, whatever it returns, the message,
+#: or the record, is acknowledged.
+Handler = Callable[[Any], object]
 
 #: Seconds to wait for handlers that were cancelled, before their messages are given back.
 CANCEL_LIMIT = 10.0
@@ -52,22 +53,7 @@ SIGNAL_CHECK = 0.01
 _STOPPED_STATUSES = frozenset(status for number in STOP_SIGNALS for status in (-number, 128 + number))
 
 #: How a message counts that its handler settled itself, by its state.
-_SETTLED: dict[str, Outcome] = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
-
-
-class Source(Protocol):
-    """A queue that a worker receives from."""
-
-    def subscribe(
-        self,
-        *,
-        max_backlog: int | None,
-        lease_period: Duration | None,
-        filter: str | None,
-        client_id: str | None,
-        named: bool,
-    ) -> Subscription:
-        """Open a subscription."""
+SETTLED: dict[str, Outcome] = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
 
 
 class Retry(Exception):
@@ -133,15 +119,18 @@ class Left:
 
 @dataclass
 class WorkReport:
-    """How many messages a worker took, by outcome.
+    """How many messages a worker took, by outcome; with `records`, how many records.
+
+    A record counts once its message is settled. What is left of a message, and goes to error/ as a whole, counts as one
+    that failed.
 
     Attributes:
         acked, failed, retried, rejected: settled this way, by the worker or by the handler itself.
-        lost: the worker lost the claim before it settled the message; nothing was changed.
-        returned: given back uncounted, because the worker ended.
+        lost: how many messages the worker lost before it settled them; nothing was changed, and no record counts.
+        returned: how many messages, or what was left of them, it gave back uncounted, because it ended.
         halted: why the handler could not handle any message; None if it could.
         stopped: whether the worker was asked to stop, as by a signal.
-        left: with `until_empty`, the messages that the worker took and that came back.
+        left: with `until_empty`, the messages that the worker took and that came back, and records that did.
     """
 
     acked: int = 0
@@ -210,99 +199,6 @@ def _is_ignored_hangup(number: signal.Signals) -> bool:
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
-def work(
-    queue: Source | Iterable[Source],
-    handler: Handler,
-    *,
-    concurrency: int = 1,
-    until_empty: bool = False,
-    fair: bool = False,
-    filter: str | None = None,
-    client_id: str | None = None,
-    lease: Duration | None = None,
-    poll: bool = False,
-    stop: Stop | threading.Event | None = None,
-) -> WorkReport:
-    """Handle the messages of a queue, or of several, until asked to stop.
-
-    When the handler returns, its message is acknowledged. If it raises `Retry`, the message is given back; `Reject`
-    refuses it; `Halt` gives it back and ends the worker; any other exception fails it and keeps the traceback, but for
-    `Fail`, which keeps none. A handler may also settle its message itself. `message.held` turns false when the claim is
-    lost; then, and when its message is to be given back, the worker calls the handler's method `cancel(message)`, if
-    there is one, in another thread. That method must return at once, and the handler raises `Cancelled`.
-
-    SIGTERM, SIGHUP and Ctrl-C ask the worker to stop, if this is the main thread and the program does not handle them:
-    the running handlers finish, and the report says `stopped`. After a second signal the worker gives their messages
-    back, and does not wait for handlers that cannot be cancelled. If the signal also ended a program that a handler
-    ran, so that the handler failed, its message is given back uncounted.
-
-    Args:
-        queue: the queue, or several: a message is taken from the first of them that has one.
-        handler: called with each message, in a thread of the worker.
-        concurrency: how many messages are handled at a time; the queue's max_per_subscription_backlog may be lower.
-        until_empty: end when nothing waits in target/ and no handler runs. The worker does not wait for delayed
-            messages or for messages that others hold, but it waits for those that a limit, a turn or a barrier keeps
-            back. A paused queue counts as empty. Each message is taken once at most; the report lists in `left` the
-            messages that came back.
-        fair: take from several queues by turns, instead of in their order.
-        filter: as of `Queue.subscribe`.
-        client_id: as of `Queue.subscribe`; a worker with one has named subscriptions.
-        lease: how long a claim lasts unless it is renewed; None takes the queue's lease, if it has one.
-        poll: list target/ twenty times a second instead of waiting for events.
-        stop: asks the worker to stop; a `threading.Event` asks once, and is seen within a second.
-
-    Raises:
-        NoSuchQueue, ConfigError: no message was taken.
-        StorageError: a message could not be taken or settled; the running handlers finished first.
-    """
-    if concurrency < 1:
-        raise ValueError(f"concurrency {concurrency}: at least 1")
-    queues = list(queue) if isinstance(queue, Iterable) else [queue]
-    if not queues:
-        raise ValueError("work takes a queue, or several: there is none")
-    with ExitStack() as stack:
-        # Ctrl-C must not interrupt a claim after the rename, before the subscription knows of it.
-        asked = stack.enter_context(stop_if_asked(stop))
-        subscriptions = [
-            stack.enter_context(
-                each.subscribe(
-                    max_backlog=concurrency,
-                    lease_period=lease,
-                    filter=filter,
-                    client_id=client_id,
-                    named=bool(client_id),
-                )
-            )
-            for each in queues
-        ]
-        sources = Sources(subscriptions, fair=fair, poll=poll)
-        return run(sources, handler, asked, concurrency=concurrency, until_empty=until_empty)
-
-
-def run(
-    sources: Sources,
-    handler: Handler,
-    stop: Stop,
-    *,
-    concurrency: int = 1,
-    until_empty: bool = False,
-    reporter: Reporter | None = None,
-) -> WorkReport:
-    """Do what `work` does, with subscriptions that the caller opened, and closes.
-
-    Args:
-        sources: the subscriptions; each has a max_backlog of at least `concurrency`.
-        handler, concurrency, until_empty: as of `work`.
-        stop: asks the worker to stop.
-        reporter: hears what becomes of each message; None logs what did not end well.
-    """
-    with stop.waking(sources.watch.wake):
-        worker = _Worker(
-            sources, handler, stop, reporter or Reporter(), concurrency=concurrency, until_empty=until_empty
-        )
-        return worker.run()
-
-
 @contextmanager
 def stop_if_asked(stop: Stop | threading.Event | None) -> Iterator[Stop]:
     """Return what asks to stop; until the block ends, so does each signal that the program does not handle.
@@ -325,7 +221,7 @@ def _unhandled_signals() -> list[signal.Signals]:
     return [number for number in STOP_SIGNALS if signal.getsignal(number) in default]
 
 
-class _Worker:
+class Worker:
     """One run of the loop.
 
     Worker threads handle and settle messages, and take the next message themselves as long as there is one. The calling
@@ -444,7 +340,11 @@ class _Worker:
             except LeaseLost:
                 continue  # its thread has just settled it, or another consumer has it
             self._count("returned")
-            self._tell(taken.message, "returned", "", taken.since)
+            self._given_back(taken)
+
+    def _given_back(self, taken: Taken) -> None:
+        """Report a message that was given back, because its handler did not end in time."""
+        self._tell(Handled(taken.message, "returned", "", time.monotonic() - taken.since))
 
     # -- the worker threads ------------------------------------------------------------------------------------
 
@@ -455,8 +355,8 @@ class _Worker:
                 message = taken.message
                 try:
                     if id(message) in self._running:
-                        with taken.subscription._once(message) if self._until_empty else nullcontext():
-                            self._handle_and_settle(message, taken.since)
+                        with taken.subscription._once(message) if self._until_empty else nullcontext() as came_back:
+                            self._handle_and_settle(taken, came_back)
                 except BaseException as error:
                     self._fail(error)
                 self._running.pop(id(message), None)
@@ -464,9 +364,10 @@ class _Worker:
             self._count_busy(-1)
             self._watch.wake()
 
-    def _handle_and_settle(self, message: Message, since: float) -> None:
+    def _handle_and_settle(self, taken: Taken, came_back: CameBack | None) -> None:
+        message = taken.message
         settled_first = not message.held  # at most once: the message was archived before it was delivered
-        outcome, settle, why = self._handle(message)
+        outcome, settle, why = self._handle(message, message)
         try:
             if settled_first:
                 outcome = outcome if outcome == "acked" else "failed"
@@ -474,26 +375,32 @@ class _Worker:
             elif message.held:
                 settle()
             else:
-                outcome = "lost" if message.state == "processing" else _SETTLED.get(message.state, "failed")
+                outcome = "lost" if message.state == "processing" else SETTLED.get(message.state, "failed")
         except LeaseLost:
             outcome = "lost"
         if outcome in ("retried", "returned") and message.state not in WAITING:
             outcome = "failed"  # it was given back too often, so the queue moved it to error/ or expired/
         if self._until_empty and outcome != "lost" and message.state in WAITING:
-            self._report_left(message)
+            self._report_left(message.id, due_ms(message))
         if id(message) in self._running:
             self._count(outcome)
-            self._tell(message, outcome, why, since)
+            reason = why if outcome in ("failed", "retried", "rejected") else ""
+            self._tell(Handled(message, outcome, reason, time.monotonic() - taken.since))
 
-    def _handle(self, message: Message) -> tuple[Outcome, Callable[[], None], str]:
-        """Call the handler; return the outcome, the function that settles the message accordingly, and the reason."""
+    def _handle(self, item: Message | Record, message: Message) -> tuple[Outcome, Callable[[], None], str]:
+        """Call the handler; return the outcome, the function that settles the item accordingly, and the reason.
+
+        Args:
+            item: what the handler is called with: the message, or a record of it.
+            message: what is given back if the handler does not come to an end.
+        """
         give_back = partial(message.release, counted=False)
         try:
-            self._handler(message)
+            self._handler(item)
         except Retry as error:
-            return "retried", partial(message.nack, error.delay), str(error)
+            return "retried", partial(item.nack, error.delay), str(error)
         except Reject as error:
-            return "rejected", partial(message.reject, str(error), **error.details), str(error)
+            return "rejected", partial(item.reject, str(error), **error.details), str(error)
         except Cancelled:
             return "returned", give_back, ""
         except Halt as error:
@@ -503,13 +410,13 @@ class _Worker:
             if self._is_stopped_by_signal(error):
                 return "returned", give_back, ""
             if isinstance(error, Fail):
-                return "failed", partial(message.fail, str(error), **error.details), str(error)
+                return "failed", partial(item.fail, str(error), **error.details), str(error)
             reason = f"{type(error).__name__}: {error}"
-            return "failed", partial(message.fail, reason, traceback=_traceback(error)), reason
+            return "failed", partial(item.fail, reason, traceback=_traceback(error)), reason
         except BaseException as error:
             self._fail(error)  # the program ends, maybe because of this message: so the delivery counts
             return "returned", message.release, ""
-        return "acked", message.ack, "by its handler"
+        return "acked", item.ack, "by its handler"
 
     def _is_stopped_by_signal(self, error: Exception) -> bool:
         """Return whether a handler failed because its program was ended by the signal that stops this worker."""
@@ -527,25 +434,23 @@ class _Worker:
         self._exits_as_if_stopped = self._exits_as_if_stopped or (status > 0 and not self._stop.asked)
         return self._stop.asked
 
-    def _tell(self, message: Message, outcome: Outcome, why: str, since: float) -> None:
-        reason = why if outcome in ("failed", "retried", "rejected") else ""
+    def _tell(self, handled: Handled) -> None:
         try:
-            self._reporter.handled(Handled(message, outcome, reason, time.monotonic() - since))
+            self._reporter.handled(handled)
         except Exception as error:  # such as a full disk: the messages are settled as if nobody listened
             self._fail(error)
 
-    def _report_left(self, message: Message) -> None:
-        due = due_ms(message)
+    def _report_left(self, id: str, due: int) -> None:
         with self._lock:
-            self._report.left.append(Left(message.id, utc(due) if due else None))
+            self._report.left.append(Left(id, utc(due) if due else None))
 
     def _count_busy(self, change: int) -> None:
         with self._lock:
             self._busy += change
 
-    def _count(self, outcome: str) -> None:
+    def _count(self, outcome: str, number: int = 1) -> None:
         with self._lock:
-            setattr(self._report, outcome, getattr(self._report, outcome) + 1)
+            setattr(self._report, outcome, getattr(self._report, outcome) + number)
 
     def _fail(self, error: BaseException) -> None:
         """End the worker with an error, once the running handlers have finished."""
@@ -559,6 +464,8 @@ class _Worker:
             self._renew(taken.message, taken.subscription.lease)
 
     def _renew(self, message: Message, lease: float | None) -> None:
+        if not message._lock.acquire(blocking=False):
+            return  # its thread settles it, and renews its lease if that takes long: the other messages do not wait
         try:
             if message.held and lease:
                 message.extend(lease)
@@ -566,6 +473,8 @@ class _Worker:
             log.debug("%s", error)  # or its thread has just settled it
         except Exception as error:  # the next round tries again, and the other messages must be renewed, too
             log.warning("message %s: its lease was not renewed: %s", message.id, error)
+        finally:
+            message._lock.release()
         if not message.held and message.state == "processing":
             self._cancel_handler(message)  # lost; the next round repeats this, as a handler may have only just begun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dropq.durations import format_duration
 from dropq.format.layout import DEAD_LETTER
@@ -26,27 +26,59 @@ WORDS = {
 }
 
 
+class Part(NamedTuple):
+    """A record that became a message.
+
+    Attributes:
+        id: the message's id.
+        state: where it is.
+        due: when it may be delivered again, in ms since 1970; 0 for at once, or never.
+    """
+
+    id: str
+    state: str
+    due: int
+
+
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What became of a message that a worker handled, and has just settled.
+    """What became of a message that a worker handled, and has just settled, or of records of it.
 
     Attributes:
         message: the message.
         outcome: as `WorkReport` counts it.
         reason: why it was not acknowledged; empty if there is nothing to say.
-        seconds: how long the worker had it.
+        seconds: how long the worker had it, or the handler the record.
+        records: how many of its records were acknowledged; 0 for the message as a whole, or for a part of it.
+        part: the record that became a message; None for the message itself.
     """
 
     message: Message
     outcome: Outcome
     reason: str
     seconds: float
+    records: int = 0
+    part: Part | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the message, or of the one that the record became."""
+        return self.message.id if self.part is None else self.part.id
+
+    @property
+    def state(self) -> str:
+        """Where that message is."""
+        return self.message.state if self.part is None else self.part.state
 
     @property
     def due(self) -> datetime | None:
-        """When the message may be delivered again; None for at once, or never."""
-        due = due_ms(self.message)
+        """When that message may be delivered again; None for at once, or never."""
+        due = self._due_ms
         return utc(due) if due else None
+
+    @property
+    def _due_ms(self) -> int:
+        return due_ms(self.message) if self.part is None else self.part.due
 
     @property
     def tries(self) -> int | None:
@@ -62,7 +94,7 @@ class Handled:
     def details(self) -> str:
         """What follows the outcome in a sentence: why, and what comes next; empty where all is well."""
         if self.outcome == "lost":
-            return ": its lease ran out, or somebody else settled it; nothing was changed"
+            return ": somebody else has settled it or taken it back, or its lease ran out; nothing was changed"
         if self.outcome not in ("failed", "retried", "rejected"):
             return ""
         tries = self.message.delivery_count
@@ -71,13 +103,19 @@ class Handled:
 
     @property
     def _next_step(self) -> str:
-        message = self.message
-        if message.state == "target":
+        if self.state == "target":
             return "again at once"
-        if due := due_ms(message):
-            seconds = max(due - message.context.clock.now_ms(), 0) / 1000
+        if due := self._due_ms:
+            seconds = max(due - self.message.context.clock.now_ms(), 0) / 1000
             return f"again in {format_duration(round(seconds, 1))}"
-        return f"in {place(message)} now"
+        return f"in {self.place} now"
+
+    @property
+    def place(self) -> str:
+        """Where a message is that is not delivered again: a state of its queue, or the dead-letter queue."""
+        if self.state == DEAD_LETTER:
+            return f"dead-letter queue {self.message.context.config.dead_letter_queue}"
+        return f"{self.state}/"
 
 
 class Reporter:
@@ -86,20 +124,13 @@ class Reporter:
     def handled(self, handled: Handled) -> None:
         """Hear what became of a message."""
         if handled.outcome not in ("acked", "returned"):
-            log.warning("message %s %s", handled.message.id, handled.words)
+            log.warning("message %s %s", handled.id, handled.words)
 
     def idle(self) -> None:
         """Hear that no message is handled now, and that the worker waits for one; this may come often."""
 
     def stopping(self, running: int) -> None:
         """Hear that the worker was asked to stop, and how many messages it still handles."""
-
-
-def place(message: Message) -> str:
-    """Return where a message is that is not delivered again: a state of its queue, or the dead-letter queue."""
-    if message.state == DEAD_LETTER:
-        return f"dead-letter queue {message.context.config.dead_letter_queue}"
-    return f"{message.state}/"
 
 
 def due_ms(message: Message) -> int:

@@ -52,6 +52,32 @@ def test_the_tables_name_every_queue_that_was_measured(tmp_path: Path) -> None:
         assert f"| {row['what']} | {row['per_s']:,} |" in paper
 
 
+def test_each_record_that_was_measured_is_accounted_for(tmp_path: Path) -> None:
+    few = ("--rounds", "1", "--records", "1000", "--large", "1", "--pace", "0", "--lines", "5")
+    command = [sys.executable, str(TOP / "bench/records.py"), *few, "--tmpfs", str(tmp_path), "--disk", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["against"] for row in rows if "ratio" in row} >= {"raw loop", "raw loop of bundles", "by one"}
+    for row in rows:
+        assert "skipped" in row or (row["lost"], row["doubled"]) == (0, 0), row
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_that_was_to_be_rejected_and_is_not_in_error_counts_as_lost(bench: Any, tmp_path: Path) -> None:
+    records = importlib.import_module("records")
+    kind = type("Kind", (records.RecordsOneInHundred,), {"take_all": acknowledging})
+    runs = [bench.tried(bench.one_and_one, peer, str(tmp_path), 1000) for peer in (records.RecordsOneInHundred, kind)]
+    assert [run.lost for run in runs] == [0, 1000]
+
+
+def acknowledging(queue: Any) -> Iterator[bytes]:
+    """Take records and acknowledge each."""
+    for record in queue.subscribed().records(timeout=0):
+        record.ack()
+        yield record.data
+
+
 def doctored(bench: Any, change: Callable[[list[bytes]], list[bytes]]) -> Any:
     """A raw loop that hands out something else than what it took."""
 

@@ -304,6 +304,46 @@ def test_the_examples_of_the_python_paper_print_what_it_says(tmp_path: Path) -> 
     assert done.stdout.splitlines() == printed_comments(program)
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not shutil.which("sqlite3"), reason="there is no sqlite3: apt-get install sqlite3")
+def test_the_examples_of_the_records_paper_run_in_their_order(tmp_path: Path) -> None:
+    paper = TOP / "docs/records.md"
+    program = "\n".join(text for _, text in blocks(paper, "python"))
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == printed_comments(program)
+
+    (loop,) = (text for _, text in blocks(paper, "sh") if "while IFS" in text)
+    lines = "\n".join(text for _, text in blocks(paper, "sh") if text != loop)
+    commands = {
+        "tail": 'echo "a line of $2"',  # one that ends
+        "insert": '[ "$1" != "line 2" ]',
+        "editor": 'exec sed -i s/3/30/ "$1"',
+        "insert-each": loop,
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in commands.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    lines += """
+        printf 'line 1\nline 2\nline 3\n' | dropq send readings --records --format text
+        dropq work readings --until-empty --records -- insert-each || dropq browse readings --state error
+    """
+    folders = [str(tmp_path / "bin"), str(Path(sys.executable).parent), str(TOP / "examples/shell"), os.environ["PATH"]]
+    environment = {**os.environ, "PATH": ":".join(folders), "EDITOR": "editor"}
+    environment.pop("DROPQ_ROOT", None)
+    done = subprocess.run(
+        ["sh", "-eux", "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "error:" not in done.stderr, done.stderr
+    for shown in ("1: a line of /var/log/app.log", "2: x2,12", '{"n":30}', "as one message of 3 parts", "the database"):
+        assert shown in done.stdout, done.stdout + done.stderr
+    root = dropq.Root(tmp_path / "work")
+    assert [message.record_number for message in root.queue("readings").browse("error")] == [2]
+    assert root.queue("requests").counts()["error"] == 0
+
+
 def test_the_python_paper_names_everything_that_is_public() -> None:
     paper, _, _ = (TOP / "docs/python.md").read_text().partition("\n## Reference\n")
     assert [name for name in dropq.__all__ if not re.search(rf"\b{name}\b", paper)] == []

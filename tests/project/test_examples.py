@@ -664,6 +664,62 @@ def test_book_sh_enters_rows_once_below_one_heading(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["book.csv"]
 
 
+# -- a log in a database ---------------------------------------------------------------------------------------
+
+NEEDS_SQLITE = pytest.mark.skipif(shutil.which("sqlite3") is None, reason="sqlite3 is not installed")
+
+
+@NEEDS_SQLITE
+def test_a_log_that_grows_is_in_a_database_and_bad_lines_are_repaired_and_requeued(tmp_path: Path) -> None:
+    queue, log, database = make_queue(tmp_path / "root"), tmp_path / "requests.log", tmp_path / "requests.db"
+    root = {**ENVIRONMENT, "DROPQ_ROOT": str(queue.root.path)}
+
+    def run(script: str) -> str:
+        done = subprocess.run([SH, "-c", script], env=root, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode in (0, 1), done.stderr
+        return done.stdout
+
+    def waits(count: int) -> Callable[[], bool]:
+        return lambda: sum(body.count(b"\n") for body in where(queue).get("target", [])) == count
+
+    work = f"dropq work q --until-empty --records -- {quote(str(SHELL / 'insert.sh'))} {quote(str(database))}"
+    rows = f"sqlite3 {quote(str(database))} 'SELECT id, ms FROM requests ORDER BY id'"
+    log.write_text("a1 2026-11-23T14:02:11 35\nb2 2026-11-23T14:02:12 5o\n")
+    with subprocess.Popen(["tail", "-n", "+1", "-F", log], stdout=subprocess.PIPE) as tail:
+        sender = subprocess.Popen(
+            ["dropq", "send", "q", "--records", "--format", "text", "--linger", "50ms"], stdin=tail.stdout, env=root
+        )
+        until(waits(2), "the first lines")
+        with log.open("a") as file:
+            file.write("c'3 2026-11-23T14:02:13 7\nd4 yesterday 3\n")
+        until(waits(4), "the next lines")
+        tail.terminate()
+        assert sender.wait(timeout=30) == 0
+    run(work)
+    assert run(rows) == "a1|35\nc'3|7\n"
+    bad = sorted(queue.browse("error"), key=lambda message: message.body)
+    assert [message.body for message in bad] == [b"b2 2026-11-23T14:02:12 5o\n", b"d4 yesterday 3\n"]
+    assert all("CHECK constraint failed" in str((message.reason or {})["detail"]) for message in bad)
+
+    for message, repaired in zip(bad, ("b2 2026-11-23T14:02:12 50", "d4 2026-11-22T08:00:00 3"), strict=True):
+        Path(message.path).write_text(f"{repaired}\n")
+        run(f"dropq requeue q {message.id}")
+    run(work)
+    assert run(rows) == "a1|35\nb2|50\nc'3|7\nd4|3\n"
+    assert set(where(queue)) == {"processed"}
+
+
+@NEEDS_SQLITE
+def test_insert_sh_asks_for_another_try_where_the_database_cannot_be_written_to(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root", redelivery_delay="1h")
+    queue.send(b"a1 2026-11-23T14:02:11 35\n", type="text")
+    command = ["dropq", "work", "q", "--until-empty", "--records", "--", str(SHELL / "insert.sh"), "missing/x.db"]
+    environment = {**ENVIRONMENT, "DROPQ_ROOT": str(queue.root.path)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "unable to open database" in done.stderr
+    assert where(queue) == {"delayed": [b"a1 2026-11-23T14:02:11 35\n"]}
+
+
 # -- the demo --------------------------------------------------------------------------------------------------
 
 
@@ -723,6 +779,34 @@ def test_the_demo_tells_each_subscription_what_it_asked_for(tmp_path: Path) -> N
     }
 
 
+def test_the_demo_brings_a_dead_letter_back_to_its_queue_and_ships_each_order_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played = module("demo").Demo(tmp_path)
+    played.begin()
+    played.ship()
+    printed = capsys.readouterr().out
+    before, _, after = printed.partition("dropq requeue lost ")
+    assert "order-1103\tselector eu: it has no credit left of 2" in before
+    assert "order-1105\tshipping\tunroutable" in before
+    assert "order-1105\tok\trequeued to shipping" in after
+    assert sorted(SHIPPED.findall(before)) == ["order 1101 to eu", "order 1102 to eu", "order 1104 to us"]
+    assert sorted(SHIPPED.findall(after)) == ["order 1103 to eu", "order 1105 to uk"]
+
+    root = dropq.Root(tmp_path / "root")
+    shipping, lost, eu, us = (root.queue(name) for name in ("shipping", "lost", "eu", "us"))
+    assert {name: count for queue in (shipping, lost) for name, count in queue.counts().items() if count} == {}
+    assert [len(names_in(queue, "processed")) for queue in (eu, us)] == [4, 1]
+    [repaired] = [message for message in eu.browse("processed") if message.id == "order-1105"]
+    assert (repaired.properties["region"], repaired.delivery_count) == ("uk", 1)
+    account = sh("account.sh", tmp_path / "root", tmp_path / "ledger")
+    assert account.returncode == 0, account.stdout
+
+
+#: A line that a worker of the demo prints for an order that it ships.
+SHIPPED = re.compile(r"^ +(order \d+ to \w+)$", re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("stream", "ending"),
     [
@@ -753,11 +837,14 @@ def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_pat
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=270, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "Every file is accounted for." in done.stdout
-    assert len(done.stdout.splitlines()) < 120
+    assert "order-1105\tok\trequeued to shipping" in done.stdout
+    assert SHIPPED.findall(done.stdout).count("order 1105 to uk") == 1
+    assert "3 now in error/" in done.stdout
+    assert len(done.stdout.splitlines()) < 140
 
     demo = module("demo").Demo(folder)
     assert demo.account() == 0
-    queues = [folder / "root" / name / "processed" for name in ("orders", "postings", "daily-sales")]
+    queues = [folder / "root" / name / "processed" for name in ("orders", "postings", "daily-sales", "eu", "till")]
     queues += [
         folder / "root/topic-root/sales" / each / "processed" for each in (".incoming", ".subscriptions/day.ulm")
     ]
@@ -769,7 +856,7 @@ def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_pat
         path.write_bytes(body + b" ")
         assert demo.account() == 1
         path.write_bytes(body)
-    for book in (folder / name for name in ("postings.csv", "daily-sales.csv", "office.csv", "ulm.csv")):
+    for book in (folder / name for name in ("postings.csv", "daily-sales.csv", "office.csv", "ulm.csv", "till.csv")):
         rows = book.read_bytes()
         book.write_bytes(rows + rows.splitlines(keepends=True)[-1])
         assert demo.account() == 1

@@ -716,3 +716,94 @@ def test_replies_that_wait_for_room_elsewhere_hold_up_no_send(queue: ThreadsQueu
 
     asyncio.run(main())
     assert full.counts()["target"] == 1
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_gets_the_records_of_one_message_after_the_other_and_settles_each(queue: ThreadsQueue) -> None:
+    first = queue.send(b"1\n2\n3\n", type="text").id
+    second = queue.send(b"4\n", type="text").id
+
+    async def run() -> list[tuple[str, int]]:
+        seen = []
+        async with aio.Queue(queue).subscribe() as subscription:
+            async for record in subscription.records(timeout=0):
+                seen.append((record.message.id, record.number))
+                if record.data == b"2":
+                    record.reject("two")
+                else:
+                    record.ack()
+        return seen
+
+    assert asyncio.run(run()) == [(first, 1), (first, 2), (first, 3), (second, 1)]
+    assert where(queue) == {"processed": [b"1\n2\n3\n", b"4\n"], "error": [b"2\n"]}
+
+
+def test_the_records_of_a_held_message_are_settled_with_it(queue: ThreadsQueue) -> None:
+    queue.send(b"1\n2\n3\n", type="text")
+
+    async def run() -> None:
+        async with aio.Queue(queue).subscribe() as subscription:
+            message = await received(subscription)
+            async for record in message.records():
+                if record.number == 2:
+                    record.reject("two")
+            await message.ack()
+
+    asyncio.run(run())
+    assert where(queue) == {"processed": [b"1\n2\n3\n"], "error": [b"2\n"]}
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_cancelled_loop_loses_no_record_and_another_gets_the_next(queue: ThreadsQueue, at: int) -> None:
+    queue.send(b"1\n2\n3\n4\n", type="text")
+    seen: list[int] = []
+
+    async def run() -> None:
+        async def loop() -> None:
+            async for record in subscription.records(timeout=0):
+                seen.append(record.number)
+                record.ack()
+
+        async with aio.Queue(queue).subscribe() as subscription:
+            await cancelled(loop(), at)
+            await loop()
+
+    asyncio.run(run())
+    assert seen == [1, 2, 3, 4]
+    assert where(queue) == {"processed": [b"1\n2\n3\n4\n"]}
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_cancelled_loop_over_a_held_message_loses_no_record(queue: ThreadsQueue, at: int) -> None:
+    queue.send(b"1\n2\n3\n4\n", type="text")
+    seen: list[int] = []
+
+    async def run() -> None:
+        async def loop() -> None:
+            async for record in message.records():
+                seen.append(record.number)
+                record.ack()
+
+        async with aio.Queue(queue).subscribe() as subscription:
+            message = await received(subscription)
+            await cancelled(loop(), at)
+            await loop()
+
+    asyncio.run(run())
+    assert seen == [1, 2, 3, 4]
+    assert where(queue) == {"processed": [b"1\n2\n3\n4\n"]}
+
+
+def test_a_loop_over_records_that_settles_none_is_refused_the_next_message(queue: ThreadsQueue) -> None:
+    queue.send(b"1\n2\n", type="text")
+
+    async def run() -> None:
+        async with aio.Queue(queue).subscribe() as subscription:
+            with pytest.raises(BacklogReached, match="2 of its records were taken and are not settled"):
+                async for _ in subscription.records(timeout=0):
+                    pass
+
+    asyncio.run(run())
+    assert where(queue) == {"target": [b"1\n2\n"]}

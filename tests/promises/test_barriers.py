@@ -25,7 +25,8 @@ from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
 from dropq.policies.barrier import Barrier, Shares
-from dropq.staging.stream_journal import check_semantics
+from dropq.queue.stream_journal import check_semantics
+from dropq.staging import fan_out
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -70,6 +71,23 @@ def test_a_barrier_whose_last_holder_died_as_it_settled_keeps_nobody_back_for_on
         os.rename(folder(queue) / share, folder(queue) / "acked" / share)  # and there its holder dies
         assert given(one).body == b"a"
     assert where(queue) == {"processed": [b"sync"], "target": [b"a"]}
+
+
+def test_a_barrier_waits_for_what_is_committed_before_it_and_has_not_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = barriers(tmp_path, timing=FRESH)
+    queue.send(b"1\n2\n", type="text")
+    queue.send(b"sync", type="sync")
+    with queue.subscribe() as one, queue.subscribe() as other:
+        message = given(one)
+        next(message.records()).ack()
+        with monkeypatch.context() as standing:
+            standing.setattr(fan_out, "roll_forward", lambda *_, **__: False)  # as where its holder died, or waits
+            message.release()
+            assert queue.counts()["processing"] == 1
+            assert other.receive() is None
+        assert given(other).body == b"2\n"
 
 
 def test_a_barrier_whose_last_share_was_settled_is_settled_by_a_look_and_is_not_out(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ import errno
 import json
 import os
 import random
-import secrets
 import shutil
 import signal
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,25 +22,16 @@ from torture.crashes import Dying, Moment
 
 from dropq import Queue, Root, StorageError
 from dropq.carrier import lists
+from dropq.carrier.passages import carrier_of
 from dropq.cli import main as cli
 from dropq.diagnosis.fsck import fsck
 from dropq.lifecycle.known_queues import look
-from dropq.staging.jobs import TransferJob
-from dropq.storage import reading, system_calls
+from dropq.lifecycle.transfers import in_transit, rows
+from dropq.staging.jobs import Attempt, TransferJob
+from dropq.storage import system_calls
+from dropq.storage.files import Storage
+from dropq.topics import subscriptions
 from dropq.upkeep import bulk
-
-SHARED_MEMORY = Path("/dev/shm")
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A folder on another file system than tmp_path."""
-    if not SHARED_MEMORY.is_dir() or reading.device(str(SHARED_MEMORY)) == reading.device(str(tmp_path)):
-        pytest.skip("/dev/shm is no other file system here")
-    folder = SHARED_MEMORY / f"dropq-{secrets.token_hex(6)}"
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
 
 
 class Scene(NamedTuple):
@@ -71,7 +61,7 @@ class Scene(NamedTuple):
         folder = base(self.here) / ".dropq" / "transfers"
         found: dict[str, bytes] = {}
         for row in folder.iterdir() if folder.exists() else ():
-            found |= files(row / "given")
+            found |= files(row / "target")
         return found
 
     def arrived(self) -> list[bytes]:
@@ -185,7 +175,7 @@ def test_many_messages_go_in_lists_and_the_ledger_there_keeps_the_last_for_good(
     assert scene.arrived() == [b"%d" % number for number in range(10)]
     ledger = base(scene.there) / ".dropq" / "ledger"
     assert [path.name for path in ledger.iterdir()] == [f"transfer.{scene.row.name}.5.json"]
-    assert sorted(path.name for path in scene.row.iterdir()) == ["5.json", "given", "to.json"]
+    assert sorted(path.name for path in scene.row.iterdir()) == ["5.json", "target", "to.json"]
     clock = scene.there.root.context.clock
     assert isinstance(clock, Clock)
     clock.advance(400 * 86_400)
@@ -458,7 +448,7 @@ def test_what_a_script_takes_after_the_copy_and_puts_back_after_the_commit_is_no
         with monkeypatch.context() as once:
             once.setattr(lists.Carrier, "_copy", copy)
         if (tmp_path / taken).exists():
-            os.rename(tmp_path / taken, scene.row / "given" / taken)
+            os.rename(tmp_path / taken, scene.row / "target" / taken)
             monkeypatch.setattr(lists.Carrier, "_copy", copy)
         return note(self)
 
@@ -492,8 +482,8 @@ def test_what_a_script_moves_into_a_row_is_carried(scene: Scene) -> None:
     scene.here.send(b"1")
     move(scene)
     drop(scene.here, "a.csv", b"2")
-    os.rename(base(scene.here) / "target" / "a.csv", scene.row / "given" / "a.csv")
-    (scene.row / "given" / "b.csv.tmp").write_bytes(b"half")
+    os.rename(base(scene.here) / "target" / "a.csv", scene.row / "target" / "a.csv")
+    (scene.row / "target" / "b.csv.tmp").write_bytes(b"half")
     scene.here.sweep()
     assert sorted(message.id for message in scene.there.browse())[1] == "a.csv"
     assert scene.arrived() == [b"1", b"2"]
@@ -590,7 +580,7 @@ def test_a_copy_of_a_root_that_is_behind_sends_nothing_twice_and_takes_nothing_f
     assert f"list 1 was not sent to {scene.there.layout.home}, as list {1 + lists_behind} was" in outcomes[0].detail
     assert scene.arrived() == came
     (row,) = (base(copy) / ".dropq" / "transfers").iterdir()
-    assert sorted(files(row / "given").values()) == [b"of the copy", b"second"]
+    assert sorted(files(row / "target").values()) == [b"of the copy", b"second"]
     row.rename(row.with_name("0" * 16))
     assert copy.sweep().carried == 2
     assert scene.arrived() == sorted([*came, b"of the copy", b"second"])
@@ -618,7 +608,7 @@ def test_of_two_copies_that_wrote_a_list_of_one_number_the_second_is_refused(
         assert copy.sweep().refused == 1
     assert scene.arrived() == [b"first", b"second"]
     (row,) = (base(copy) / ".dropq" / "transfers").iterdir()
-    assert list(files(row / "given").values()) == [b"of the copy"]
+    assert list(files(row / "target").values()) == [b"of the copy"]
 
 
 def test_a_copy_of_a_root_finds_its_own_list_sent_by_the_original(
@@ -660,9 +650,9 @@ def test_a_message_that_this_user_may_not_read_keeps_no_other_back(scene: Scene)
     outcomes = unprivileged(moving)
     assert sorted(ok for ok, _ in outcomes) == [False, True]
     assert any("this user may not read it" in detail for _, detail in outcomes)
-    (given,) = os.listdir(scene.row / "given")
+    (given,) = os.listdir(scene.row / "target")
     assert len(scene.arrived()) == 1
-    (scene.row / "given" / given).chmod(0o644)
+    (scene.row / "target" / given).chmod(0o644)
     assert scene.here.sweep().carried == 1
 
 
@@ -679,6 +669,135 @@ def test_a_disk_that_is_full_keeps_the_messages_here(scene: Scene, monkeypatch: 
     assert "No space left" in outcomes[0].detail
     assert len(scene.given) == 2 and os.listdir(base(scene.there) / "working") == []
     assert scene.here.sweep().carried == 2
+
+
+def test_one_message_that_cannot_be_read_keeps_no_other_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.here.send_many([b"0", b"1", b"2"])
+    give(scene, monkeypatch)
+    copy, access = Storage.copy, os.access
+    closed = sorted(os.listdir(scene.row / "target"))[1]
+
+    def unreadable(self: Storage, source: str, *args: Any, **options: Any) -> Any:
+        if source.endswith(closed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
+        return copy(self, source, *args, **options)
+
+    with monkeypatch.context() as other_user:
+        other_user.setattr(Storage, "copy", unreadable)
+        # It was listed by a user who could read it.
+        other_user.setattr(lists.Carrier, "_waiting", lambda self: sorted(os.listdir(scene.row / "target")))
+        other_user.setattr(os, "access", lambda path, mode: not path.endswith(closed) and access(path, mode))
+        carrier = carrier_of(next(rows(scene.here.context.layout)), scene.here.context)
+        assert next(carrier.run()) == 2
+    assert len(scene.arrived()) == 2 and list(scene.given) == [closed]
+    scene.here.sweep()
+    assert scene.arrived() == [b"0", b"1", b"2"]
+
+
+def test_a_carrier_that_fails_leaves_the_copies_of_another_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.here.send_many([b"0", b"1"])
+    give(scene, monkeypatch)
+    finish = Attempt.finish
+
+    def meanwhile(self: Attempt) -> Any:
+        monkeypatch.undo()
+        with monkeypatch.context() as broken:
+            broken.setattr(Attempt, "finish", refused)
+            assert scene.again().here.sweep().refused == 1
+        return finish(self)
+
+    def refused(self: Attempt) -> Any:
+        raise StorageError("no")
+
+    monkeypatch.setattr(Attempt, "finish", meanwhile)
+    assert scene.here.sweep().carried == 2
+    assert scene.arrived() == [b"0", b"1"]
+
+
+def test_a_queue_that_takes_the_place_of_another_meanwhile_gets_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.here.send(b"given")
+    give(scene, monkeypatch)
+    (given,) = scene.given
+    home = Path(scene.there.layout.home)
+    attempt = TransferJob.attempt
+
+    def late(self: TransferJob, label: str) -> Any:
+        home.rename(home.with_name("there2"))
+        Root(home.parent).create_queue("there")
+        Path(self.folder).mkdir()
+        return attempt(self, label)
+
+    monkeypatch.setattr(TransferJob, "attempt", late)
+    assert scene.again().here.sweep().refused == 1
+    assert where(Root(home.parent).queue("there")) == {}
+    assert list(scene.given) == [given]
+
+
+def test_what_is_listed_was_given_durably(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = build(scene.here.root.path, scene.there.root.path, durability="full")
+    scene.here.send(b"first")
+    move(scene)
+    (scene.row / "target" / "byhand").write_bytes(b"by hand")
+    recorder = RecordingOs().record(monkeypatch)
+    scene.here.sweep()
+    calls = [" ".join(call) for call in recorder.calls]
+    given = next(number for number, call in enumerate(calls) if call.startswith("rename") and "byhand " in call)
+    synced = [number for number, call in enumerate(calls) if call == f"fsync {scene.row}/target"]
+    listed = next(number for number, call in enumerate(calls) if call.startswith("rename") and "2.json" in call)
+    assert any(given < number < listed for number in synced)
+
+
+@pytest.mark.parametrize("damage", ["its to.json is cut off", "its folder has another name"])
+def test_a_queue_with_messages_in_a_row_that_nobody_can_use_is_not_deleted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    scene.here.send_many([b"0", b"1"])
+    give(scene, monkeypatch)
+    row = scene.row
+    if damage.startswith("its to.json"):
+        (row / "to.json").write_bytes(b"{")
+    else:
+        row = row.rename(row.with_name(f"{row.name}.old"))
+    assert scene.here.in_transit() == {"?": 2}
+    with pytest.raises(StorageError, match=r"2 in transit to \?"):
+        scene.here.root.delete_queue("here")
+    assert len(files(row / "target")) == 2
+    assert "damaged-transfer" in [finding.kind for finding in fsck(scene.here.root.context, "here")]
+
+
+def test_a_subscription_with_messages_on_their_way_is_not_removed(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = build(tmp_path / "root", elsewhere / "root")
+    topic = scene.here.root.create_topic("news", durability="none")
+    subscription = topic.create_subscription("s", client_id="c")
+    topic.publish(b"a")
+    with monkeypatch.context() as dying:
+        dying.setattr(lists.Carrier, "run", lambda self: iter(()))
+        subscription.move(scene.there)
+    with pytest.raises(StorageError, match="1 on the way to"):
+        topic.unsubscribe("s", client_id="c")
+    assert subscription.in_transit() == {f"{elsewhere}/root/there": 1}
+    with monkeypatch.context() as late:
+        late.setattr(subscriptions, "in_transit", nothing_at_first(in_transit))
+        with pytest.raises(StorageError, match="nothing was removed"):
+            topic.unsubscribe("s", client_id="c")
+    subscription.sweep()
+    assert scene.arrived() == [b"a"]
+    topic.unsubscribe("s", client_id="c")
+
+
+def nothing_at_first(look: Callable[..., dict[str, int]]) -> Callable[..., dict[str, int]]:
+    """Let the first look find nothing, as a message comes only after it."""
+    seen: list[object] = []
+
+    def looked(layout: Any) -> dict[str, int]:
+        seen.append(layout)
+        return look(layout) if len(seen) > 1 else {}
+
+    return looked
 
 
 # -- who carries, and how durably --------------------------------------------------------------------------------------
@@ -716,13 +835,13 @@ def test_lists_and_copies_are_durable_before_what_depends_on_them(
 
     row, there = str(scene.row), str(base(scene.there))
     order = [
-        first(f"fsync {row}/given"),
+        first(f"fsync {row}/target"),
         first("rename", f"{row}/1.json"),
         first(f"fsync {row}", row.rpartition("/")[2]),
         first("open", ".B"),
         first("rename", "/manifest.json"),
         first(f"fsync {there}/target"),
         last(f"fsync {there}/.dropq/ledger"),
-        first(f"unlink {row}/given/"),
+        first(f"unlink {row}/target/"),
     ]
     assert order == sorted(order), calls

@@ -30,7 +30,7 @@ import dropq
 from dropq import Message, Queue, Root
 from dropq.cli import look, output
 from dropq.cli import main as cli
-from dropq.cli.messages import _Sending
+from dropq.cli.messages import Sending
 from dropq.cli.shell import DelayedInterrupt
 from dropq.format.layout import ALL_STATES
 from dropq.lifecycle.transitions import Transitions
@@ -1221,9 +1221,9 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, kind: type | ModuleType, name:
         (Storage, "rename", 1234),
         (Transitions, "sent", 2),
         (Queue, "_send_into", 1),
-        (_Sending, "_print", 1),
-        (_Sending, "_print", 1000),
-        (_Sending, "_print", 1001),
+        (Sending, "_print", 1),
+        (Sending, "_print", 1000),
+        (Sending, "_print", 1001),
     ],
 )
 def test_the_ids_of_all_lines_that_were_sent_are_printed_whenever_ctrl_c_comes(
@@ -1258,7 +1258,7 @@ def test_ctrl_c_in_a_move_of_files_leaves_each_where_it_was_or_says_that_it_was_
     for file in files:
         file.write_text("x")
 
-    def other_file_system(self: Storage, source: str, destination: str) -> None:
+    def other_file_system(self: Storage, path: str) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     if name == "unlink":
@@ -1390,7 +1390,7 @@ def test_an_interrupted_move_tells_how_many_were_moved_and_where_the_rest_is(
 ) -> None:
     other = root.create_queue("other", durability="none")
     q.send_many([b"x"] * 50)
-    interrupting(monkeypatch, Transitions, "carry", at=at)
+    interrupting(monkeypatch, Transitions, "move", at=at)
     done = run("move", "q", "other", "--all", "--yes")
     told = f"moved={at} failed=0\ninterrupted: {at} of 50 moved, the rest stays in target/\n"
     assert (done.code, done.err) == (130, told)

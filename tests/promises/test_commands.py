@@ -27,7 +27,8 @@ WORKER = """
 import os, sys
 import dropq
 from dropq.worker.command import Command
-from dropq.worker.loop import Stop, stop_on_signals, work
+from dropq.worker.loop import Stop, stop_on_signals
+from dropq.worker.run import work
 
 root, lease, *argv = sys.argv[1:]
 def tell():
@@ -274,7 +275,7 @@ LEFT_BEHIND = """
 import os, sys, threading
 import dropq
 from dropq.worker.command import Command
-from dropq.worker.loop import work
+from dropq.worker.run import work
 
 queue = dropq.Root(sys.argv[1]).queue("q")
 with Command(["sh", "-c", f"sleep 100 & echo $! >>'{sys.argv[2]}'"]) as command:

@@ -213,3 +213,19 @@ def test_the_id_of_a_message_that_is_held_is_completed_where_a_command_takes_sev
         assert subscription.receive() is not None
         line = f"dropq --root {quote(str(tmp_path))}/root expire q he"
         assert completed(tmp_path, line) == "plain\theld\n"
+
+
+def test_the_ids_that_requeue_completes_are_those_of_the_state_that_it_takes(tmp_path: Path) -> None:
+    root = Root.create(tmp_path / "root")
+    (root.path / "dropq.toml").write_text('dead_letter_queue = "q"\n')
+    queue = Root(root.path).create_queue("q", durability="none")
+    queue.send(b"x", message_id="bad")
+    with queue.subscribe() as subscription:
+        message = subscription.receive()
+        assert message is not None
+        message.reject("r")
+    Root(root.path).queue("missing").send(b"x", message_id="letter")
+    line = f"dropq --root {quote(str(tmp_path))}/root requeue q "
+    assert completed(tmp_path, line) == "plain\tbad\n"
+    assert completed(tmp_path, f"{line}--to-origin ") == "plain\tletter\n"
+    assert completed(tmp_path, f"{line}--state target ") == "plain\tletter\n"

@@ -12,9 +12,11 @@ import pytest
 from helpers import Clock, Make, base, reopened, take, until, where
 
 from dropq import NoSuchQueue, Queue, Root, StorageError
+from dropq.staging import fan_out
 from dropq.staging.jobs import Job
 from dropq.storage import reading
 from dropq.storage.files import Storage
+from dropq.upkeep import queues
 
 
 @pytest.mark.parametrize("state", ["target", "processing", "delayed", "working"])
@@ -200,3 +202,27 @@ def test_a_queue_that_is_deleted_while_it_is_opened_is_not_there(make: Make, mon
     monkeypatch.setattr(reading, "device", deleting)
     with pytest.raises(NoSuchQueue, match="q is not there any more"):
         reopened(queue).send(b"a")
+
+
+def test_a_queue_is_not_deleted_while_a_router_makes_copies_of_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root.create(tmp_path / "root")
+    source = root.create_queue("source")
+    root.create_queue("audit")
+    source.add_selector("all", op="copy", to="audit")
+    look = queues.refuse_unsettled
+
+    def late(context: Any) -> None:
+        monkeypatch.undo()
+        look(context)
+        source.send(b"a")
+        with monkeypatch.context() as slow:  # it has committed the copies, and not moved them yet
+            slow.setattr(fan_out, "roll_forward", lambda *args, **options: True)
+            source.route()
+
+    monkeypatch.setattr(queues, "refuse_unsettled", late)
+    with pytest.raises(StorageError, match="nothing was removed"):
+        root.delete_queue("source")
+    root.sweep()
+    assert [message.body for message in root.queue("audit").browse()] == [b"a"]

@@ -579,11 +579,12 @@ def test_another_user_reads_what_is_closed_to_it() -> None:
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("mode", [0o555, 0o300])
-@pytest.mark.parametrize("folder", ["consumers", "held", "reasons", "reasons/error"])
+@pytest.mark.parametrize("folder", ["consumers", "held", "reasons", "reasons/error", "staged", "joining"])
 def test_a_private_folder_of_consumers_that_is_closed_to_this_user_is_reported(
     queue: Queue, folder: str, mode: int
 ) -> None:
     closed = Path(queue.layout.private) / folder
+    closed.mkdir(exist_ok=True)
     for below in closed.iterdir():
         below.rmdir()  # as in an older queue: it is made when it is needed
     closed.chmod(mode)

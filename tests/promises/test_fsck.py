@@ -82,6 +82,60 @@ def processing(queue: Queue, name: str) -> Path:
     return write(base(queue) / "processing" / name, b"held")
 
 
+def staged_folder(queue: Queue) -> Path:
+    """The folder of a commit whose holder is gone."""
+    folder = base(queue) / ".dropq/staged" / f"aaaaaaaaaa-1.{secrets.token_hex(3)},unlink~4.x.B"
+    folder.parent.mkdir(exist_ok=True)
+    return folder
+
+
+def staged_by_the_dead(queue: Queue) -> Path:
+    return write(staged_folder(queue) / "0,error~4.x-1.B").parent
+
+
+def committed_bundle(queue: Queue) -> Path:
+    folder = staged_by_the_dead(queue)
+    write(folder / "whole", b"1\n2\n")
+    return folder
+
+
+def linked_commit(queue: Queue) -> Path:
+    folder = write(Path(queue.root.path) / ".elsewhere" / "whole").parent
+    (link := staged_folder(queue)).symlink_to(folder)
+    return link
+
+
+def in_staged(name: str, make: Callable[[Path], object] = Path.touch) -> Plant:
+    """Something in the folder of a commit."""
+
+    def plant(queue: Queue) -> Path:
+        path = staged_folder(queue) / name
+        path.parent.mkdir()
+        make(path)
+        return path
+
+    return plant
+
+
+def half_joined(queue: Queue) -> Path:
+    """A folder in which the parts of a bundle were to be put together."""
+    folder = base(queue) / ".dropq/joining" / f"{secrets.token_hex(8)},error~4.x.B"
+    write(folder / "4.x.B.....JMS_dropq_firstI=2", b"2\n")
+    return write(folder / ".draft").parent
+
+
+def in_joining(name: str, make: Callable[[Path], object] = Path.touch) -> Plant:
+    def plant(queue: Queue) -> Path:
+        make(path := half_joined(queue) / name)
+        return path
+
+    return plant
+
+
+def link_to_a_file(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
 def broken_toml(queue: Queue) -> Path:
     return write(base(queue) / "queue.toml", b"lease_period = \n")
 
@@ -361,6 +415,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("ignored", lambda queue: target(queue, "upload.part"), True),
     ("ignored", lambda queue: write(base(queue) / "target/_temporary/0/part").parents[1], True),
     ("placeholder", lambda queue: write(base(queue) / "processed" / "a.csv", mode=0o1000), True),
+    ("placeholder", lambda queue: write(Path(queue.layout.selectors) / "eu.toml", mode=0o1000), True),
     ("under-way", lambda queue: target(queue, "upload.part"), False),
     ("under-way", lambda queue: write(base(queue) / "processed" / "a.csv", mode=0o1000), False),
     ("under-way", half_made, False),
@@ -385,6 +440,28 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("damaged-reason", damaged_reason, False),
     ("leftover", lambda queue: write(base(queue) / ".dropq/held/host-1-aaaaaaaaaa-1/a.csv").parent, False),
     ("leftover", lambda queue: write(base(queue) / ".dropq" / f".gone-{HEX}abcd"), True),
+    ("leftover", staged_by_the_dead, True),
+    ("unfinished-commit", committed_bundle, True),
+    ("not-staged", lambda queue: write(base(queue) / ".dropq/staged/notes.txt"), False),
+    ("not-staged", lambda queue: write(base(queue) / ".dropq/staged/1,error~x/whole").parent, False),
+    ("not-staged", linked_commit, False),
+    ("not-staged", in_staged("..,error~x"), False),
+    ("not-staged", in_staged("1,etc~x"), False),
+    ("not-staged", in_staged("1,processing~x"), False),
+    ("not-staged", in_staged("1,error~x", os.mkfifo), False),
+    ("not-staged", in_staged("1,error~x", os.mkdir), False),
+    ("not-staged", in_staged("1,error~x", link_to_a_file), False),
+    ("not-staged", in_staged("1.reason", os.mkdir), False),
+    ("not-staged", in_staged("whole", os.mkfifo), False),
+    ("not-staged", in_staged("whole", link_to_a_file), False),
+    ("not-staged", lambda queue: write(staged_folder(queue) / "whole" / "4.x.B"), False),
+    ("unfinished-join", half_joined, True),
+    ("not-staged", lambda queue: write(base(queue) / ".dropq/joining/notes.txt"), False),
+    ("not-staged", lambda queue: write(base(queue) / ".dropq/joining/x,error~4.x.B/.whole").parent, False),
+    ("not-staged", in_joining(".notes"), False),
+    ("not-staged", in_joining(".whole", os.mkfifo), False),
+    ("not-staged", in_joining("4.x.B", link_to_a_file), False),
+    ("not-staged", in_joining("4.y.B", os.mkdir), False),
     ("temporary", lambda queue: write(base(queue) / f".queue.toml.{HEX}.tmp"), True),
     ("temporary", lambda queue: write(Path(queue.root.layout.meta) / f".token.json.{HEX}.tmp"), True),
     ("world-writable", world_writable_folder, False),
@@ -413,7 +490,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("not-a-token", lambda queue: write(Path(queue.root.layout.tokens) / "notes.txt"), True),
 ]
 #: Kinds of topics, which test_topics_diagnosis.py plants.
-OF_TOPICS = {"unfinished-distribution", "not-a-subscription", "half-made-subscription", "broken-view-link"}
+OF_TOPICS = {"not-a-subscription", "half-made-subscription", "broken-view-link"}
 #: Kinds of moves to another file system, which test_carrier.py plants.
 OF_MOVES = {"unfinished-move", "damaged-transfer"}
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
@@ -845,3 +922,16 @@ def test_findings_are_plain_values(queue: Queue) -> None:
     [finding] = queue.fsck()
     assert json.dumps([finding.kind, finding.path, finding.detail, finding.repaired, finding.level])
     assert finding == Finding("symlink", finding.path, finding.detail)
+
+
+def test_only_a_missing_dead_letter_queue_of_the_root_refuses_sends_to_missing_queues(queue: Queue) -> None:
+    says = "sends to queues that do not exist are refused"
+    letters_of_the_queue(queue)
+    (found,) = fsck_module.fsck(Root(queue.root.path).context, queue.name)
+    assert found.kind == "absent-letters" and says not in found.detail
+    write(queue.root.path / "dropq.toml", b'format = 1\n[defaults]\ndead_letter_queue = "letters"\n')
+    (found,) = fsck_root(Root(queue.root.path).context)
+    assert found.kind == "absent-letters" and says not in found.detail
+    letters_of_the_root(queue)
+    (found,) = fsck_root(Root(queue.root.path).context)
+    assert found.kind == "absent-letters" and says in found.detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,10 +14,14 @@ from xml.etree import ElementTree
 import pytest
 from children import unprivileged
 from helpers import take
+from rich.console import Console
 
 from dropq import Edge, Graph, Node, Queue, Root
+from dropq.cli import graph as cli_graph
 from dropq.cli import main as cli
 from dropq.cli.output import USAGE
+from dropq.diagnosis import graph_text
+from dropq.format.transfers import GIVEN, GOAL
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -41,10 +46,14 @@ def edge(graph: Graph, source: str, to: str) -> Edge:
     return found
 
 
+def node(root: Root, name: str) -> Node:
+    (found,) = (node for node in root.graph().nodes if node.name == name)
+    return found
+
+
 def stuck(root: Root, name: str) -> tuple[str, ...]:
     """Why messages do not go on from a queue."""
-    (found,) = (node for node in root.graph().nodes if node.name == name)
-    return found.stuck
+    return node(root, name).stuck
 
 
 # -- what is in it -------------------------------------------------------------------------------------------------
@@ -120,6 +129,43 @@ def test_dead_letters_of_the_whole_root_are_shown_for_queues_that_can_have_any(r
     assert letters == {"limited", "source"}
     root.delete_queue("letters")
     assert edge(root.graph(), "limited", "letters").stuck == "letters is missing"
+
+
+def in_transit(queue: Queue, goal: str, count: int) -> None:
+    """Let messages of a queue be on their way to a queue of another root, which nobody carries there."""
+    row = Path(queue.layout.transfers) / "0123456789abcdef"
+    (row / GIVEN).mkdir(parents=True)
+    root, _, name = goal.rpartition("/")
+    (row / GOAL).write_text(json.dumps({"format": 1, "root": root, "queue": name, "mark": "abc"}))
+    for number in range(count):
+        (row / GIVEN / f"4.179538308937500{number}-7523895424.B").write_bytes(b"x")
+
+
+def test_messages_on_their_way_to_other_file_systems_are_counted_by_where_they_go(root: Root) -> None:
+    source, _ = made(root, "source", "goal")
+    assert node(root, "source").in_transit == {}
+    in_transit(source, "/mnt/far/eu", 2)
+    assert node(root, "source").in_transit == {"/mnt/far/eu": 2}
+    assert node(root, "goal").in_transit == {}
+
+
+def test_a_queue_that_destroys_itself_says_so_and_once_it_is_alone_when(root: Root) -> None:
+    made(root, "plain", "goal")
+    queue = root.create_queue("queue", self_destruct=True, self_destruct_after=100)
+    queue.add_selector("on", to="goal")
+    assert [(node(root, name).self_destruct, node(root, name).destroyed_in) for name in ("plain", "queue")] == [
+        (False, None),
+        (True, None),
+    ]
+    queue.remove_selector("on")
+    root.sweep()
+    left = node(root, "queue").destroyed_in
+    assert left is not None and 0 < left <= 100
+    aged = Path(queue.layout.alone)
+    os.utime(aged, (aged.stat().st_mtime - 200,) * 2)
+    assert node(root, "queue").destroyed_in == 0
+    queue.add_selector("on", to="goal")
+    assert node(root, "queue").destroyed_in is None
 
 
 # -- what is stuck -------------------------------------------------------------------------------------------------
@@ -350,6 +396,41 @@ def test_a_long_circle_is_drawn_too() -> None:
     assert len(boxes(ElementTree.fromstring(Graph(nodes, edges).svg()))) == 200
 
 
+#: Nodes that have notes, and what these say.
+NOTED = [
+    (
+        Node("a", "queue", in_transit={"/mnt/far/eu": 1, "near": 2}),
+        ["1 message on the way to /mnt/far/eu", "2 messages on the way to near"],
+    ),
+    (Node("b", "queue", self_destruct=True), ["destroys itself when nobody needs it"]),
+    (Node("c", "queue", self_destruct=True, destroyed_in=24.1), ["nobody needs it: destroys itself in 25s"]),
+    (Node("d", "queue", self_destruct=True, destroyed_in=0), ["nobody needs it: destroys itself at the next sweep"]),
+    (
+        Node("e", "queue", {"processing": 1}, self_destruct=True, destroyed_in=0),
+        ["nobody needs it: destroys itself once no message is held"],
+    ),
+    (Node("f", "queue"), []),
+]
+
+
+@pytest.mark.parametrize(("noted", "notes"), NOTED)
+def test_each_form_says_what_is_on_its_way_elsewhere_and_which_queue_destroys_itself(
+    noted: Node, notes: list[str]
+) -> None:
+    graph = Graph((noted,), ())
+    (line,) = (line for line in graph.mermaid().splitlines() if line.startswith("    n0["))
+    (label,) = re.findall('"(.*)"', line)
+    assert _plain(label)[1:] == [*filter(None, [graph_text.counted(noted)]), *notes]
+    assert all(note in graph.dot() for note in notes) and graph.dot().count("itself") == len(re.findall("itself", line))
+    (group,) = ElementTree.fromstring(graph.svg()).findall(f"{SVG}g[@class='node']")
+    assert str(group.findtext(f"{SVG}title")).endswith("; ".join(notes) or "; queue")
+    assert " ".join(notes) in " ".join(text.text or "" for text in group.findall(f"{SVG}text"))
+    shown = io.StringIO()
+    for tree in cli_graph._trees(graph):
+        Console(file=shown, width=200).print(tree)
+    assert shown.getvalue().strip().endswith("  ".join(notes) or "f")
+
+
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
@@ -363,13 +444,41 @@ def test_the_command_prints_a_line_for_each_node_and_edge(
 ) -> None:
     lines = [line.split("\t") for line in run(root, capsys).splitlines()]
     assert [line[1] for line in lines[: len(graph.nodes)]] == names(graph)
-    assert ["move", "second", "on", ODD, "", "5", "5", "", "", "", "", ""] in lines
+    assert ["move", "second", "on", ODD, "", "normal", "5", "5", "", "", "", "", "", ""] in lines
     found = [json.loads(line) for line in run(root, capsys, "--json").splitlines()]
     assert [one["queue"] for one in found] == [*names(graph), *(edge.source for edge in graph.edges)]
     first = next(node for node in graph.nodes if node.name == "first")
-    assert {"kind": "queue", "queue": "first", **first.counts, "stuck": list(first.stuck)} in found
+    leaving = {"in_transit": {}, "self_destruct": False, "destroyed_in": None}
+    assert {"kind": "queue", "queue": "first", **first.counts, "stuck": list(first.stuck), **leaving} in found
     (gone,) = (one for one in found if one.get("to") == "gone")
     assert (gone["stuck"], gone["granted"], gone["role"]) == (["gone is missing"], 1, "normal")
+
+
+def test_the_command_prints_what_is_on_its_way_and_which_queue_destroys_itself(
+    root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = root.create_queue("queue", self_destruct=True)
+    in_transit(queue, "/mnt/far/eu", 1)
+    lines = [line.split("\t") for line in run(root, capsys).splitlines()]
+    assert lines[0][-1] == "1 message on the way to /mnt/far/eu; destroys itself when nobody needs it"
+    (found,) = (json.loads(line) for line in run(root, capsys, "--json").splitlines())
+    assert (found["in_transit"], found["self_destruct"], found["destroyed_in"]) == ({"/mnt/far/eu": 1}, True, None)
+
+
+def test_lines_and_the_tree_say_which_selectors_are_asked_last(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
+    source, _, _ = made(root, "source", "rest", "spare")
+    source.add_selector("others", to="rest", role="default")
+    source.add_selector("full", to="spare", role="overflow")
+    lines = [line.split("\t")[:6] for line in run(root, capsys).splitlines() if line.startswith("move")]
+    assert lines == [
+        ["move", "source", name, to, "", role]
+        for name, to, role in [("full", "spare", "overflow"), ("others", "rest", "default")]
+    ]
+    shown = io.StringIO()
+    for tree in cli_graph._trees(root.graph()):
+        Console(file=shown, width=200).print(tree)
+    assert "move full (overflow) → spare" in shown.getvalue()
+    assert "move others (default) → rest" in shown.getvalue()
 
 
 @pytest.mark.parametrize("form", ["mermaid", "dot", "svg"])

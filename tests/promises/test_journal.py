@@ -25,7 +25,7 @@ from test_staging import MANY, acting_at, dying_at, failing_at, in_child, refuse
 
 from dropq import ConfigError, DropqError, Message, Queue, StorageError
 from dropq.format import names
-from dropq.staging.stream_journal import Journal
+from dropq.queue.stream_journal import Journal
 from dropq.storage import system_calls
 from dropq.storage.files import Storage
 from dropq.upkeep import bulk

@@ -752,3 +752,26 @@ def test_a_job_of_spark_is_let_in_as_a_whole(spark: SparkSession, full: Make, th
     save(spark, queue, 4)
     drained.result(60)
     assert (unprocessed(queue), os.listdir(queue.layout.working)) == (10, [])
+
+
+def test_a_job_of_spark_that_a_queue_is_too_full_for_goes_to_its_overflow_selector(
+    spark: SparkSession, full: Make
+) -> None:
+    from pyspark.errors import PySparkException
+
+    queue = full(max_unprocessed=10)
+    rest = queue.root.create_queue("rest", durability="none", max_unprocessed=15)
+    queue.add_selector("rest", to="rest", role="overflow")
+    take(queue).ack()
+    save(spark, queue, 2, jobId="daily")
+    assert (unprocessed(queue), where(rest)) == (9, {"target": [b"0", b"1"]})
+    take(queue).ack()
+    save(spark, queue, 2, jobId="daily")  # was sent before, to the other queue
+    assert (unprocessed(queue), unprocessed(rest)) == (8, 2)
+    save(spark, queue, 2, jobId="next")
+    save(spark, queue, 11)
+    assert (unprocessed(queue), unprocessed(rest)) == (10, 13)
+    with pytest.raises(PySparkException, match=r"queue rest is full .* the job of 3 messages was not sent"):
+        save(spark, queue, 3)
+    assert (unprocessed(queue), unprocessed(rest)) == (10, 13)
+    assert os.listdir(queue.layout.working) == os.listdir(rest.layout.working) == []

@@ -16,7 +16,7 @@ from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.message import ack_all
-from dropq.staging.stream_journal import Journal
+from dropq.queue.stream_journal import Journal
 
 N = 20
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Make, stand_in_for_os, take, where
+from helpers import Make, reopened, stand_in_for_os, take, where
 
-from dropq import StorageError
+from dropq import DropqError, StorageError
 from dropq.storage import system_calls
 from dropq.storage.files import Storage
 
@@ -38,6 +39,38 @@ def test_a_lost_reply_of_the_file_server_is_no_lost_race(make: Make, monkeypatch
     queue.requeue()
     take(queue).ack()
     assert where(queue) == {"processed": [b"a"]}
+
+
+@pytest.mark.parametrize("answer", [errno.ENOENT, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("is_swept", [False, True])
+def test_a_bundle_whose_commit_was_done_although_the_answer_was_lost_is_settled(
+    make: Make, monkeypatch: pytest.MonkeyPatch, answer: int, is_swept: bool
+) -> None:
+    queue = make(lease_period="60s")
+    queue.send(b"1\n2\n3\n", type="text")
+    message = take(queue)
+    loop = message.records()
+    next(loop).ack()
+    next(loop).reject("bad")
+    commit = Storage.commit
+
+    def losing(self: Storage, source: str, destination: str) -> None:
+        commit(self, source, destination)
+        if is_swept:  # another process rolls forward before this one looks
+            reopened(queue).sweep()
+        raise OSError(answer, os.strerror(answer), source)
+
+    with monkeypatch.context() as lost:
+        lost.setattr(Storage, "commit", losing)
+        if is_swept and answer == errno.EIO:  # what the server refused to do, it may not have done
+            with pytest.raises(StorageError, match="is still held"):
+                message.nack()
+        else:
+            message.nack()
+    assert where(queue) == {"target": [b"3\n"], "processed": [b"1"], "error": [b"2\n"]}
+    with suppress(DropqError):
+        message.nack()  # and a second try settles nothing twice
+    assert where(queue) == {"target": [b"3\n"], "processed": [b"1"], "error": [b"2\n"]}
 
 
 class Replies:

@@ -30,7 +30,7 @@ from helpers import (
 from dropq import LeaseLost, Message, Queue, Root, Subscription
 from dropq.format.layout import QueueLayout
 from dropq.policies import barrier
-from dropq.staging import stream_journal
+from dropq.queue import stream_journal
 from dropq.staging.jobs import Job
 from dropq.storage import reading, system_calls
 from dropq.storage.mounts import Mount

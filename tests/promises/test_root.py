@@ -13,7 +13,7 @@ from dropq import InvalidName, QueueExists, Root, StorageError
 from dropq.diagnosis.fsck import fsck_root
 from dropq.diagnosis.fsck import queues as fsck_queues
 from dropq.storage.files import Storage
-from dropq.upkeep.queues import UNDECIDED_LIMIT
+from dropq.upkeep.hidden import UNDECIDED_LIMIT
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ from dropq.cli import main as cli
 from dropq.diagnosis import doctor_checks as doctor
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle import known_queues
+from dropq.queue.stream_journal import Journal
 from dropq.staging.jobs import Job
-from dropq.staging.stream_journal import Journal
 from dropq.storage.mounts import Mount
 from dropq.worker.command import Command
 

@@ -5,6 +5,7 @@ The scenario of two selectors with one credit each follows "Internal accounting"
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -19,10 +20,14 @@ from helpers import FRESH, drop, files, timed, until
 from helpers import take as taken
 
 from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root
+from dropq.cli import main as cli
 from dropq.lifecycle.credits import spent
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
-from dropq.routing import Serving, mover, router
+from dropq.routing import Serving, mover, registry, router
+from dropq.routing.looks import Looks
+from dropq.storage import reading
+from dropq.storage.reading import RESERVED_MODE
 
 
 @pytest.fixture
@@ -469,6 +474,21 @@ def test_a_writer_and_the_rest_of_a_batch_go_to_the_overflow_selector(root: Root
     assert (bodies(queue), bodies(rest)) == (["0", "1", "2"], ["3", "4", "5"])
 
 
+@pytest.mark.parametrize("overflow", ["reject", "discard", "block"])
+def test_the_overflow_selector_takes_a_job_as_a_whole(root: Root, overflow: str) -> None:
+    queue = root.create_queue("queue", max_unprocessed=3, overflow=overflow)
+    rest = root.create_queue("rest", max_unprocessed=5, overflow=overflow)
+    queue.add_selector("rest", to="rest", role="overflow")
+    queue.send("first")
+    rest.send("first")
+    takers = {count: queue._admit_job(count) for count in (2, 3, 4)}  # it never has room for 4
+    assert {count: taker.name for count, taker in takers.items() if taker} == {2: "queue", 3: "rest", 4: "rest"}
+    with pytest.raises(QueueFull, match=r"queue rest is full .* the job of 5 messages was not sent"):
+        queue._admit_job(5)
+    with pytest.raises(QueueFull, match="queue rest never has room for 6 messages at once"):
+        queue._admit_job(6)
+
+
 def test_an_overflow_selector_whose_queue_is_missing_rejects(root: Root) -> None:
     queue, _ = root.create_queue("queue", max_unprocessed=1), root.create_queue("rest")
     queue.add_selector("rest", to="rest", role="overflow")
@@ -476,6 +496,8 @@ def test_an_overflow_selector_whose_queue_is_missing_rejects(root: Root) -> None
     queue.send("first")
     with pytest.raises(QueueFull, match="rest, which is not there"):
         queue.send("second")
+    with pytest.raises(QueueFull, match="rest, which is not there"):
+        queue._admit_job(1)
 
 
 def test_a_router_that_dies_while_it_copies_delivers_nothing(root: Root) -> None:
@@ -690,6 +712,71 @@ def test_a_sender_that_waits_for_room_follows_an_overflow_selector_that_comes(ro
     assert bodies(rest) == ["second"]
 
 
+def test_a_name_that_a_dead_process_reserved_for_a_selector_is_free(root: Root) -> None:
+    source = root.create_queue("orders")
+    root.create_queue("end")
+    path = Path(source.layout.selectors, "on.toml")
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    path.chmod(RESERVED_MODE)
+    source.add_selector("on", to="end")
+    assert [one.to for one in source.selectors()] == ["end"]
+    path.write_text("")
+    with pytest.raises(QueueExists, match="somebody else"):  # an empty file of people is theirs
+        source.add_selector("on", to="end")
+    assert path.read_text() == ""
+    assert os.listdir(path.parent) == ["on.toml"]
+
+
+@pytest.mark.parametrize("is_root", [True, False], ids=["as root", "as its owner, who may not read it"])
+def test_the_others_move_while_a_name_is_reserved_for_a_selector(
+    root: Root, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_root: bool
+) -> None:
+    source, _ = chain(root, "source", "goal")
+    path = Path(source.layout.selectors, "eu.toml")
+    path.touch()
+    path.chmod(RESERVED_MODE)
+    read_small = reading.read_small
+
+    def refused(file: str, *limit: int) -> bytes | None:
+        if file == str(path) and not is_root:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+        return read_small(file, *limit)
+
+    monkeypatch.setattr(reading, "read_small", refused)
+    source.send("a")
+    assert source.route() == {"on": 1}
+    assert [one.name for one in source.selectors()] == ["on"]
+    assert caplog.text == ""
+    kinds = [finding.kind for finding in source.fsck() if finding.path == str(path)]
+    assert kinds == ["under-way"]
+
+
+@pytest.mark.parametrize("is_root", [True, False], ids=["as root", "as its owner, who may not read it"])
+def test_a_selector_that_replaces_its_reservation_while_it_is_read_is_read(
+    root: Root, monkeypatch: pytest.MonkeyPatch, is_root: bool
+) -> None:
+    source, _ = chain(root, "source", "goal")
+    path = Path(source.layout.selectors, "on.toml")
+    content, read_small = path.read_bytes(), reading.read_small
+    path.unlink()
+    path.touch()
+    path.chmod(RESERVED_MODE)
+
+    def reserved(file: str, *limit: int) -> bytes | None:
+        """Read the reservation; the selector replaces it right after that."""
+        monkeypatch.setattr(reading, "read_small", read_small)
+        (path.parent / ".new").write_bytes(content)
+        (path.parent / ".new").rename(path)
+        if not is_root:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+        return b""
+
+    monkeypatch.setattr(reading, "read_small", reserved)
+    found, problems = selectors.read(source.context)
+    assert ([one.name for one in found], problems) == (["on"], [])
+
+
 def test_a_selector_is_not_made_again_while_what_it_moved_is_on_its_way_back(root: Root) -> None:
     source, _ = chain(root, "source", "goal")
     source.send("a")
@@ -701,3 +788,135 @@ def test_a_selector_is_not_made_again_while_what_it_moved_is_on_its_way_back(roo
     assert source.remove_selector("on")
     source.add_selector("on", to="goal")
     assert bodies(source) == ["a"]
+
+
+# -- queues that are away ----------------------------------------------------------------------------------------------
+
+
+def away(queue: Queue) -> Path:
+    """Take the folder of a queue away, as a disk goes that is not mounted any more; return where it is."""
+    home = Path(queue.layout.home)
+    return home.rename(home.parent.parent / f"{home.name}-away")
+
+
+def test_no_credit_is_freed_while_the_queue_that_it_was_spent_for_is_away(root: Root) -> None:
+    source, goal = chain(root, "source", "goal", credit=2)
+    for body in ("1", "2", "3"):
+        source.send(body)
+    assert source.route() == {"on": 2}
+    folder = away(goal)
+    assert Looks(source.context).run_twice() == 0
+    source.sweep()
+    assert (source.route(), granted(source)) == ({}, {"on": 2})
+    folder.rename(goal.layout.home)
+    assert (source.route(), take(goal), source.route()) == ({}, "1", {"on": 1})
+
+
+def test_a_queue_that_took_the_name_of_another_is_missed_too_while_it_is_away(root: Root) -> None:
+    source, goal = chain(root, "source", "goal")
+    Path(goal.layout.home).rename(Path(root.path, "goal-2024"))
+    goal = root.create_queue("goal", redelivery_delay=0)
+    source.send("1")
+    assert source.route() == {"on": 1}
+    away(goal)
+    assert Looks(source.context).run_twice() == 0
+    assert granted(source) == {"on": 1}
+
+
+def test_a_disk_that_is_away_keeps_no_credit_of_another_queue(root: Root, tmp_path: Path) -> None:
+    source, goal = chain(root, "source", "goal")
+    far = root.create_queue("far")
+    source.add_selector("far", to="far", filter="far = TRUE")
+    source.send("1")
+    source.send("2", properties={"far": True})
+    run(source)
+    assert granted(source)["far"] == 1
+    away(far)
+    Path(far.layout.home).symlink_to(tmp_path / "nothing")
+    for file in files(Path(goal.layout.target)):
+        os.unlink(f"{goal.layout.target}/{file}")  # by hand: its credit is lost
+    freed = granted(source)["on"]
+    assert Looks(source.context).run_twice() == freed == 1
+    assert granted(source) == {"on": 0, "far": 1}
+
+
+def test_credits_are_freed_once_the_queue_that_they_were_spent_for_is_deleted(root: Root) -> None:
+    source, goal = chain(root, "source", "goal")
+    source.send("1")
+    source.route()
+    goal.root.delete_queue("goal", force=True)
+    assert Looks(source.context).run_twice() == 1
+    assert granted(source) == {"on": 0}
+
+
+def test_a_selector_is_not_removed_before_a_queue_comes_back_that_holds_its_messages(
+    root: Root, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, goal = chain(root, "source", "goal", credit=2)
+    for body in ("1", "2"):
+        source.send(body)
+    source.route()
+    folder = away(goal)
+    monkeypatch.setattr(registry.remove, "__kwdefaults__", {"patience": 0.0})
+    command = ["--root", str(root.path), "selector", "rm", "source", "on"]
+    assert cli.main(command) == 75
+    said = capsys.readouterr().err
+    assert "2 messages wait: goal is not there: bring it back" in said
+    assert bodies(source) == []
+    folder.rename(goal.layout.home)
+    assert cli.main(command) == 0
+    assert sorted(bodies(source)) == ["1", "2"]
+
+
+# -- what comes back, and what only overflows --------------------------------------------------------------------------
+
+
+def test_a_message_that_returns_is_not_copied_again_and_not_archived(root: Root) -> None:
+    source, goal, audit = (root.create_queue(name) for name in ("source", "goal", "audit"))
+    source.add_selector("all", op="copy", to="audit")
+    source.add_selector("on", to="goal", credit=5)
+    source.send("1")
+    run(source)
+    assert bodies(goal) == ["1"]
+    source.remove_selector("on")
+    source.route()
+    assert (bodies(source), bodies(audit), bodies(source, "processed")) == (["1"], ["1"], [])
+    source.add_selector("on", to="goal", credit=5)
+    assert (source.route(), bodies(goal), bodies(audit)) == ({"on": 1}, ["1"], ["1"])
+
+
+def test_a_message_that_returns_is_copied_by_a_selector_that_came_after_it_was_moved(root: Root) -> None:
+    source, goal, audit = (root.create_queue(name) for name in ("source", "goal", "audit"))
+    source.add_selector("on", to="goal", credit=5)
+    source.send("1")
+    source.route()
+    assert bodies(goal) == ["1"]
+    source.add_selector("all", op="copy", to="audit")
+    source.remove_selector("on")
+    source.route()
+    assert bodies(audit) == ["1"]
+
+
+def test_a_queue_with_an_overflow_selector_alone_leaves_what_waits_to_its_consumers(root: Root) -> None:
+    source = root.create_queue("source", unroutable_after="0s", max_unprocessed=2)
+    root.create_queue("spill")
+    source.add_selector("spill", to="spill", role="overflow")
+    source.send("1")
+    assert source.route() == {}
+    assert bodies(source) == ["1"]
+    (waiting,) = source.explain(state="target")
+    assert "selector" not in waiting.detail
+
+
+def test_one_pass_of_the_command_frees_the_credit_of_a_message_that_a_script_took(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, goal = chain(root, "source", "goal")
+    for body in ("1", "2"):
+        source.send(body)
+    source.route()
+    (file,) = files(Path(goal.layout.target))
+    os.rename(f"{goal.layout.target}/{file}", f"{goal.layout.processed}/{file}")
+    arguments = ["--root", str(root.path), "route", "--once"]
+    assert cli.main(arguments) == 0
+    assert bodies(goal) == ["2"]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from helpers import take
+from helpers import Run, take
 
 from dropq import ConfigError, InvalidName, NoSuchQueue, Root
 from dropq.cli import completion
@@ -23,17 +20,6 @@ from dropq.policies.lock import PolicyLock
 from dropq.routing import registry
 
 
-class Ran(NamedTuple):
-    """What a run left: exit code, standard output and standard error."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     """A root with three queues."""
@@ -41,22 +27,6 @@ def root(tmp_path: Path) -> Root:
     for name in ("orders", "eu", "rest"):
         root.create_queue(name, durability="none", redelivery_delay=0)
     return root
-
-
-@pytest.fixture
-def run(root: Root, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line in this process, on the root of the test."""
-
-    def run(*argv: str) -> Ran:
-        out, err = io.BytesIO(), io.StringIO()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
-            patch.setattr(sys, "stderr", err)
-            code = cli.main(["--root", str(root.path), *argv])
-            sys.stdout.flush()
-            return Ran(code, out.getvalue().decode(), err.getvalue())
-
-    return run
 
 
 def selector_files(root: Root) -> dict[str, str]:
@@ -107,7 +77,7 @@ REFUSED = {
     "in a queue that is missing": (["uk", "x", "--to", "eu"], 66, "no queue 'uk'"),
     "to nowhere": (["orders", "x"], 78, "x: to: give the address of the queue or topic"),
     "a bounce with an address": (["orders", "x", "--op", "bounce", "--to", "eu"], 78, "x: to: a bounce goes to"),
-    "a filter that does not parse": (["orders", "x", "--to", "eu", "--filter", "region ="], 78, "x: filter: "),
+    "a filter that does not parse": (["orders", "x", "--to", "eu", "--filter", "region ="], 2, "expected a value"),
     "no credit": (["orders", "x", "--to", "eu", "--credit", "0"], 78, "x: credit: 0 is no number from 1 to"),
     "a credit of many": (["orders", "x", "--to", "eu", "--credit", "many"], 2, "'many' is not a whole number"),
     "a credit of a copy": (["orders", "x", "--op", "copy", "--to", "eu", "--credit", "1"], 78, "credit: a copy spends"),
@@ -133,6 +103,17 @@ def test_a_selector_that_cannot_be_is_refused_with_the_reason_and_nothing_is_mad
     assert (ran.code, ran.out) == (code, "")
     assert why in ran.err
     assert selector_files(root) == before
+
+
+def test_send_says_what_went_to_the_queue_of_an_overflow_selector(run: Run, root: Root, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("1\n2\n3\n")
+    Path(root.path, "dropq.toml").write_text('dead_letter_queue = "rest"\n')
+    root.create_queue("small", durability="none", max_unprocessed=1).add_selector("on", to="rest", role="overflow")
+    code, out, err = run("send", "small", "--lines", f"{tmp_path}/lines")
+    assert (code, len(out.splitlines()), err) == (0, 3, "overflowed=2: queue small was full; they went to rest\n")
+    code, out, err = run("send", "small", "--json", f"{tmp_path}/lines")
+    assert (json.loads(out)["delivered_to"], err) == ("rest", "overflowed=1: queue small was full; they went to rest\n")
+    assert run("send", "rest", "-q", f"{tmp_path}/lines") == (0, "", "sent=1\n")
 
 
 # -- ls ----------------------------------------------------------------------------------------------------------------

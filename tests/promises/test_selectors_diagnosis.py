@@ -84,6 +84,41 @@ def test_a_message_that_waits_too_long_for_a_credit_is_reported_with_the_queue_t
     assert "credit" not in reasons(source.health(max_age="5m"))["old-message"], "another selector could take it"
 
 
+def test_a_queue_whose_selectors_nobody_serves_needs_a_router_and_no_consumer(root: Root, source: Queue) -> None:
+    source.send("a")
+    consumer, router = "start a consumer", "no router serves it: start `dropq route source`"
+    source.add_selector("full", to="goal", role="overflow")
+    assert consumer in reasons(source.health(max_count=0))["many-waiting"], "an overflow selector takes nothing there"
+    source.add_selector("on", to="goal")
+    said = reasons(source.health(max_count=0))["many-waiting"]
+    assert router in said and consumer not in said
+    source.route()
+    assert source.health(max_count=0).healthy
+
+
+def test_a_queue_with_routes_needs_a_consumer_or_a_router(root: Root) -> None:
+    queue = root.create_queue("routed")
+    base = Path(queue.layout.base)
+    (base / "routing" / "hi").mkdir(parents=True)
+    (base / "routing" / "hi.in-use").touch()
+    (base / "routing.properties").write_text("hi.selector=JMSPriority > 4\n")
+    queue.send("a")
+    said = reasons(queue.health(max_count=0))["many-waiting"]
+    assert "start a consumer, or `dropq route routed`, which moves only what the routes take" in said
+
+
+def test_a_full_queue_says_whether_an_overflow_selector_takes_what_is_sent(root: Root) -> None:
+    full, _ = root.create_queue("full", max_unprocessed=1), root.create_queue("spare")
+    full.send("a")
+    full.add_selector("over", to="spare", role="overflow")
+    (note,) = full.health().notes
+    assert "max_unprocessed is 1: selector over takes what is sent to spare" in note.message
+    assert "refused" not in note.message
+    root.delete_queue("spare")
+    (note,) = full.health().notes
+    assert "sends are refused" in note.message
+
+
 def test_a_removed_selector_that_is_not_finished_is_reported_after_a_minute(source: Queue, clock: Clock) -> None:
     source.add_selector("on", to="goal")
     os.rename(f"{source.layout.selectors}/on.toml", f"{source.layout.selectors}/.on.removed")
@@ -260,3 +295,24 @@ def test_what_is_moved_on_is_not_held_up_by_a_look(source: Queue) -> None:
     after = {path: path.read_bytes() for path in source.root.path.rglob("*") if path.is_file()}
     assert before == after
     take(source.root.queue("goal")).ack()
+
+
+def test_a_bounce_to_a_queue_that_is_not_there_is_foretold_as_a_dead_letter(root: Root) -> None:
+    source = root.create_queue("returns")
+    source.add_selector("back", op="bounce")
+    source.send("1", reply_to="nobody")
+    (waiting,) = source.explain(state="target")
+    assert "nobody is missing: the next router makes a dead letter of it" in waiting.detail
+
+
+def test_a_queue_behind_a_link_that_leads_nowhere_is_told_by_the_link(root: Root, tmp_path: Path) -> None:
+    source = root.create_queue("orders")
+    goal = Path(root.create_queue("far").layout.home)
+    source.add_selector("on", to="far")
+    goal.rename(tmp_path / "disk")
+    goal.symlink_to(tmp_path / "disk")
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    source.send("1")
+    (waiting,) = source.explain(state="target")
+    assert f"{goal} is a link to {tmp_path}/disk, which is not there" in waiting.detail
+    assert f"{goal} is a link to {tmp_path}/disk, which is not there" in waiting.detail

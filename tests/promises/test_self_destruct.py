@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,7 @@ def test_a_queue_stays_while_a_message_is_on_its_way_to_another_file_system(root
     queue = served(root)
     queue.send(b"a")
     (file,) = names_in(queue, "target")
-    given = Path(queue.layout.transfers, "row", "given")
+    given = Path(queue.layout.transfers, "row", "target")
     given.mkdir(parents=True)
     Path(queue.layout.target, file).rename(given / file)
     sweep_twice(root, clock)
@@ -237,6 +238,32 @@ def test_a_queue_stays_while_a_message_is_on_its_way_to_another_file_system(root
     (given / file).unlink()
     root.sweep()
     assert not queue.exists()
+
+
+def test_a_consumer_of_another_queue_goes_on_with_a_destruction_that_was_cut_short(
+    root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*args: object) -> None:
+        raise Killed
+
+    queue = served(root)
+    queue.send(b"a")
+    other = root.create_queue("other")
+    root.sweep()
+    clock.advance(61)
+    with monkeypatch.context() as broken:
+        broken.setattr(self_destruct, "_close", killed)
+        with pytest.raises(Killed):
+            root.sweep()
+    assert not queue.exists()
+    clock.advance(3600)
+    consumer = timed(Root(root.path, clock=clock), replace(FRESH, first_upkeep=0))
+    assert consumer.queue(other.name).receive(timeout=0) is None
+    assert there(root) == ["letters", "other"]
+    assert letters(root) == [(b"a", "service", "self_destruct")]
 
 
 def test_a_queue_whose_credits_are_out_stays_until_their_messages_are_settled(root: Root, clock: Clock) -> None:

@@ -10,7 +10,8 @@ from typing import IO, Any
 import pytest
 from helpers import VERBS, Make, gone_mount, take, where
 
-from dropq import StorageError
+from dropq import NoSuchQueue, StorageError
+from dropq.lifecycle.transitions import Transitions
 from dropq.storage.files import Storage
 
 
@@ -88,7 +89,43 @@ def test_a_file_that_could_not_be_adopted_is_sent_all_the_same_or_stays(
     assert not source.exists()
 
 
-def test_a_moved_file_is_back_in_its_place_when_the_send_fails(
+def test_a_moved_file_stays_where_it_is_when_its_queue_goes(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    source = tmp_path / "source"
+    source.write_bytes(b"the only copy")
+    send = Transitions.send
+
+    def late(self: Transitions, *args: Any, **options: Any) -> Any:
+        os.rename(queue.layout.home, tmp_path / "gone")
+        return send(self, *args, **options)
+
+    monkeypatch.setattr(Transitions, "send", late)
+    with pytest.raises(NoSuchQueue, match="not sent"):
+        queue.send_file(source, move=True)
+    assert source.read_bytes() == b"the only copy"
+
+
+def test_a_moved_file_that_was_sent_and_not_synced_is_not_sent_again(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(durability="full")
+    source = tmp_path / "source"
+    source.write_bytes(b"first")
+
+    def refused(self: Storage, *folders: str) -> None:
+        source.write_bytes(b"the next one")
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folders[0])
+
+    monkeypatch.setattr(Storage, "sync", refused)
+    with pytest.raises(StorageError, match="do not send it again"):
+        queue.send_file(source, move=True)
+    assert where(queue) == {"target": [b"first"]}
+    assert source.read_bytes() == b"the next one"
+
+
+def test_a_moved_file_is_in_its_place_when_the_send_fails(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make()

@@ -12,13 +12,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
 import pytest
 from helpers import Clock, Make, base, files, make_queue, take, until, where
 
-from dropq import DropqError, NoSuchQueue, Queue, Root, StorageError
+from dropq import ConfigError, DropqError, NoSuchQueue, Queue, QueueFull, Root, StorageError
 from dropq.lifecycle.context import QueueContext
 from dropq.staging import jobs
 from dropq.staging.jobs import Epoch, Job, Staged
@@ -157,8 +158,8 @@ def fate_of(commit: Callable[[], object]) -> str:
     """Return what a commit says became of the job; whatever it raises must say it."""
     try:
         commit()
-    except (StorageError, NoSuchQueue) as error:
-        said = str(error).replace("nothing is sent now", "nothing was sent")
+    except (StorageError, ConfigError, NoSuchQueue, QueueFull) as error:
+        said = str(error).replace("nothing is sent now", "nothing was sent").replace("job was not", "nothing was")
         return next(fate for fate in ("nothing was sent", "is committed", "drops job") if fate in said)
     return "sent"
 
@@ -220,20 +221,23 @@ def leave_half(queue: Queue, job_id: str = "job") -> Job:
 
 @pytest.mark.usefixtures("either_rename")
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(tmp_path: Path, when: str) -> None:
+@pytest.mark.parametrize("overflow", ["", "rest"])
+def test_an_error_at_any_step_of_a_commit_tells_what_became_of_the_job(
+    tmp_path: Path, when: str, overflow: str
+) -> None:
     """Spark aborts after a failed commit; an error may also come after the call was done, as over NFS."""
     told = set()
     for step in range(1, MANY):
-        queue = make_queue(tmp_path / str(step), durability="full")
+        queue, rest = overflowing(tmp_path / str(step))
         job = Job(queue.context, "job")
         listed = stage(queue, job)
         fault = failing_at(step)
         with steps(fault) if when == "before" else steps(lambda step: None, fault):
-            fate = fate_of(partial(job.commit, listed))
+            fate = fate_of(partial(job.commit, listed, overflow=overflow))
         assert fate == "sent" or committed(queue) == (fate == "is committed"), f"an error {when} step {step}"
         if fate != "sent":
             job.abort()
-        assert sent(queue) == ([] if fate == "nothing was sent" else ALL), f"an error {when} step {step}"
+        assert in_both(queue, rest) == ([] if fate == "nothing was sent" else ALL), f"an error {when} step {step}"
         queue.sweep(jobs_older_than=0)
         assert working(queue) == []
         told.add(fate)
@@ -371,19 +375,20 @@ def test_two_drivers_of_one_job_id_send_one_of_the_two(tmp_path: Path) -> None:
     assert seen == {0, len(ALL)}
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the queue", "in a backup"])
-def test_a_job_that_a_power_cut_brought_back_under_old_names_is_not_sent_again(tmp_path: Path, elsewhere: bool) -> None:
-    queue = make_queue(tmp_path)
+@pytest.mark.parametrize("others", ["in the queue", "in the other queue", "in a backup"])
+def test_a_job_that_a_power_cut_brought_back_under_old_names_is_not_sent_again(tmp_path: Path, others: str) -> None:
+    queue, rest = overflowing(tmp_path)
+    goal = rest if others == "in the other queue" else queue
     job = Job(queue.context, "job")
     staged = stage(queue, job, [b"1", b"2", b"3", b"4"])
-    assert job._write_manifest(staged)
+    assert job._write_manifest(staged, "rest" if goal is rest else "")
     listed = [(Path(job.folder, one.attempt), file) for one in staged for file in one.files]
     for folder, file in listed[1:]:  # the first is still to be sent
-        os.link(folder / file, tmp_path / file if elsewhere else Path(queue.layout.target, file))
-    if not elsewhere:
-        take(queue).ack()  # one moved on
+        os.link(folder / file, tmp_path / file if others == "in a backup" else Path(goal.layout.target, file))
+    if others != "in a backup":
+        take(goal).ack()  # one moved on
     jobs.sweep(queue.context)
-    assert sorted([*sent(queue), *files(Path(queue.layout.processed)).values()]) == [b"1", b"2", b"3", b"4"]
+    assert sorted([*sent(goal), *files(Path(goal.layout.processed)).values()]) == [b"1", b"2", b"3", b"4"]
     assert working(queue) == []
 
 
@@ -486,6 +491,215 @@ def test_a_move_that_was_done_although_it_failed_keeps_the_file(
     with steps(failing_at(2)), pytest.raises(OSError, match="Input/output"):
         store.move(str(tmp_path / "not-done"), str(tmp_path / "other"))
     assert files(tmp_path) == {"processed": b"message", "not-done": b"message"}
+
+
+# -- overflow ---------------------------------------------------------------------------------------------------
+
+
+def overflowing(path: Path, **options: Any) -> tuple[Queue, Queue]:
+    """Make a queue whose overflow selector sends to another queue; return both."""
+    queue = make_queue(path, durability="full")
+    rest = queue.root.create_queue("rest", durability="full", **options)
+    queue.add_selector("rest", to="rest", role="overflow")
+    return queue, rest
+
+
+def in_both(queue: Queue, rest: Queue) -> list[bytes]:
+    return sorted([*sent(queue), *(sent(rest) if rest.exists() else [])])
+
+
+def test_a_job_that_overflows_is_in_the_other_queue_as_a_whole(tmp_path: Path) -> None:
+    queue, rest = overflowing(tmp_path)
+    job = Job(queue.context, "job")
+    assert job.commit(stage(queue, job), overflow="rest") == len(ALL)
+    assert (sent(queue), sent(rest)) == ([], ALL)
+    assert (rest.counts()["target"], rest.counts()["delayed"]) == (len(ALL) - 1, 1)
+    assert (working(queue), working(rest), ledger(queue)) == ([], [], ["job.json"])
+
+
+def test_the_target_of_the_other_queue_is_synced_before_the_ledger_has_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, rest = overflowing(tmp_path)
+    job = Job(queue.context, "job")
+    listed, sync, known = stage(queue, job), Storage.sync, list[bool]()
+
+    def synced(self: Storage, *folders: str) -> None:
+        if {rest.layout.target, rest.layout.delayed} <= {*folders}:
+            known.append(bool(os.listdir(queue.layout.ledger)))
+        sync(self, *folders)
+
+    monkeypatch.setattr(Storage, "sync", synced)
+    job.commit(listed, overflow="rest")
+    assert (known, ledger(queue)) == ([False], ["job.json"])
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_a_driver_that_dies_before_any_step_of_a_commit_that_overflows_sends_all_or_nothing(tmp_path: Path) -> None:
+    outcomes = set()
+    for step in range(1, MANY):
+        queue, rest = overflowing(tmp_path / str(step))
+        job = Job(queue.context, "job")
+        listed = stage(queue, job)
+
+        def commit(job: Job = job, listed: list[Staged] = listed, step: int = step) -> None:
+            with steps(dying_at(step)):
+                job.commit(listed, overflow="rest")
+
+        code = in_child(commit)
+        all_of_it = committed(queue)
+        queue.sweep(jobs_older_than=0)
+        assert (sent(queue), sent(rest)) == ([], ALL if all_of_it else []), f"died before step {step}"
+        assert (working(queue), working(rest)) == ([], [])
+        again = Job(queue.context, "job")
+        again.commit(stage(queue, again))  # there is room now
+        assert (sent(queue), sent(rest)) == (([], ALL) if all_of_it else (ALL, [])), f"died before step {step}"
+        outcomes.add((code, all_of_it))
+        if code == 0:
+            break
+    assert outcomes == {(9, False), (9, True), (0, True)}
+
+
+@pytest.mark.usefixtures("either_rename")
+def test_a_sweep_that_dies_before_any_step_of_a_job_that_overflows_is_taken_up_by_the_next(tmp_path: Path) -> None:
+    for step in range(1, MANY):
+        queue, rest = overflowing(tmp_path / str(step))
+        job = Job(queue.context, "job")
+        assert job._write_manifest(stage(queue, job), "rest")
+
+        def sweep(queue: Queue = queue, step: int = step) -> None:
+            with steps(dying_at(step)):
+                jobs.sweep(queue.context)
+
+        code = in_child(sweep)
+        queue.sweep(jobs_older_than=0)
+        assert (sent(queue), sent(rest), working(queue)) == ([], ALL, []), f"died before step {step}"
+        if code == 0:
+            return
+    pytest.fail("the sweep never came to its end")
+
+
+@pytest.mark.parametrize("ways", [("rest", ""), ("", "rest"), ("rest", "rest")])
+def test_a_second_run_sends_nothing_to_either_queue(tmp_path: Path, ways: tuple[str, str]) -> None:
+    queue, rest = overflowing(tmp_path)
+    for kind in (partial(Job, queue.context, "daily"), partial(Epoch, queue.context, "query", 1)):
+        first, again = kind(), kind()
+        assert first.commit(stage(queue, first), overflow=ways[0]) == len(ALL)
+        assert again.sent
+        assert again.commit(stage(queue, again), overflow=ways[1]) == 0
+    assert (sent(queue), sent(rest)) == (([], sorted(ALL * 2)) if ways[0] else (sorted(ALL * 2), []))
+
+
+@pytest.mark.usefixtures("either_rename")
+@pytest.mark.parametrize("ways", [("rest", ""), ("", "rest")])
+def test_of_two_drivers_of_one_job_id_only_one_sends_although_one_overflows(
+    tmp_path: Path, ways: tuple[str, str]
+) -> None:
+    other = [b"5", b"6"]
+    seen = set()
+    for step in range(1, MANY):
+        queue, rest = overflowing(tmp_path / str(step))
+        job = Job(queue.context, "job")
+        listed, others = stage(queue, job), stage(queue, job, other)
+        acted: list[int] = []
+
+        def commit(queue: Queue = queue, others: list[Staged] = others) -> None:
+            fate = fate_of(lambda: Job(queue.context, "job").commit(others, overflow=ways[1]))
+            assert fate in ("sent", "nothing was sent")
+
+        with steps(acting_at(step, commit, acted)):
+            count_sent = job.commit(listed, overflow=ways[0])
+        expected = {ways[0]: ALL if count_sent else [], ways[1]: [] if count_sent else other}
+        assert (sent(queue), sent(rest)) == (expected[""], expected["rest"]), f"met at step {step}"
+        seen.add(count_sent)
+        if not acted:
+            break
+    assert seen == {0, len(ALL)}
+
+
+def remove_selector(queue: Queue) -> None:
+    os.unlink(f"{queue.layout.selectors}/rest.toml")
+
+
+def delete_the_other(queue: Queue) -> None:
+    with suppress(StorageError):  # what has come there already keeps it
+        queue.root.delete_queue("rest")
+
+
+@pytest.mark.usefixtures("either_rename")
+@pytest.mark.parametrize("goes", [remove_selector, delete_the_other])
+def test_where_the_way_to_the_other_queue_goes_meanwhile_each_message_is_in_one_of_the_two(
+    tmp_path: Path, goes: Callable[[Queue], None]
+) -> None:
+    seen = set()
+    for step in range(1, MANY):
+        queue, rest = overflowing(tmp_path / str(step))
+        job = Job(queue.context, "job")
+        listed = stage(queue, job)
+        acted: list[int] = []
+        with steps(acting_at(step, partial(goes, queue), acted)):
+            fate = fate_of(partial(job.commit, listed, overflow="rest"))
+        queue.sweep(jobs_older_than=0)
+        expected = [] if fate == "nothing was sent" else ALL
+        assert (in_both(queue, rest), working(queue)) == (expected, []), f"gone at step {step}: {fate}"
+        seen.add((bool(sent(queue)), rest.exists() and bool(sent(rest))))
+        if not acted:
+            break
+    assert seen >= {(True, False), (False, True)}
+
+
+def test_a_manifest_sends_nowhere_but_to_where_the_overflow_selector_sends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, rest = overflowing(tmp_path)
+    secret = queue.root.create_queue("secret")
+    queue.add_selector("normal", to="secret")
+    hostile: list[object] = ["secret", "../rest", f"{rest.layout.base}", ["rest"], {"rest": 1}, 7, True, "rest\0"]
+    for number, overflow in enumerate(hostile):
+        job = Job(queue.context, f"job {number}")
+        listed = stage(queue, job, [b"x"])
+        content = {"attempts": {part.attempt: part.files for part in listed}, "overflow": overflow}
+        Path(job.folder, jobs.MANIFEST).write_text(json.dumps(content))
+    assert queue.sweep().jobs_finished == len(hostile)
+    assert (sent(queue), sent(rest), sent(secret)) == ([b"x"] * len(hostile), [], [])
+    assert "has no overflow selector that sends there" in caplog.text
+
+
+def test_a_job_overflows_to_no_other_file_system(tmp_path: Path) -> None:
+    queue, rest = overflowing(tmp_path / "root")
+    with TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        if os.stat(elsewhere).st_dev == os.stat(tmp_path).st_dev:
+            pytest.skip("/dev/shm is no other file system here")
+        shutil.move(rest.layout.base, f"{elsewhere}/rest")
+        os.symlink(f"{elsewhere}/rest", rest.layout.base)
+        job = Job(queue.context, "job")
+        with pytest.raises(QueueFull, match=r"job job was not sent: .* to queue rest: rest is on another file system"):
+            job.commit(stage(queue, job), overflow="rest")
+        assert (job.abort(), job.sent, in_both(queue, rest)) == (False, False, [])
+
+
+def test_a_job_overflows_to_no_view_on_topics(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    queue.root.create_topic("topic")
+    view = queue.root.create_queue("view", underlying_topic="topic")
+    queue.add_selector("rest", to="view", role="overflow")
+    job = Job(queue.context, "job")
+    with pytest.raises(QueueFull, match="view is a view on topics"):
+        job.commit(stage(queue, job), overflow="view")
+    assert (job.abort(), in_both(queue, view)) == (False, [])
+
+
+def test_a_long_name_is_written_as_the_other_queue_has_names(tmp_path: Path) -> None:
+    """A DropboxMQ that reads the other queue knows no sidecars."""
+    queue, rest = overflowing(tmp_path, dropboxmq=True)
+    job = begun(queue)
+    attempt = job.attempt("p")
+    file = queue._address(b"", properties={"p": "x" * 60, "q": "y" * 60})[0]
+    attempt.write_all([file], [b"long"])
+    assert "JMS_dropq_meta" in file
+    assert job.commit([attempt.finish()], overflow="rest") == 1
+    (there,) = os.listdir(rest.layout.target)
+    assert "JMS_dropq_meta" not in there and "x" * 60 in there and "y" * 60 in there
 
 
 # -- what a commit refuses --------------------------------------------------------------------------------------

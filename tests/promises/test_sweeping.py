@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Clock, Make, archive, names_in, where
+from helpers import Clock, Make, archive, names_in, take, where
 
-from dropq import StorageError
+from dropq import Queue, StorageError
+from dropq.routing import Router
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -75,6 +76,108 @@ def test_a_leftover_that_cannot_be_removed_does_not_end_a_sweep(make: Make, cloc
     assert (report.leftovers, report.refused) == (3, 1)
     assert os.listdir(queue.layout.held) == []
     assert not os.path.exists(f"{queue.layout.private}/.gone-1")
+
+
+def credits_of(queue: Queue) -> dict[str, set[str]]:
+    """What lies in the folders of credits of a queue, by token."""
+    found = Path(queue.layout.credits)
+    return {folder.name: set(os.listdir(folder)) for folder in found.iterdir()} if found.exists() else {}
+
+
+def with_selector(queue: Queue) -> str:
+    """Give a queue a selector whose message was settled; return its token."""
+    downstream = queue.root.create_queue("downstream", durability="none")
+    queue.add_selector("on", to="downstream")
+    queue.send("a")
+    queue.route()
+    take(downstream).ack()
+    (token,) = credits_of(queue)
+    return token
+
+
+def test_files_of_selectors_and_credits_that_were_not_finished_go_after_a_day(make: Make, clock: Clock) -> None:
+    queue = make()
+    token = with_selector(queue)
+    queue.send("b")
+    queue.route()
+    (key,) = credits_of(queue)[token] - {".last"}
+    selectors, credits = Path(queue.layout.selectors), Path(queue.layout.credits, token)
+    unfinished = [selectors / ".new.0123456789ab.tmp", credits / "..last.0123456789ab.tmp"]
+    kept = [selectors / ".hidden.toml", credits / ".0123456789ab.txt", selectors / ".dir.0123456789ab.tmp"]
+    for path in (*unfinished, *kept[:2]):
+        path.touch()
+    kept[2].mkdir()
+    clock.advance(3600)
+    assert queue.sweep().leftovers == 0
+    clock.advance(86_400)
+    report = queue.sweep()
+    assert (report.leftovers, report.refused) == (2, 0)
+    assert not any(path.exists() for path in unfinished) and all(path.exists() for path in kept)
+    assert credits_of(queue) == {token: {".last", key, kept[1].name}}
+
+
+def test_the_folder_of_credits_of_a_selector_that_was_removed_by_hand_goes_once_it_is_empty(
+    make: Make, clock: Clock
+) -> None:
+    queue = make()
+    token = with_selector(queue)
+    queue.send("b")
+    queue.route()
+    os.unlink(f"{queue.layout.selectors}/on.toml")
+    clock.advance(86_400 + 60)
+    assert queue.sweep().leftovers == 0 and len(credits_of(queue)[token]) == 2, "a message is out under a credit"
+    downstream = queue.root.queue("downstream")
+    take(downstream).ack()
+    assert credits_of(queue) == {token: {".last"}}
+    assert queue.sweep().leftovers == 1
+    assert credits_of(queue) == {}
+    assert not queue.fsck()
+
+
+@pytest.mark.parametrize("name", ["on.toml", ".on.removed", "renamed.toml"])
+def test_the_folder_of_credits_of_a_token_that_a_file_has_stays(make: Make, clock: Clock, name: str) -> None:
+    queue = make()
+    before = with_selector(queue)
+    os.rename(f"{queue.layout.selectors}/on.toml", f"{queue.layout.selectors}/{name}")
+    clock.advance(10 * 86_400)
+    queue.sweep()
+    if name == ".on.removed":
+        assert credits_of(queue) == {}, "the removal was finished"
+    else:
+        assert credits_of(queue) == {before: {".last"}}
+
+
+def test_a_selector_that_is_put_back_after_its_folder_went_spends_as_many_credits_as_it_has(
+    make: Make, clock: Clock
+) -> None:
+    queue = make()
+    token = with_selector(queue)
+    router = Router(queue.context, sweep=None)
+    queue.send("b")
+    router.one_pass()  # this one has spent the last credit
+    take(queue.root.queue("downstream")).ack()
+    file = Path(queue.layout.selectors, "on.toml")
+    away = file.rename(queue.root.path / "on.toml")
+    clock.advance(10 * 86_400)
+    assert queue.sweep().leftovers == 1
+    away.rename(file)
+    for body in ("c", "d"):
+        queue.send(body)
+    router.one_pass()
+    assert queue.root.queue("downstream").counts()["target"] == 1
+    assert len(credits_of(queue)[token] - {".last"}) == 1
+
+
+def test_a_folder_of_credits_that_is_a_link_is_left_alone(make: Make, clock: Clock) -> None:
+    queue = make()
+    token = with_selector(queue)
+    os.unlink(f"{queue.layout.selectors}/on.toml")
+    elsewhere = queue.root.path / "elsewhere"
+    os.rename(queue.layout.credits, elsewhere)
+    os.symlink(elsewhere, queue.layout.credits)
+    clock.advance(10 * 86_400)
+    queue.sweep()
+    assert os.listdir(elsewhere / token) == [".last"]
 
 
 @pytest.mark.parametrize("folder", ["processing", "delayed", "target"])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from helpers import add_route, until
+from helpers import Run, add_route, until
 
 from dropq import Queue, Root, Topic
 from dropq.cli import completion
@@ -24,17 +22,6 @@ from dropq.cli import topics as cli_topics
 ODD = "sales.eu/st%2Eock.b+r%7E1.no-local"
 
 
-class Ran(NamedTuple):
-    """What a run left: exit code, standard output and standard error."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     return Root.create(tmp_path / "root")
@@ -43,23 +30,6 @@ def root(tmp_path: Path) -> Root:
 @pytest.fixture
 def sales(root: Root) -> Topic:
     return root.create_topic("sales.eu", durability="none", redelivery_delay=0)
-
-
-@pytest.fixture
-def run(root: Root, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line in this process, on the root of the test."""
-
-    def run(*argv: str, input: str = "") -> Ran:
-        out, err = io.BytesIO(), io.StringIO()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input.encode())))
-            patch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
-            patch.setattr(sys, "stderr", err)
-            code = cli.main(["--root", str(root.path), *argv])
-            sys.stdout.flush()
-            return Ran(code, out.getvalue().decode(), err.getvalue())
-
-    return run
 
 
 # -- topic create, publish, subscribe ----------------------------------------------------------------------------------

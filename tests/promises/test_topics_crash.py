@@ -25,8 +25,8 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 from dropq import Queue, Root, StorageError
 from dropq.api import Topic
 from dropq.lifecycle import claims
+from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
-from dropq.queue.open_queue import open_queue
 from dropq.staging import fan_out
 from dropq.storage import liveness, mounts, system_calls
 from dropq.storage.files import Storage

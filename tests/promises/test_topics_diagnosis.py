@@ -78,7 +78,7 @@ def test_a_message_that_is_committed_and_not_distributed_is_found_after_an_hour(
     folder = commit_and_die(topic, monkeypatch)
     assert found_by_fsck(topic) == {"under-way": folder}
     clock.advance(61 * MINUTE)
-    assert found_by_fsck(topic) == {"unfinished-distribution": folder}
+    assert found_by_fsck(topic) == {"unfinished-commit": folder}
 
 
 def test_a_folder_that_is_no_subscription_is_found(topic: Topic) -> None:
@@ -159,7 +159,7 @@ def test_health_tells_of_a_commit_that_nobody_rolls_forward(
 ) -> None:
     commit_and_die(topic, monkeypatch)
     clock.advance(2 * MINUTE)
-    assert [reason.kind for reason in topic.queue.health().reasons] == ["unfinished-distribution"]
+    assert [reason.kind for reason in topic.queue.health().reasons] == ["unfinished-commit"]
     assert topic.queue.counts()["processing"] == 1
     topic.queue.sweep()
     assert topic.queue.health().healthy and topic.queue.counts()["processing"] == 0

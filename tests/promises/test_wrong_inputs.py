@@ -179,7 +179,7 @@ WRONG: list[tuple[str, int, list[str]]] = [
         (f"{verb} work {receipt}", 1, says)
         for verb in ("ack", "nack", "fail", "reject", "extend")
         for receipt, says in [
-            ("{old}", ["its lease ran out, or it was settled", "on queue work", "nothing was changed"]),
+            ("{old}", ["settled the message or taken it back", "on queue work", "nothing was changed"]),
             ("nosuch", ["no message 'nosuch' is held on queue work", "nothing was changed"]),
             ("''", ["no message '' is held on queue work", "nothing was changed"]),
         ]
@@ -233,6 +233,8 @@ WRONG: list[tuple[str, int, list[str]]] = [
     ("requeue work --filter 'JMSPriority > 9'", 2, ["Requeue what matches of 1 message in error/ of work?"]),
     ("requeue work nosuch", 1, ["requeued=0 failed=1"]),
     ("requeue work x --state target", 2, ["'target'", "messages are requeued from error"]),
+    ("requeue work x --state target --to q", 2, ["`dropq move work q --state target` moves what waits"]),
+    ("requeue work x --state delayed --to q", 2, ["`dropq move work q --state delayed` moves what waits"]),
     ("requeue work --all --to nosuch -y", 66, ["no queue 'nosuch'"]),
     ("move work q", 2, ["by their ids", "or give --all"]),
     ("move work", 2, ["Missing argument 'TO'"]),

@@ -276,6 +276,28 @@ def test_an_epoch_that_is_run_again_sends_nothing_twice(
     assert len(below(out, ".dropq", "ledger")) == 1
 
 
+def test_an_epoch_that_a_queue_is_too_full_for_goes_to_its_overflow_selector_once(
+    spark: SparkSession, queue: Queue, checkpoint: Path, tmp_path: Path
+) -> None:
+    small = queue.root.create_queue("small", durability="none", max_unprocessed=3)
+    rest = queue.root.create_queue("rest", durability="none")
+    small.add_selector("rest", to="rest", role="overflow")
+    for number in range(3):
+        put(tmp_path / "in", f"{number}.txt", f"{number} a", f"{number} b")
+    ended(send(lines(spark, tmp_path / "in"), small, checkpoint))
+    first, others = where(small)["target"], where(rest)["target"]
+    assert (len(first), len({body[:1] for body in first})) == (2, 1)
+    assert sorted([*first, *others]) == sorted(f"{number} {part}".encode() for number in range(3) for part in "ab")
+    newest = max(int(name) for name in os.listdir(checkpoint / "commits") if name.isdecimal())
+    for name in (f"{newest}", f".{newest}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    list(small.purge(state="target"))  # makes room for the epoch that is run again
+    query = ended(send(lines(spark, tmp_path / "in"), small, checkpoint))
+    assert input_rows(query) == [2], "the last epoch was not run again"
+    assert (where(small), where(rest)) == ({}, {"target": others})
+    assert (below(small, "working"), below(rest, "working")) == ([], [])
+
+
 def test_an_epoch_that_was_aborted_sends_nothing_and_its_next_run_sends_it_once(
     spark: SparkSession, out: Queue, checkpoint: Path, tmp_path: Path
 ) -> None:

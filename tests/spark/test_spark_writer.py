@@ -364,6 +364,20 @@ def test_a_job_id_that_cannot_be_used_and_a_queue_that_is_missing_are_refused(qu
         DropqDataSource({"root": "/nowhere", "queue": "q"}).writer(struct("value:string"), False)
 
 
+@pytest.mark.parametrize("begin", ["writer", "streamWriter"])
+def test_what_is_written_to_a_queue_that_is_missing_becomes_no_dead_letters(tmp_path: Path, begin: str) -> None:
+    root = Root.create(tmp_path / "root")
+    letters = root.create_queue("letters")
+    with open(root.layout.config_file, "a") as file:
+        file.write('dead_letter_queue = "letters"\n')
+    assert Root(root.path).queue("nope").send("x").delivered_to == "letters"
+    source = DropqDataSource({"root": str(root.path), "queue": "nope"})
+    with pytest.raises(NoSuchQueue, match="no queue 'nope'"):
+        getattr(source, begin)(struct("value:string"), False)
+    assert len(bodies(letters)) == 1
+    assert sorted(os.listdir(letters.layout.working)) == []
+
+
 def test_spark_refuses_in_the_driver_what_the_format_refuses(spark: SparkSession, queue: Queue) -> None:
     rows = numbers(spark, 3)
     with pytest.raises(AnalysisException, match="did you mean bodyFormat"):

@@ -27,6 +27,7 @@ PARTS = (
     "storm",
     "topics",
     "graph",
+    "records",
     "units",
     "policies",
     "spark",

@@ -13,8 +13,9 @@ import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: The folders of a queue in which a message is kept, and the two below others of which that is true.
 STATES = ("target", "processing", "processed", "expired", "error")
@@ -77,11 +78,11 @@ def told(place: Place) -> str:
     return place.state if place.queue == "q" else f"{place.queue}/{place.state}"
 
 
-def look(root: Path) -> Found:
-    """Return what lies in a root; no symbolic link is followed."""
+def look(root: Path, *elsewhere: Path) -> Found:
+    """Return what lies in a root, and in other folders with queues of it; no symbolic link is followed."""
     found = Found()
-    for folder, names in _folders(root):
-        place = _place(root, folder)
+    for top, folder, names in chain.from_iterable(map(_folders, (root, *elsewhere))):
+        place = _place(top, folder)
         if place is None:
             continue
         for name in names:
@@ -101,9 +102,22 @@ def look(root: Path) -> Found:
     return found
 
 
-def _folders(root: Path) -> Iterator[tuple[str, list[str]]]:
+def plainly(found: Found) -> dict[str, Any]:
+    """Return what lies in a root as JSON has it, for another process."""
+    return {"places": found.places, "damaged": found.damaged}
+
+
+def found_in(plain: dict[str, Any]) -> Found:
+    """Return what `plainly` has made plain."""
+    found = Found(damaged=plain["damaged"])
+    for name, places in plain["places"].items():
+        found.places[name] = [Place(*place) for place in places]
+    return found
+
+
+def _folders(root: Path) -> Iterator[tuple[Path, str, list[str]]]:
     for folder, _, names in os.walk(root):
-        yield folder, sorted(names)
+        yield root, folder, sorted(names)
 
 
 def _place(root: Path, folder: str) -> Place | None:

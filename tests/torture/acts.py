@@ -9,15 +9,17 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import multiprocessing
 import os
 import shutil
 import stat
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -31,7 +33,7 @@ from torture.calls import Between, Call, come_between
 from torture.cases import DIED, SAID, Said
 from torture.crashes import Dying, Moment
 from torture.faults import ERRORS, Failing
-from torture.table import Row
+from torture.table import Options, Row
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Named(Protocol):
 
 C = TypeVar("C", bound=Named)
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass
@@ -82,6 +85,15 @@ class Meeting:
     def told(self) -> list[str]:
         """Return the calls until now."""
         return self.calls
+
+
+class Counting(Protocol):
+    """What comes between a case and the file system, and remembers the calls."""
+
+    def __call__(self, call: Call) -> object: ...
+
+    def told(self) -> list[str]:
+        """Return the calls until now."""
 
 
 class Acts(ABC, Generic[C, S]):
@@ -126,9 +138,7 @@ class Acts(ABC, Generic[C, S]):
 
     def crash(self, case: C, choose: Callable[[list[Moment]], list[Moment]] = list) -> None:
         """Let it die at every moment, or at some."""
-        dying = Dying(None)
-        said = self.perform(case, lambda scene: dying, dying.told)
-        assert said is not None and not said.raised, (case.name, said)
+        said = self.undisturbed(case, Dying(None))
         self.judge(case, f"{case.name}, done", said)
         moments = [Moment(number) for number in range(len(said.calls))]
         moments += [Moment(number, midway=True) for number, name in enumerate(said.calls) if name == "write"]
@@ -139,9 +149,7 @@ class Acts(ABC, Generic[C, S]):
 
     def refuse(self, case: C, choose: Callable[[list[Failing]], list[Failing]] = list) -> None:
         """Refuse every call, or some: each with every error that it may meet, once or from then on."""
-        whole = Failing()
-        said = self.perform(case, lambda scene: whole, whole.told)
-        assert said is not None and not said.raised, (case.name, said)
+        said = self.undisturbed(case, Failing())
         found = [
             Failing(number, error, lasts)
             for number, name in enumerate(said.calls, 1)
@@ -160,6 +168,12 @@ class Acts(ABC, Generic[C, S]):
             self.judge(case, where, what, read_only=failing.lasts and failing.error == errno.EROFS)
 
     # -- performing ----------------------------------------------------------------------------------------------
+
+    def undisturbed(self, case: C, between: Counting) -> Said:
+        """Do what a case does, with nothing in its way; return what became of it, and the calls."""
+        said = self.perform(case, partial(_always, between), between.told)
+        assert said is not None and not said.raised, (case.name, said)
+        return said
 
     def perform(self, case: C, between: Callable[[S], Between], calls: Callable[[], list[str]] = list) -> Said | None:
         """Do what a case does, in a child of its own; return what became of it, None if the child died of it."""
@@ -214,7 +228,8 @@ def mounted(setting: Setting) -> Iterator[None]:
         """Move into a folder of the name; replace nothing."""
         with suppress(FileNotFoundError):
             found = os.stat(destination, dir_fd=dst_dir_fd)
-            os.stat(source, dir_fd=src_dir_fd)
+            if os.path.samestat(os.stat(source, dir_fd=src_dir_fd), found):
+                return  # the kernel does nothing then, and does not ask the file system
             if stat.S_ISDIR(found.st_mode):
                 destination = f"{destination}/{os.path.basename(source)}"
             else:
@@ -231,3 +246,12 @@ def mounted(setting: Setting) -> Iterator[None]:
         kind = rename if setting.into_folders else real
         with mock.patch.object(system_calls, "rename_noreplace", refused), mock.patch.object(os, "rename", kind):
             yield
+
+
+def of_each(settings: Sequence[T], options: Options, rows: Callable[[Options, T], list[Row]]) -> list[Row]:
+    """Return the rows of each setting, each found in a process and a folder of its own."""
+    apart = [replace(options, folder=options.folder / str(number)) for number in range(len(settings))]
+    for each in apart:
+        each.folder.mkdir()
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
+        return [row for found in pool.map(rows, apart, settings) for row in found]

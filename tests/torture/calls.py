@@ -85,10 +85,11 @@ def _is_on_disk(fd: int) -> bool:
 class _Raw(io.RawIOBase):
     """A file whose reads and writes go by `between`, for a buffered one to stand on."""
 
-    def __init__(self, between: Between, fd: int, mode: str) -> None:
+    def __init__(self, between: Between, fd: int, mode: str, *, closes: bool) -> None:
         self._between = between
         self._fd = fd
         self._writes = mode == "wb"
+        self._closes = closes
 
     def fileno(self) -> int:
         return self._fd
@@ -98,6 +99,12 @@ class _Raw(io.RawIOBase):
 
     def writable(self) -> bool:
         return self._writes
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return os.lseek(self._fd, offset, whence)
 
     def readinto(self, buffer: Any) -> int:
         return int(self._between(Call("read", (self._fd,), lambda: os.readv(self._fd, [buffer]))))
@@ -109,15 +116,16 @@ class _Raw(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            os.close(self._fd)
+            if self._closes:
+                os.close(self._fd)
 
 
 def _open(between: Between, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     """Stand for `open`: what dropq opened by itself it reads and writes by calls that can be come between."""
     if isinstance(file, int) and mode == "wb":
-        return io.BufferedWriter(_Raw(between, file, mode))
+        return io.BufferedWriter(_Raw(between, file, mode, closes=kwargs.get("closefd", True)))
     if isinstance(file, int) and mode == "rb":
-        return io.BufferedReader(_Raw(between, file, mode))
+        return io.BufferedReader(_Raw(between, file, mode, closes=kwargs.get("closefd", True)))
     return open(file, mode, *args, **kwargs)
 
 

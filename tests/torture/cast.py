@@ -19,7 +19,7 @@ from pathlib import Path
 
 import dropq
 from dropq import LeaseLost, Message, Queue, Root, Subscription
-from dropq.staging.stream_journal import Journal
+from dropq.queue.stream_journal import Journal
 from torture import account
 from torture.notes import Notes
 

@@ -29,8 +29,8 @@ from dropq import (
     Subscription,
     work,
 )
+from dropq.queue.stream_journal import Journal
 from dropq.staging.jobs import Epoch, Job
-from dropq.staging.stream_journal import Journal
 from dropq.upkeep import bulk
 from torture import mounts
 from torture.account import Account, Found, body, judge, look

@@ -8,34 +8,39 @@ end each message was settled once, or waits in one place, and each credit belong
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
-import signal
+import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from helpers import until
 
-from dropq import LeaseLost, Message, Queue, Root, Unavailable
+from dropq import LeaseLost, Message, Queue, QueueExists, Root, Unavailable
 from dropq.policies.lock import PolicyLock
 from dropq.routing import Router, Routers, Serving, looks, registry
 from dropq.upkeep.sweep import QuickSweep
 from torture.account import body, look, name_of
-from torture.graph_cases import CASES, OTHERS, SETTINGS, Books, GraphCases, Setting
-from torture.storm import _forked
+from torture.acts import of_each
+from torture.crowd import Crowd, send_by_hand
+from torture.graph_cases import (
+    CASES,
+    ELSEWHERE,
+    OTHERS,
+    SETTINGS,
+    Books,
+    GraphCases,
+    Setting,
+    has_elsewhere,
+    put_in,
+)
 from torture.table import Options, Row
-from torture.topics import BODIES, SCRIPT
 
-#: Seconds of the storm, and between two kills on average; seconds between two looks at credits in a short one.
-LONG, SHORT, EVERY, APART = 30.0, 4.0, 0.1, 0.1
+#: Seconds of the storm; seconds between two looks at credits in a short one.
+LONG, SHORT, APART = 30.0, 4.0, 0.1
 #: Messages that may wait at the start before senders pause.
 WAITING = 30
 #: What only the default selector takes says so in its name, and in a property.
@@ -50,6 +55,8 @@ EDGES: tuple[tuple[str, str, str, int, dict[str, str]], ...] = (
     ("meet", "on", "end", 5, {}),
 )
 QUEUES = ("start", "left", "right", "meet", "end", "nowhere")
+#: The queues on another file system, in the storm on two.
+FAR = ("meet",)
 #: The queues that have routers; two routers serve the whole root.
 ROUTERS = ("start", "start", "left", "left", "right", "meet", "", "")
 CONSUMERS = ("end", "end", "end", "end", "end", "end", "meet", "left")
@@ -63,21 +70,25 @@ ROLES = (
 
 def run(options: Options) -> Iterable[Row]:
     """Return a row for the crashes, the faults and the others of each setting, and one for the storm."""
-    rows = []
-    if options.long:
-        apart = [replace(options, folder=options.folder / str(number)) for number in range(len(SETTINGS))]
-        for each in apart:
-            each.folder.mkdir()
-        with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
-            rows += [row for found in pool.map(_all_cases, apart, SETTINGS) for row in found]
+    settings = [setting for setting in SETTINGS if not setting.far or has_elsewhere(options.folder)]
+    rows = of_each(settings, options, _all_cases) if options.long else []
     folder = options.folder / "storm"
     folder.mkdir()
     if options.long:
         rows.append(storm(folder, options.seed, LONG))
+        if has_elsewhere(options.folder):
+            rows.append(storm_elsewhere(options.folder / "far", options.seed, LONG))
     else:
         with mock.patch.object(looks, "APART", APART), mock.patch.object(registry, "APART", APART):
             rows.append(storm(folder, options.seed, SHORT))
     return rows
+
+
+def storm_elsewhere(folder: Path, seed: int, seconds: float) -> Row:
+    """Let the storm rage where a queue in the middle of the graph lies on another file system."""
+    folder.mkdir()
+    with tempfile.TemporaryDirectory(dir=ELSEWHERE) as elsewhere:
+        return storm(folder, seed, seconds, Path(elsewhere))
 
 
 def _all_cases(options: Options, setting: Setting) -> list[Row]:
@@ -98,102 +109,62 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
 # -- the storm -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Storm:
-    """A root with its queues and selectors, and all who work there."""
+class Storm(Crowd):
+    """A root with its queues and selectors, and all that work there."""
 
-    folder: Path
-    seed: int
-    live: dict[int, tuple[str, str]] = field(default_factory=dict)
-    kills: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._chance = random.Random(self.seed)
-        self._serial = 0
-        self.root = Root.create(self.folder / "root")
-        (self.folder / "notes").mkdir()
+    def __init__(self, folder: Path, seed: int, elsewhere: Path | None = None) -> None:
+        super().__init__(folder, seed, ROLES, play)
+        #: The root, and where the queues of FAR lie if they do not lie in it.
+        self.folders = (self.folder / "root", *([] if elsewhere is None else [elsewhere]))
         for name in QUEUES:
-            self.root.create_queue(name, durability="none", redelivery_delay=0)
+            made = self.root.create_queue(name, durability="none", redelivery_delay=0)
+            if elsewhere is not None and name in FAR:
+                put_in(made, elsewhere)
         for queue, name, to, credit, options in EDGES:
             self.root.queue(queue).add_selector(name, to=to, credit=credit, **options)
 
-    def rage(self, seconds: float) -> None:
-        """Kill somebody again and again, and put another in the place."""
-        for role in ROLES:
-            self._start(role)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            time.sleep(self._chance.uniform(0, 2 * EVERY))
-            role = self._end(self._chance.choice(list(self.live)))
-            self.kills += 1
-            self._start(role)
-        for pid in list(self.live):
-            self._end(pid)
 
-    def _start(self, role: str) -> None:
-        self._serial += 1
-        name = f"{role.replace(' ', '-')}-{self._serial}"
-        seed = f"{self.seed} {name}"
-        pid = _forked(lambda: play(role, name, self.folder, seed), self.folder / "notes" / f"{name}.out")
-        self.live[pid] = role, name
-
-    def _end(self, pid: int) -> str:
-        role, name = self.live.pop(pid)
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        if not os.WIFSIGNALED(status) and role != "script":
-            told = (self.folder / "notes" / f"{name}.out").read_text(errors="replace").splitlines()
-            self.wrong.append(f"{name} ended with status {status}: {told[-1] if told else ''}")
-        return role
-
-    def told(self, verb: str) -> Counter[str]:
-        """Return how often each message was noted under a verb."""
-        lines = (line for path in (self.folder / "notes").glob("*.log") for line in path.read_text().split("\n")[:-1])
-        return Counter(line.partition(" ")[2] for line in lines if line.startswith(f"{verb} "))
-
-
-def storm(folder: Path, seed: int, seconds: float) -> Row:
+def storm(folder: Path, seed: int, seconds: float, elsewhere: Path | None = None) -> Row:
     """Rage, and let sweeps bring all in order; then route and settle all, and hold it against what was sent."""
-    whole = Storm(folder, seed)
+    whole = Storm(folder, seed, elsewhere)
     whole.rage(seconds)
     root = Root(folder / "root")
-    row = Row("graph, storm: senders, routers, consumers and sweeps of six queues", kills=whole.kills)
+    where = "" if elsewhere is None else ", on two file systems"
+    row = Row(f"graph, storm: senders, routers, consumers and sweeps of six queues{where}", kills=whole.kills)
     row.wrong += whole.wrong
     _sweep(root)
-    row.wrong += [*_books(folder), *whole.told("wrong")]
+    row.wrong += [*_books(whole), *whole.noted("wrong")]
     _judge(row, whole)
-
-    def settled() -> bool:
-        for queue in root.queues():
-            queue.route()
-            if not queue.selectors():
-                _settle_all(queue)
-        return not any(
-            queue.counts()[state] for queue in root.queues() for state in ("target", "processing", "delayed")
-        )
-
-    until(settled, "all that was sent to be settled", timeout=120)
+    until(lambda: settled(root), "all that was sent to be settled", timeout=120)
     _sweep(root)
-    row.wrong += [*_books(folder), *(f"credit {each} is left" for each in Books.of(folder / "root").spent)]
+    row.wrong += [*_books(whole), *(f"credit {each} is left" for each in Books.of(*whole.folders).spent)]
     _judge(row, whole)
     return row
+
+
+def settled(root: Root) -> bool:
+    """Route what waits, settle what no selector takes, and return whether nothing waits any more."""
+    for queue in root.queues():
+        queue.route()
+        if not queue.selectors():
+            _settle_all(queue)
+    return not any(queue.counts()[state] for queue in root.queues() for state in ("target", "processing", "delayed"))
 
 
 def _sweep(root: Root) -> None:
     until(lambda: not root.sweep().total, "sweeps to find nothing more to do", timeout=120)
 
 
-def _books(folder: Path) -> list[str]:
+def _books(whole: Storm) -> list[str]:
     """Return what is wrong with the credits of a root after sweeps."""
-    books = Books.of(folder / "root")
-    hidden = [str(path) for path in (folder / "root").glob("*/selectors/.*.removed")]
+    books = Books.of(*whole.folders)
+    hidden = [str(path) for path in (whole.folder / "root").glob("*/selectors/.*.removed")]
     return [*books.overdrawn(), *books.leaked(), *(f"{path} is left" for path in hidden)]
 
 
 def _judge(row: Row, whole: Storm) -> None:
-    sent, tried, settled = whole.told("sent"), whole.told("try"), whole.told("settled")
-    found = look(whole.folder / "root")
+    sent, tried, settled = whole.noted("sent"), whole.noted("try"), whole.noted("settled")
+    found = look(*whole.folders)
     row.wrong += [f"{path} is not whole" for path in found.damaged]
     row.cases = len(found.places)
     for name in sorted(sent.keys() - found.places.keys()):
@@ -221,7 +192,7 @@ def play(role: str, name: str, folder: Path, seed: str) -> None:
     root = Root(folder / "root")
     part, _, queue = role.partition(" ")
     if part == "script":
-        _script(root, name, folder, path)
+        send_by_hand(root.queue("start").layout.base, name, folder, path)
     with path.open("a", buffering=1) as notes:
 
         def note(words: str) -> None:
@@ -265,16 +236,6 @@ def _send(start: Queue, name: str, chance: random.Random, note: Callable[[str], 
             time.sleep(0.05)
 
 
-def _script(root: Root, name: str, folder: Path, log: Path) -> None:
-    bodies = folder / "notes" / f"{name}.bodies"
-    bodies.mkdir()
-    for number in range(1, BODIES):
-        message = f"{name}-{number}{'-urgent' if number % 10 == 3 else ''}"
-        (bodies / message).write_bytes(body(message))
-    base = root.queue("start").layout.base
-    os.execvp("sh", ["sh", "-c", SCRIPT, "sh", str(base), name, str(log), str(bodies)])
-
-
 def _consume(queue: Queue, chance: random.Random, note: Callable[[str], None]) -> None:
     """Take what comes, and settle or return it; a selector that is removed may take it away meanwhile."""
     with queue.subscribe(max_backlog=None) as subscription:
@@ -311,7 +272,8 @@ def _come_and_go(start: Queue, chance: random.Random) -> None:
         with suppress(Unavailable):
             start.remove_selector("extra")
     else:
-        start.add_selector("extra", to="meet", credit=2, filter="way IS NULL")
+        with suppress(QueueExists):  # its removal is not over: what it moved is on its way back
+            start.add_selector("extra", to="meet", credit=2, filter="way IS NULL")
     time.sleep(chance.uniform(0, 0.5))
 
 
@@ -321,7 +283,7 @@ def _look(root: Root, note: Callable[[str], None]) -> None:
         queue = root.queue(address)
         with PolicyLock(queue.context).held(lambda: None) as locked:
             if locked:
-                books = Books.of(Path(root.path))
+                books = Books.of(Path(root.path), *((root.path / name).resolve() for name in FAR))
                 own = {one.token: one.credit for one in queue.selectors() if one.credit is not None}
                 under: dict[str, set[str]] = {token: set() for token in own}
                 for via in (*books.spent, *books.unsettled.values()):

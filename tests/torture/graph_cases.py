@@ -11,13 +11,16 @@ import gc
 import json
 import os
 import re
+import secrets
+import shutil
 import tomllib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +32,7 @@ from dropq.lifecycle import credits
 from dropq.lifecycle.transitions import Transitions
 from dropq.routing import looks, registry
 from dropq.staging import fan_out
+from dropq.storage.reading import device
 from torture import acts
 from torture.account import body, look, name_of, told
 from torture.acts import Meeting
@@ -62,12 +66,16 @@ class Books:
     spent: dict[str, list[str]] = field(default_factory=dict)
     #: The credit under which each unsettled message came that came under one, by its path.
     unsettled: dict[str, str] = field(default_factory=dict)
+    #: The same for messages on their way to another file system, whose copies may be settled there.
+    on_the_way: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, root: Path) -> Books:
-        """Read the books of a root; what disappears meanwhile was there."""
+    def of(cls, *folders: Path) -> Books:
+        """Read the books of a root, and of its queues elsewhere; what disappears meanwhile was there."""
         books = cls()
-        for folder, _, names in os.walk(root):
+        for folder, _, names in chain.from_iterable(map(os.walk, folders)):
+            if ".deleted-" in folder:
+                continue  # a forced delete took its messages away: a look may free their credits first
             above, last = os.path.split(folder)
             if last == "selectors":
                 for name in names:
@@ -78,7 +86,8 @@ class Books:
                 books.spent |= {f"{last}-{key}": _below(Path(folder, key)) for key in keys}
             elif last in ("target", "processing") or folder.endswith("/.dropq/delayed"):
                 found = ((name, _VIA.search(name)) for name in names)
-                books.unsettled |= {f"{folder}/{name}": via[1] for name, via in found if via is not None}
+                place = books.on_the_way if "/.dropq/transfers/" in folder else books.unsettled
+                place |= {f"{folder}/{name}": via[1] for name, via in found if via is not None}
         return books
 
     def _add_selector(self, path: Path) -> None:
@@ -104,7 +113,7 @@ class Books:
 
     def leaked(self) -> Iterator[str]:
         """Yield the credits under which no unsettled message came."""
-        live = {each for via in self.unsettled.values() for each in self._under(via)}
+        live = {each for via in chain(self.unsettled.values(), self.on_the_way.values()) for each in self._under(via)}
         for each in sorted(self.spent.keys() - live):
             yield f"credit {each} is spent on nothing"
 
@@ -124,6 +133,19 @@ class Setting(acts.Setting):
     """How the queues of a graph are configured, and laid out."""
 
     dropboxmq: bool = False
+    #: Whether some queues lie on another file system.
+    far: bool = False
+
+
+#: Another file system than that of most folders.
+ELSEWHERE = Path("/dev/shm")
+#: The queues that lie there, where some do.
+FAR = ("end", "audit", "answers", "letters")
+
+
+def has_elsewhere(folder: Path) -> bool:
+    """Return whether there is another file system than that of a folder."""
+    return ELSEWHERE.is_dir() and device(str(ELSEWHERE)) != device(str(folder))
 
 
 SETTINGS = (
@@ -133,7 +155,16 @@ SETTINGS = (
     Setting("no history, not durable", {"history": False, "durability": "none"}),
     Setting("DropboxMQ's layout", dropboxmq=True),
     Setting("no rename that replaces nothing", noreplace=False),
+    Setting("two file systems", far=True),
 )
+
+
+def put_in(queue: Queue, folder: Path) -> Queue:
+    """Move a new queue into a folder on another file system, and leave a link; return the queue."""
+    home = Path(queue.layout.home)
+    shutil.move(home, folder / home.name)
+    home.symlink_to(folder / home.name)
+    return queue.root.queue(queue.name)
 
 
 @dataclass
@@ -143,6 +174,8 @@ class Scene:
     root: Root
     clock: Clock
     setting: Setting
+    #: Where the queues lie that are on another file system.
+    elsewhere: Path
     #: What is kept open.
     kept: list[Subscription] = field(default_factory=list)
     held: list[Message] = field(default_factory=list)
@@ -154,7 +187,8 @@ class Scene:
     def make(self, address: str, **options: Any) -> Queue:
         """Make a queue."""
         options = {"redelivery_delay": 0, **self.setting.options, **options}
-        return self.root.create_queue(address, dropboxmq=self.setting.dropboxmq, **options)
+        queue = self.root.create_queue(address, dropboxmq=self.setting.dropboxmq, **options)
+        return put_in(queue, self.elsewhere) if self.setting.far and address in FAR else queue
 
     def chain(self, *addresses: str, credit: int = 2) -> None:
         """Make queues, each with a selector to the next."""
@@ -354,6 +388,25 @@ def _with_a_route(scene: Scene) -> None:
     (base / "routing" / "R.in-use").touch()
 
 
+def _with_a_route_to_a_queue(scene: Scene) -> None:
+    _with_a_route(scene)
+    scene.make("end")
+    folder = Path(scene.queue("middle").layout.routing, "R")
+    folder.rmdir()
+    folder.symlink_to(os.path.relpath(scene.queue("end").layout.target, folder.parent))
+
+
+def _with_letters(scene: Scene) -> None:
+    """Let the last of three queues have a dead-letter queue, and hold a message whose last delivery it is."""
+    scene.make("letters")
+    scene.chain("start", "middle")
+    scene.make("last", max_deliveries=1, exhausted="dead-letter", dead_letter_queue="letters")
+    scene.queue("middle").add_selector("on", to="last")
+    scene.send("start", A)
+    scene.route("start", "middle")
+    scene.hold("last")
+
+
 def _dead(module: object, step: str, act: Callable[[], object]) -> None:
     """Let a program die as it comes to a step."""
     if (child := os.fork()) == 0:
@@ -475,6 +528,14 @@ CASES = (
     Case("unroutable", _unroutable, _routing("middle"), _ends("middle/error")),
     Case("too many hops", _round_and_round, _routing("start"), _ends("start/error")),
     Case("route into a folder", _with_a_route, _routing("middle"), _ends("middle/routing")),
+    Case("route to another queue", _with_a_route_to_a_queue, _routing("middle"), _ENDS),
+    Case(
+        "nack into the dead-letter queue",
+        _with_letters,
+        lambda scene: scene.held[0].nack(),
+        _ends("letters/processed", "last/error"),  # if it refuses the message
+        settles=(A,),
+    ),
     Case("add a selector", _to_be_added, lambda scene: _add(scene.root), _ENDS, again=_add),
     Case("remove a selector", _moved_once, _removing("start"), _ends("start/processed", "end/processed", of=(A, B, C))),
     Case("remove a selector, its message further on", _moved_twice, _removing("start"), _BACK),
@@ -500,13 +561,13 @@ CASES = (
 class Looking(Meeting):
     """Lets another program work before the Nth call, and looks at the books after every call."""
 
-    root: Path = Path()
+    folders: tuple[Path, ...] = ()
     wrong: list[str] = field(default_factory=list)
 
     def __call__(self, call: Call) -> object:
         done = super().__call__(call)
         if call.changes:
-            self.wrong += [line for line in Books.of(self.root).overdrawn() if line not in self.wrong]
+            self.wrong += [line for line in Books.of(*self.folders).overdrawn() if line not in self.wrong]
         return done
 
     def seen(self) -> list[str]:
@@ -576,14 +637,16 @@ class GraphCases(acts.Acts[Case, Scene]):
         super().__init__(folder, setting, row)
         self._setting = setting
         self._root = folder / "root"
+        self._elsewhere = ELSEWHERE / f"dropq-{secrets.token_hex(6)}"
+        #: The root, and the folder of its queues that lie elsewhere.
+        self._folders = (self._root, self._elsewhere)
+        weakref.finalize(self, shutil.rmtree, self._elsewhere, ignore_errors=True)
         self._received: Counter[tuple[str, str]] = Counter()
 
     def meet(self, case: Case, other: str, choose: Callable[[list[int]], list[int]] = list) -> None:
         """Let another program work between every two calls, or some."""
-        alone = Meeting(-1)
-        said = self.perform(case, lambda scene: alone, alone.told)
-        assert said is not None and not said.raised, (case.name, said)
-        looking = Looking(0, root=self._root)
+        said = self.undisturbed(case, Meeting(-1))
+        looking = Looking(0, folders=self._folders)
 
         def meeting(number: int, scene: Scene) -> Between:
             looking.at, looking.work = number, partial(OTHERS[other], scene)
@@ -599,7 +662,10 @@ class GraphCases(acts.Acts[Case, Scene]):
 
     def enter(self, case: Case) -> Scene:
         root = timed(Root.create(self._root, clock=self._clock, dropboxmq=self._setting.dropboxmq), TIMING)
-        scene = Scene(root, self._clock, self._setting)
+        if self._setting.far:
+            shutil.rmtree(self._elsewhere, ignore_errors=True)
+            self._elsewhere.mkdir()
+        scene = Scene(root, self._clock, self._setting, self._elsewhere)
         case.before(scene)
         return scene
 
@@ -628,14 +694,14 @@ class GraphCases(acts.Acts[Case, Scene]):
 
     def _judged(self, case: Case, said: Said | None, other: str) -> Iterator[str]:
         if other != A_SCRIPT:
-            yield from Books.of(self._root).overdrawn()
+            yield from Books.of(*self._folders).overdrawn()
         yield from self._told_wrongly(case, said, other)
         with self.mounted():
             try:
                 self._clock.advance(LAPSE)  # a router may have left its claim
                 self._sweep()
                 yield from self._account(case, other)
-                yield from Books.of(self._root).leaked()
+                yield from Books.of(*self._folders).leaked()
                 case.again(self._opened())
                 self._finish()
                 gc.collect()  # what routed a topic lives until then, and has a sign of life
@@ -645,7 +711,7 @@ class GraphCases(acts.Acts[Case, Scene]):
                 yield repr(error)
                 return
         yield from self._account(case, other, at_the_end=True)
-        yield from self._left_over()
+        yield from self._left_over(case)
 
     def _opened(self) -> Root:
         return timed(Root(self._root, clock=self._clock), TIMING)
@@ -676,7 +742,7 @@ class GraphCases(acts.Acts[Case, Scene]):
 
     def _lying(self) -> Iterator[tuple[str, str, str]]:
         """Yield each body, the address that it lies in, and the place."""
-        found = look(self._root)
+        found = look(*self._folders)
         self.row.wrong += [f"{path} is not whole" for path in found.damaged]
         for name, places in found.places.items():
             for place in places:
@@ -736,13 +802,13 @@ class GraphCases(acts.Acts[Case, Scene]):
         if said.raised and not waits and any(fate in said.words for fate in UNDONE):
             yield f"says {said.words!r}, and it is settled"
 
-    def _left_over(self) -> Iterator[str]:
+    def _left_over(self, case: Case) -> Iterator[str]:
         """Yield what is still there after days that nobody needs."""
-        yield from Books.of(self._root).leaked()
-        for folder, folders, names in os.walk(self._root):
+        yield from Books.of(*self._folders).leaked()
+        for folder, folders, names in chain.from_iterable(map(os.walk, self._folders)):
             last, below = os.path.basename(folder), os.path.relpath(folder, self._root)
-            if ".deleted-" in below:
-                continue  # of a delete that could not remove all: `fsck` reports it
+            if ".deleted-" in below or (case.removes and below.startswith("..")):
+                continue  # of a delete that could not remove all, or died before it removed what is behind a link
             in_private = os.path.basename(os.path.dirname(folder)) == ".dropq"
             if in_private and last in ("staged", "consumers", "delayed") and (folders or names):
                 yield f"{below} has {[*folders, *names]}"

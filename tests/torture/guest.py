@@ -1,6 +1,6 @@
 """The first process of a guest of user-mode-linux: `python -m torture.guest FOLDER`; see uml.py.
 
-It mounts the disk, serves it over NFS where that is asked for, does its task, and turns the machine off.
+It mounts the disks, serves the first over NFS where that is asked for, does its task, and turns the machine off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torture.uml import MARK
 
 #: Where everything is mounted: no folder that the project or its Python can lie in.
 MOUNTS = Path("/run/torture")
-DISK = MOUNTS / "disk"
+DISK, SECOND = MOUNTS / "disk", MOUNTS / "second"
 #: The number of the system call on x86_64.
 FINIT_MODULE = 313
 #: What the RPC library is to use: a line of netconfig(5) each.
@@ -43,15 +43,17 @@ def main(folder: Path) -> None:
     say("booted")
     try:
         socket.sethostname("guest")
-        DISK.mkdir(parents=True)
-        _run("mount", "-t", job["system"], "-o", job["mount"], "/dev/ubda", str(DISK))
+        for device, place, options in zip(("/dev/ubda", "/dev/ubdb"), (DISK, SECOND), job["mounts"], strict=False):
+            place.mkdir(parents=True)
+            _run("mount", "-t", job["system"], "-o", options, device, str(place))
         if job["nfs"]:
             serve(Path(job["tree"]))
         say("up")
         module, _, function = job["task"].partition(":")
         keep(folder, getattr(import_module(module), function)(DISK, **job["arguments"]))
-    except BaseException:  # the first process may not end: the kernel would, too
+    except BaseException as error:  # the first process may not end: the kernel would, too
         traceback.print_exc()
+        say(f"failed {error!r}")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -41,13 +41,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from dropq.lifecycle.transitions import Transitions
+from dropq.queue.stream_journal import Journal
 from dropq.spark import session
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import Options
 from dropq.spark.streams import QueueStreamReader
 from dropq.spark.writer import QueueStreamWriter, QueueWriter, StagedFiles
 from dropq.staging.jobs import MANIFEST
-from dropq.staging.stream_journal import Journal
 from dropq.storage.files import Storage
 
 #: The three directions.

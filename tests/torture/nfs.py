@@ -51,7 +51,7 @@ def run(options: Options) -> Iterator[Row]:
         folder = options.folder / version.replace(" ", "-")
         folder.mkdir()
         disk = make_disk(folder / "disk")
-        with Guest(folder / "guest", disk, "torture.nfs:inside", nfs=True, version=version) as guest:
+        with Guest(folder / "guest", [disk], "torture.nfs:inside", nfs=True, version=version) as guest:
             yield from (Row(**row) for row in guest.result(900))
 
 

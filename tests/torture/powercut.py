@@ -6,28 +6,26 @@ again on the same disk, replays the journal, and what lies there is held against
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from helpers import until
-
 from dropq import Message, Queue, Root
 from dropq.queue.message import ack_all
 from dropq.staging.jobs import Job
 from dropq.storage import files as storage_files
-from torture import topic_powercut
-from torture.account import Found, Place, body, judge, look, name_of
+from torture import graph_powercut, record_powercut, topic_powercut
+from torture.account import Found, Place, body, found_in, judge, look, name_of, plainly
 from torture.account import told as in_short
 from torture.guest import never_write_back, say
 from torture.table import Options, Row
-from torture.uml import Guest, kernel, make_disk
+from torture.uml import cut_power, kernel
 
 #: The ways to send, and to settle.
 WAYS = ("plain", "many", "writer", "delayed", "wide", "job", "forgetting")
@@ -41,8 +39,8 @@ CUTS = {
 }
 #: Other file systems than ext4, each with the options by which it commits nothing by itself.
 OTHERS = {"xfs": "noatime", "btrfs": "noatime,commit=3600"}
-#: How many cuts come while a guest publishes to a topic, on each file system.
-TOPIC_CUTS = 8
+#: How many cuts come while a guest publishes to a topic, and while one settles records, on each file system.
+TOPIC_CUTS = RECORD_CUTS = 8
 #: How many lines the guest says before its power is cut, at the most; and before it makes the last calls.
 LINES, CALLS = 1200, 60
 #: How many messages wait where they are only settled, in each queue.
@@ -54,8 +52,6 @@ COMMITTED = 2.0
 #: The journal commits when somebody syncs, or not before an hour has passed; on some cuts each second, which writes
 #: names whose bodies nobody synced.
 SELDOM, OFTEN = "noatime,noauto_da_alloc,commit=3600", "noatime,noauto_da_alloc,commit=1"
-#: Seconds that a guest may take for its lines.
-PATIENCE = 180.0
 #: How long the property is that does not fit a name.
 WIDE = 300
 #: The queue that keeps a history, and the one that keeps none.
@@ -70,8 +66,13 @@ def run(options: Options) -> Iterator[Row]:
         yield _row(options, durability, kinds if options.long else kinds[-1:], rng)
     for system in OTHERS if options.long else ():
         yield _row(options, "full", CUTS["full"][:-5], rng, system=system)
-    for system, mount in ({"ext4": SELDOM} | OTHERS).items() if options.long else [("ext4", SELDOM)]:
+    systems = {"ext4": SELDOM} | (OTHERS if options.long else {})
+    for system, mount in systems.items():
         yield topic_powercut.row(options, system, mount, TOPIC_CUTS if options.long else 1, rng)
+    for system, mount in systems.items():
+        yield record_powercut.row(options, system, mount, RECORD_CUTS if options.long else 1, rng)
+    for system, mount in systems.items():
+        yield graph_powercut.row(options, system, mount, rng)
 
 
 def _row(options: Options, durability: str, kinds: Sequence[str], rng: random.Random, *, system: str = "ext4") -> Row:
@@ -108,8 +109,6 @@ def judged(row: Row, durability: str, reckonings: list[Reckoning]) -> Row:
 
 def cut_once(folder: Path, durability: str, kind: str, rng: random.Random, *, system: str = "ext4") -> Reckoning:
     """Let a guest send and settle, cut its power, boot it again, and reckon up."""
-    folder.mkdir()
-    disk = make_disk(folder / "disk", system)
     lines, pause = rng.randrange(50, LINES), rng.random() / 20
     what, _, last = kind.partition(" ")
     often = last == "often"
@@ -120,19 +119,8 @@ def cut_once(folder: Path, durability: str, kind: str, rng: random.Random, *, sy
         "last": "" if often else last,
         "seed": rng.randrange(1 << 30),
     }
-    with Guest(folder / "cut", disk, "torture.powercut:work", system=system, mount=mount, **told) as guest:
-        guest.up()
-        if what == "both":
-            until(lambda: len(guest.said()) >= lines, f"{lines} lines of the guest's", timeout=PATIENCE)
-            time.sleep(pause + often * COMMITTED)  # the moment is left to chance: between two lines, too
-        else:
-            until(lambda: "resting" in guest.said(), "the guest to rest", timeout=PATIENCE)
-        guest.cut()
-        said = guest.said()
-    with Guest(folder / "again", disk, "torture.powercut:inspect", system=system) as guest:
-        seen = guest.result()
-    disk.unlink()
-    return reckon(said, seen)
+    when = {"lines": lines, "pause": pause + often * COMMITTED} if what == "both" else {"lines": math.inf, "pause": 0}
+    return reckon(*cut_power(folder, __name__, system, [mount], **when, **told))
 
 
 # -- inside: until the cut -----------------------------------------------------------------------------------------
@@ -271,11 +259,7 @@ def inspect(disk: Path) -> dict[str, Any]:
         with queue.subscribe() as subscription:
             while (waiting := subscription.receive()) is not None:
                 waiting.ack()
-    return {"first": _plainly(first), "about": about, "last": _plainly(look(disk / "root"))}
-
-
-def _plainly(found: Found) -> dict[str, Any]:
-    return {"places": found.places, "damaged": found.damaged}
+    return {"first": plainly(first), "about": about, "last": plainly(look(disk / "root"))}
 
 
 # -- outside again -------------------------------------------------------------------------------------------------
@@ -323,7 +307,7 @@ def reckon(said: Iterable[str], seen: dict[str, Any]) -> Reckoning:
             case _:
                 fate.update(dict.fromkeys(names, verb))
         reckoning.returned += verb not in ("try", "take")
-    first, last = _found(seen["first"]), _found(seen["last"])
+    first, last = found_in(seen["first"]), found_in(seen["last"])
     removed = {name for name in fate if name.startswith(f"{FORGETTING}-")}
     account = judge(first, must=sent - removed, may=tried)
     reckoning.lost, reckoning.doubled, reckoning.damaged = account.lost, account.doubled, first.damaged
@@ -335,13 +319,6 @@ def reckon(said: Iterable[str], seen: dict[str, Any]) -> Reckoning:
     reckoning.wrong += _afterwards(first, last)
     reckoning.undone += _parts(jobs, last)
     return reckoning
-
-
-def _found(plain: dict[str, Any]) -> Found:
-    found = Found(damaged=plain["damaged"])
-    for name, places in plain["places"].items():
-        found.places[name] = [Place(*place) for place in places]
-    return found
 
 
 def _undone(name: str, verb: str, places: list[Place], about: list[Any] | None) -> list[str]:

@@ -7,17 +7,14 @@ sweeps what is left, and `account` is asked whether all is there; then all is dr
 
 from __future__ import annotations
 
-import ctypes
 import heapq
 import os
 import random
 import signal
 import sys
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from helpers import until
 from dropq import Queue, Root
 from torture import cast
 from torture.account import Account, Found, judge, look
+from torture.crowd import forked
 from torture.notes import Claim, Notes, Told, broken
 from torture.table import Options, Row
 
@@ -41,7 +39,6 @@ STOPPED = (0.5 * cast.LEASE, 4 * cast.LEASE)
 #: Milliseconds by which the clock of the machine may be set meanwhile.
 STEADY = 50
 
-_PR_SET_PDEATHSIG = 1
 #: Who is stopped to lose a lease.
 _HOLDERS = ("consume", "consume-leased", "work", "stream")
 
@@ -158,7 +155,7 @@ class Storm:
         name = f"{queue}-{role}-{place}-{self._serial}"
         notes = self.folder / "notes" / f"{name}.log"
         seed = f"{self.seed} {name}"
-        pid = _forked(lambda: cast.play(role, self.folder / "root", queue, notes, seed), notes.with_suffix(".out"))
+        pid = forked(lambda: cast.play(role, self.folder / "root", queue, notes, seed), notes.with_suffix(".out"))
         self.live.append(Process(pid, queue, role, place, notes))
 
     def _strike(self) -> None:
@@ -298,25 +295,3 @@ def _settle_down(queue: Queue) -> None:
         return not counts["processing"] and not counts["delayed"]
 
     until(settled, f"all that was held in {queue.name} to come back", timeout=60)
-
-
-def _forked(play: Callable[[], None], out: Path) -> int:
-    """Play a part in a child that dies with this process; what it prints goes to a file."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        fd = os.open(out, os.O_WRONLY | os.O_CREAT, 0o644)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        play()
-        status = 0
-    except BaseException:
-        with suppress(BaseException):
-            os.write(2, traceback.format_exc().encode())
-    finally:
-        os._exit(status)

@@ -35,8 +35,8 @@ from dropq.cli import main as cli
 from dropq.cli import output
 from dropq.diagnosis.fsck import fsck_root
 from dropq.diagnosis.health import health_root
+from dropq.queue.stream_journal import Journal
 from dropq.staging.jobs import Epoch, Job
-from dropq.staging.stream_journal import Journal
 from dropq.storage import system_calls
 from dropq.upkeep import bulk
 from torture.account import body, judge, look

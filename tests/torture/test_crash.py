@@ -105,7 +105,7 @@ def test_a_send_that_writes_in_sight_is_seen(tmp_path: Path, monkeypatch: pytest
 
 def test_a_commit_of_a_part_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Job._write_manifest
-    monkeypatch.setattr(Job, "_write_manifest", lambda self, listed: write(self, listed[:1]))
+    monkeypatch.setattr(Job, "_write_manifest", lambda self, listed, *more: write(self, listed[:1], *more))
     assert any("of new a part is sent" in line for line in tried(tmp_path, Job, "commit").wrong)
 
 

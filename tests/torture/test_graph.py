@@ -34,7 +34,7 @@ def calm(tmp_path: Path) -> graph.Storm:
 def judged(storm: graph.Storm) -> Row:
     row = Row("judged")
     graph._judge(row, storm)
-    row.wrong += graph._books(storm.folder)
+    row.wrong += graph._books(storm)
     return row
 
 

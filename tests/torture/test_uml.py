@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torture import powercut, uml
+from torture import graph_powercut, powercut, record_powercut, uml
 from torture.account import Place
 from torture.lossy import OPERATIONS, PROCEDURES, Lossy, asked, records
 from torture.table import NotRun, Row
@@ -124,6 +125,13 @@ def test_only_whole_lines_of_the_task_are_taken_from_a_console() -> None:
     assert uml.told(b"") == []
 
 
+def test_the_power_is_cut_once_a_guest_has_said_enough_or_rests_or_has_failed() -> None:
+    assert not uml._is_ripe(["booted", "up", "sent resting"], 4)
+    assert uml._is_ripe(["booted", "up", "sent a", "sent b"], 4)
+    assert uml._is_ripe(["up", "resting"], math.inf)
+    assert uml._is_ripe(["up", "failed OSError()"], math.inf)
+
+
 def test_the_first_script_of_a_guest_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
     (tmp_path / "tree/usr/lib/x86_64-linux-gnu").mkdir(parents=True)
     script = uml.script(tmp_path / "a guest", tmp_path / "tree")
@@ -204,3 +212,136 @@ def test_a_control_that_loses_nothing_says_that_the_rig_proves_nothing() -> None
 
 def judged(durability: str, reckoning: powercut.Reckoning) -> Row:
     return powercut.judged(Row(f"power cut, {durability}"), durability, [reckoning])
+
+
+# -- the reckoning of a graph ------------------------------------------------------------------------------------
+
+SAID = [
+    *("booted", "up", "try m-1", "sent m-1", "try m-2", "sent m-2", "try m-3", "sent m-3", "route start"),
+    *("routed start {'on': 2}", "take m-1", "acked m-1", "take m-2", "rejected m-2", "try m-4"),
+]
+
+
+def lying(**places: str) -> dict[str, Any]:
+    """What a look finds: messages by the queue and state that each lies in, several with `+` between."""
+    found = {name.replace("_", "-"): list(map(place, where.split("+"))) for name, where in places.items()}
+    return {"places": found, "damaged": []}
+
+
+def place(where: str) -> Place:
+    queue, _, state = where.partition("/")
+    return Place(queue, state, f"/{where}/x")
+
+
+def graph_seen(first: dict[str, Any] | None = None, last: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Return what a guest says of a graph that is in order; arguments replace parts of it."""
+    good: dict[str, Any] = {"first": first or lying(m_1="end/processed", m_2="end/error", m_3="middle/target")}
+    good |= {"last": last or lying(m_1="end/processed", m_2="end/error", m_3="end/processed"), "swept": True}
+    empty: dict[str, Any] = {name: [] for name in ("given", "given_last", "leaked", "removing", "narrow", "spent")}
+    return {**empty, **good, **more}
+
+
+def graph_judged(seen: dict[str, Any], said: list[str] = SAID) -> Row:
+    row = Row("power cut, a graph")
+    graph_powercut.reckon(row, said, seen)
+    return row
+
+
+def test_a_graph_that_a_power_cut_left_in_order_is_nothing_to_complain_of() -> None:
+    assert graph_judged(graph_seen()) == Row("power cut, a graph", cases=3)
+    under_way = lying(m_1="end/processed", m_2="end/error", m_3="end/target", m_4="start/target")
+    settled = lying(m_1="end/processed", m_2="end/error", m_3="end/processed", m_4="end/processed")
+    assert graph_judged(graph_seen(under_way, settled)).good
+    taken = lying(m_1="end/processed", m_2="end/error", m_3="end/processed")
+    assert graph_judged(graph_seen(taken), [*SAID, "take m-3"]).good
+
+
+def test_a_message_of_a_graph_that_a_power_cut_lost_or_doubled_is_found() -> None:
+    row = graph_judged(graph_seen(lying(m_1="end/processed", m_2="end/error", m_3="middle/target+end/target")))
+    assert (row.lost, row.doubled) == (0, 1) and "doubled: m-3" in row.wrong[0]
+    row = graph_judged(graph_seen(lying(m_1="end/processed", m_3="middle/target")))
+    assert (row.lost, row.doubled) == (1, 0) and "lost: m-2" in row.wrong[0]
+    row = graph_judged(graph_seen(last=lying(m_1="end/processed", m_2="end/error")))
+    assert row.lost == 1 and row.wrong[0].startswith("last look")
+    gone, twice = lying(m_1="end/processed", m_2="end/error"), lying(m_1="end/processed+end/processed", m_2="end/error")
+    assert [graph_judged(graph_seen(gone, gone)).lost, graph_judged(graph_seen(twice, twice)).doubled] == [1, 1]
+    half = lying(m_1="end/processed", m_2="end/error", m_3="middle/target") | {"damaged": ["/end/target/x"]}
+    assert "/end/target/x is not whole" in graph_judged(graph_seen(half)).wrong[0]
+    strange = lying(m_1="end/processed", m_2="end/error", m_3="middle/target", m_5="end/target")
+    assert "m-5 was never sent" in graph_judged(graph_seen(strange)).wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "objection"),
+    [
+        (lying(m_1="end/target", m_2="end/error", m_3="middle/target"), "m-1 had been acked, and lies in end/target"),
+        (lying(m_1="end/processed", m_2="end/processed", m_3="middle/target"), "m-2 had been rejected, and lies in"),
+        (lying(m_1="end/processed", m_2="end/error", m_3="end/processed"), "nobody had settled m-3, and it lies in"),
+        (lying(m_1="end/processed", m_2="end/error", m_3="end/processing"), "nobody had settled m-3, and it lies in"),
+    ],
+)
+def test_a_settlement_in_a_graph_that_a_power_cut_undid_is_found(first: dict[str, Any], objection: str) -> None:
+    (line,) = graph_judged(graph_seen(first)).wrong
+    assert objection in line
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "objection"),
+    [
+        ("given", ["/start/.dropq/transfers/r/target/x"], "is still to be carried"),
+        ("given_last", ["/start/.dropq/transfers/r/target/x"], "is still to be carried"),
+        ("leaked", ["credit t-k is spent on nothing"], "is spent on nothing"),
+        ("spent", ["t-k"], "credit t-k is spent, and all is settled"),
+        ("removing", ["/start/selectors/.on.removed"], "is left"),
+        ("narrow", ["m-3"], "m-3 has lost what did not fit its name"),
+        ("swept", False, "sweeps do not come to an end"),
+        ("last", lying(m_1="end/processed", m_2="end/error", m_3="middle/target"), "m-3 stays in middle/target"),
+    ],
+)
+def test_what_a_power_cut_leaves_in_a_graph_for_good_is_found(what: str, value: Any, objection: str) -> None:
+    (line,) = graph_judged(graph_seen(**{what: value})).wrong
+    assert objection in line
+
+
+def test_a_guest_whose_task_fails_makes_a_row_wrong() -> None:
+    assert graph_judged(graph_seen(), [*SAID, "failed OSError(5, 'no disk')"]).wrong == ["failed OSError(5, 'no disk')"]
+
+
+# -- the reckoning of records --------------------------------------------------------------------------------------
+
+SETTLED = ["up", "try b:0 b:1 b:2 b:3", "sent b:0 b:1 b:2 b:3", "take b:0 b:1 b:2 b:3", "acked b:0", "rejected b:1"]
+LYING = [["processed", "", "b:0"], ["error", "as it comes", "b:1"], ["target", "", "b:2"], ["target", "", "b:3"]]
+
+
+def records_judged(first: list[list[str]], said: list[str] = SETTLED, staged: list[str] | None = None) -> Row:
+    row = Row("power cut, records")
+    last = [["processed" if state == "target" else state, reason, name] for state, reason, name in first]
+    record_powercut.reckon(row, said, {"first": first, "last": last, "staged": staged or []})
+    return row
+
+
+def test_records_that_a_power_cut_left_in_order_are_nothing_to_complain_of() -> None:
+    assert records_judged(LYING) == Row("power cut, records", cases=4)
+    archived_whole = [*LYING[:2], *(["processed", "", f"b:{number}"] for number in range(1, 4))]
+    assert records_judged(archived_whole, [*SETTLED, "acked b:2 b:3"]).good
+
+
+@pytest.mark.parametrize(
+    ("first", "said", "wrong"),
+    [
+        (LYING[1:], "", "b:0 was acked, and is nowhere"),
+        ([*LYING[1:], ["target", "", "b:0"]], "", "b:0 was acked, and is in target"),
+        ([*LYING, ["target", "", "b:1"]], "", "b:1 was rejected, and is in {'error': 1, 'target': 1}"),
+        (LYING, "nacked b:1", "b:1 was nacked, and is in error"),
+        ([LYING[0], ["error", "", "b:1"], *LYING[2:]], "", "b:1 was rejected, and nothing says why"),
+        ([*LYING, ["error", "as it comes", "c:0"]], "", "c:0 was never sent"),
+    ],
+)
+def test_records_that_a_power_cut_lost_doubled_or_settled_otherwise_are_found(
+    first: list[list[str]], said: str, wrong: str
+) -> None:
+    assert any(wrong in line for line in records_judged(first, [*SETTLED, said] if said else SETTLED).wrong)
+
+
+def test_a_part_that_a_power_cut_left_in_staged_is_found() -> None:
+    assert records_judged(LYING, staged=["0,error~x"]).wrong == ["0,error~x is left in staged/"]

@@ -323,9 +323,7 @@ class TopicCases(acts.Acts[Case, Scene]):
     def meet(self, case: Case, other: str, choose: Callable[[list[int]], list[int]] = list) -> None:
         """Let another program work between every two calls, or some."""
         work, again, change = OTHERS[other]
-        alone = Meeting(-1)
-        said = self.perform(case, lambda scene: alone, alone.told)
-        assert said is not None and not said.raised, (case.name, said)
+        said = self.undisturbed(case, Meeting(-1))
 
         def both(root: Root) -> None:
             case.again(root)

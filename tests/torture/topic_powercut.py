@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from helpers import until
 
 from dropq import Root
 from dropq.topics.distribution import Distributor
 from torture.account import body, name_of
 from torture.guest import never_write_back, say
 from torture.table import Options, Row
-from torture.uml import Guest, make_disk
+from torture.uml import cut_power
 
 #: The subscriptions of the topic.
 SUBSCRIPTIONS = ("audit", "stock", "later")
 #: How many lines the guest says at the most before its power is cut.
 LINES = 400
-#: Seconds that a guest may take for its lines.
-PATIENCE = 180.0
 
 
 def row(options: Options, system: str, mount: str, cuts: int, rng: random.Random) -> Row:
@@ -41,19 +36,8 @@ def row(options: Options, system: str, mount: str, cuts: int, rng: random.Random
 
 def cut_once(folder: Path, system: str, mount: str, rng: random.Random, row: Row) -> None:
     """Let a guest publish, cut its power, boot it again, and reckon up."""
-    folder.mkdir()
-    disk = make_disk(folder / "disk", system)
     lines, pause, seed = rng.randrange(20, LINES), rng.random() / 20, rng.randrange(1 << 30)
-    with Guest(folder / "cut", disk, f"{__name__}:work", system=system, mount=mount, seed=seed) as guest:
-        guest.up()
-        until(lambda: len(guest.said()) >= lines, f"{lines} lines of the guest's", timeout=PATIENCE)
-        time.sleep(pause)  # the moment is left to chance: between two lines, too
-        guest.cut()
-        said = guest.said()
-    with Guest(folder / "again", disk, f"{__name__}:inspect", system=system) as guest:
-        seen = guest.result()
-    disk.unlink()
-    reckon(row, said, seen)
+    reckon(row, *cut_power(folder, __name__, system, [mount], lines=lines, pause=pause, seed=seed))
 
 
 def work(disk: Path, seed: int) -> None:
@@ -116,6 +100,8 @@ def reckon(row: Row, said: Iterable[str], seen: dict[str, Any]) -> None:
         verb, _, name = line.partition(" ")
         if verb in names:
             names[verb].add(name)
+        elif verb == "failed":
+            row.wrong.append(line)
     row.cases += len(names["sent"])
     there = {queue: Counter(seen[queue]["target"]) for queue in seen if queue not in ("t", "staged")}
     there["t"] = Counter(seen["t"]["processed"])

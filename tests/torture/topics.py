@@ -7,28 +7,25 @@ the time has got each message exactly once. What was on its way to one that was 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from helpers import until
 
 from dropq import Queue, Root, Unavailable
 from torture.account import body, look
-from torture.storm import _forked
+from torture.acts import of_each
+from torture.crowd import Crowd, send_by_hand
 from torture.table import Options, Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
 
-#: Seconds of the storm, and between two kills on average.
-LONG, SHORT, EVERY = 60.0, 5.0, 0.1
+#: Seconds of the storm.
+LONG, SHORT = 60.0, 5.0
 #: Messages that may wait in the fullest subscription before publishers pause.
 WAITING = 60
 #: What the filtered subscription gets: urgent messages.
@@ -38,32 +35,10 @@ STANDING = ("all", "some", "full", "top")
 PUBLISHERS, CONSUMERS = ("publish",) * 3 + ("script",) * 2, tuple(f"consume-{name}" for name in STANDING)
 ROLES = (*PUBLISHERS, "sweep", "sweep", *CONSUMERS, "come-and-go")
 
-#: A script that publishes by `mv`, and says of each message that it tries and that it is sent.
-SCRIPT = r"""
-cd "$1" && n=0
-while n=$((n + 1)); do
-    name=$2-$n
-    case $n in *3) name=$name-urgent file=8.$name.B ;; *) file=4.$name.B ;; esac
-    echo "try $name" >>"$3"
-    cp "$4/$name" "working/$file" 2>/dev/null || exit 0
-    mv "working/$file" "target/$file"
-    echo "sent $name" >>"$3"
-    sleep 0.05
-done
-"""
-#: Bodies that are laid out for a script: more than it comes to before it is killed.
-BODIES = 400
-
 
 def run(options: Options) -> Iterable[Row]:
     """Return a row for the crashes, the faults and the others of each setting, and one for the storm."""
-    rows = []
-    if options.long:
-        apart = [replace(options, folder=options.folder / str(number)) for number in range(len(SETTINGS))]
-        for each in apart:
-            each.folder.mkdir()
-        with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
-            rows += [row for found in pool.map(_all_cases, apart, SETTINGS) for row in found]
+    rows = of_each(SETTINGS, options, _all_cases) if options.long else []
     folder = options.folder / "storm"
     folder.mkdir()
     rows.append(storm(folder, options.seed, LONG if options.long else SHORT))
@@ -88,21 +63,11 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
 # -- the storm -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Storm:
-    """A root with its topics, and all who work there."""
+class Storm(Crowd):
+    """A root with its topics, and all that work there."""
 
-    folder: Path
-    seed: int
-    live: dict[int, tuple[str, str]] = field(default_factory=dict)
-    kills: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._chance = random.Random(self.seed)
-        self._serial = 0
-        self.root = Root.create(self.folder / "root")
-        (self.folder / "notes").mkdir()
+    def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__(folder, seed, ROLES, play)
         options = {"durability": "none", "redelivery_delay": 0}
         above = self.root.create_topic("a", **options)
         topic = self.root.create_topic("a.b", **options)
@@ -111,41 +76,6 @@ class Storm:
         full = topic.create_subscription("full", client_id="x")
         Path(full.layout.config_file).write_text('max_unprocessed = 5\noverflow = "block"\n')
         above.create_subscription("top", client_id="x")
-
-    def rage(self, seconds: float) -> None:
-        """Kill somebody again and again, and put another in the place."""
-        for role in ROLES:
-            self._start(role)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            time.sleep(self._chance.uniform(0, 2 * EVERY))
-            pid = self._chance.choice(list(self.live))
-            role = self._end(pid)
-            self.kills += 1
-            self._start(role)
-        for pid in list(self.live):
-            self._end(pid)
-
-    def _start(self, role: str) -> None:
-        self._serial += 1
-        name = f"{role}-{self._serial}"
-        seed = f"{self.seed} {name}"
-        pid = _forked(lambda: play(role, name, self.folder, seed), self.folder / "notes" / f"{name}.out")
-        self.live[pid] = role, name
-
-    def _end(self, pid: int) -> str:
-        role, name = self.live.pop(pid)
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        if not os.WIFSIGNALED(status) and role != "script":
-            told = (self.folder / "notes" / f"{name}.out").read_text(errors="replace").splitlines()
-            self.wrong.append(f"{name} ended with status {status}: {told[-1] if told else ''}")
-        return role
-
-    def told(self, verb: str) -> set[str]:
-        """Return the messages that publishers noted under a verb."""
-        lines = (line for path in (self.folder / "notes").glob("*.log") for line in path.read_text().split("\n")[:-1])
-        return {line.partition(" ")[2] for line in lines if line.startswith(f"{verb} ")}
 
 
 def storm(folder: Path, seed: int, seconds: float) -> Row:
@@ -169,7 +99,7 @@ def storm(folder: Path, seed: int, seconds: float) -> Row:
 
 
 def _judge(row: Row, whole: Storm, root: Root) -> None:
-    sent, tried = whole.told("sent"), whole.told("try")
+    sent, tried = whole.noted("sent").keys(), whole.noted("try").keys()
     found = look(whole.folder / "root")
     row.wrong += [f"{path} is not whole" for path in found.damaged]
     lying: dict[str, Counter[str]] = {}
@@ -216,7 +146,7 @@ def play(role: str, name: str, folder: Path, seed: str) -> None:
     log = folder / "notes" / f"{name}.log"
     root = Root(folder / "root")
     if role == "script":
-        _script(root, name, folder, log)
+        send_by_hand(root.topic("a.b").queue.layout.base, name, folder, log)
     with log.open("a", buffering=1) as notes:
         if role == "publish":
             _publish(root, name, chance, lambda words: notes.write(f"{words}\n"))
@@ -241,16 +171,6 @@ def _publish(root: Root, name: str, chance: random.Random, note: Callable[[str],
         note(f"sent {message}")
         while topic.queue.counts()["target"] > WAITING:
             time.sleep(0.05)
-
-
-def _script(root: Root, name: str, folder: Path, log: Path) -> None:
-    bodies = folder / "notes" / f"{name}.bodies"
-    bodies.mkdir()
-    for number in range(1, BODIES):
-        message = f"{name}-{number}{'-urgent' if number % 10 == 3 else ''}"
-        (bodies / message).write_bytes(body(message))
-    base = root.topic("a.b").queue.layout.base
-    os.execvp("sh", ["sh", "-c", SCRIPT, "sh", str(base), name, str(log), str(bodies)])
 
 
 def _queue(root: Root, name: str) -> Queue:

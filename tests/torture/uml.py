@@ -1,7 +1,7 @@
 """Linux in user mode: a second kernel, as a plain process, whose power can be cut and which serves NFS to itself.
 
 Nothing of the host's kernel is needed, and no rights. The guest's root is the host's own tree, so it runs this Python
-and this project; its disk is a file. The packages come from Debian (or Ubuntu), and are unpacked, not installed.
+and this project; its disks are files. The packages come from Debian (or Ubuntu), and are unpacked, not installed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from helpers import until
 
 from torture.table import NotRun
 
@@ -35,6 +38,8 @@ DISK_SIZE = 512 << 20
 MARK = "@ "
 #: Seconds in which a guest has to be up; it takes three where nothing else runs.
 BOOT = 120.0
+#: Seconds that a guest may take for the lines before its power is cut.
+PATIENCE = 600.0
 
 
 def kernel() -> Path:
@@ -101,37 +106,39 @@ class Guest:
     """A running guest, with one task: a function of a module that it calls, whose result it gives back.
 
     Args:
-        folder: a new folder for what it needs beside the disk; on the host's disk.
-        disk: the file that is its disk.
+        folder: a new folder for what it needs beside the disks; on the host's disk.
+        disks: the files that are its disks: one, or two.
         task: the function, as `module:function`; it is called inside with the arguments.
-        system: the file system on it.
-        mount: options with which it is mounted.
-        nfs: serve the disk over NFS.
+        system: the file system on them.
+        mounts: the options with which each is mounted.
+        nfs: serve the first disk over NFS.
     """
 
     def __init__(
         self,
         folder: Path,
-        disk: Path,
+        disks: Sequence[Path],
         task: str,
         *,
         system: str = "ext4",
-        mount: str = "defaults",
+        mounts: Sequence[str] = (),
         nfs: bool = False,
         **arguments: Any,
     ) -> None:
         tree = kernel()
-        if " " in f"{folder}{disk}":
+        if " " in "".join(map(str, (folder, *disks))):
             raise NotRun("a path with a space cannot be told to the kernel: name another folder by --folder")
         folder.mkdir(parents=True)
         self._folder, self._console = folder, folder / "console"
-        job = {"task": task, "system": system, "mount": mount, "nfs": nfs, "tree": str(tree), "arguments": arguments}
+        mounts = mounts or ["defaults"] * len(disks)
+        job = {"task": task, "system": system, "mounts": mounts, "nfs": nfs, "tree": str(tree), "arguments": arguments}
         (folder / "job.json").write_text(json.dumps(job))
         init = folder / "init"
         init.write_text(script(folder, tree))
         init.chmod(0o755)
         options = ["mem=512M", "rootfstype=hostfs", "rootflags=/", "rw", "quiet", "loglevel=1", "con=null", "ssl=null"]
-        command = [str(tree / "usr/bin/linux.uml"), *options, f"uml_dir={folder}", f"ubda={disk}", f"init={init}"]
+        options += [f"ubd{letter}={disk}" for letter, disk in zip("ab", disks, strict=False)]
+        command = [str(tree / "usr/bin/linux.uml"), *options, f"uml_dir={folder}", f"init={init}"]
         with open(self._console, "wb") as console:
             self._process = subprocess.Popen(
                 [*command, "con0=null,fd:1"],
@@ -195,6 +202,42 @@ class Guest:
 
     def _end(self) -> str:
         return self._console.read_text(errors="replace")[-2000:].strip() or "it said nothing"
+
+
+def cut_power(
+    folder: Path, module: str, system: str, mounts: Sequence[str], *, lines: float, pause: float, **told: Any
+) -> tuple[list[str], Any]:
+    """Run `work` of a module in a guest until its power is cut; then boot it again, and run `inspect` there.
+
+    Args:
+        folder: a new folder.
+        module: the module.
+        system: the file system on its disks.
+        mounts: the options with which each disk is mounted until the cut.
+        lines: after how many of its lines the power is cut, if it has not said before that it rests.
+        pause: how many seconds later.
+        told: the arguments of `work`.
+
+    Returns:
+        The lines that it had said, and what `inspect` returned.
+    """
+    folder.mkdir()
+    disks = [make_disk(folder / f"disk-{number}", system) for number in range(len(mounts))]
+    with Guest(folder / "cut", disks, f"{module}:work", system=system, mounts=mounts, **told) as guest:
+        guest.up()
+        until(lambda: _is_ripe(guest.said(), lines), "the guest to say enough", timeout=PATIENCE)
+        time.sleep(pause)  # the moment is left to chance: between two lines, too
+        guest.cut()
+        said = guest.said()
+    with Guest(folder / "again", disks, f"{module}:inspect", system=system) as guest:
+        seen = guest.result()
+    for disk in disks:
+        disk.unlink()
+    return said, seen
+
+
+def _is_ripe(said: list[str], lines: float) -> bool:
+    return len(said) >= lines or any(line.partition(" ")[0] in ("resting", "failed") for line in said)
 
 
 def told(console: bytes) -> list[str]:

@@ -25,9 +25,10 @@ import dropq
 from dropq import Message, Queue, Root, Subscription
 from dropq.diagnosis import fsck
 from dropq.lifecycle.context import QueueContext
-from dropq.staging import jobs, stream_journal
+from dropq.queue import stream_journal
+from dropq.queue.stream_journal import Journal
+from dropq.staging import jobs
 from dropq.staging.jobs import Attempt, Epoch, Job, Staged
-from dropq.staging.stream_journal import Journal
 from dropq.upkeep import bulk
 from torture.account import body
 
@@ -41,6 +42,8 @@ INNER = {
     "Topic",  # tests/torture/topic_cases.py has a scene for it, in which a message is in many places
     "TransferJob",  # a carrier's: tests/promises/test_carrier.py lets it die
     "Queue.replay",  # what it sends is in the archive, too: tests/promises/test_replay.py lets it die
+    "RecordWriter", "Queue.record_writer",  # tests/promises/test_record_writer.py lets it die
+    "Record", "Message.records", "Subscription.records",  # tests/torture/record_cases.py has scenes for them
     "Root.doctor", "Queue.doctor",  # they try the file system in a folder of their own: tests/promises/test_doctor.py
     "finish", "roll_forward", "idle_ms", "job_folders", "is_job_name",
     "lapsed_claim", "runs", "check_semantics", "is_committed", "has_manifest", "select", "each",
@@ -115,7 +118,7 @@ SETTINGS = (
 LONG = {"text": "x" * 300}
 CSV = "report.csv"
 ROUTED = "routed.csv"
-#: The queue's selector, which takes none of its messages.
+#: The queue's normal selector, which takes none of its messages.
 SELECTOR = "spare"
 
 
@@ -136,6 +139,7 @@ def build(folder: Path, setting: Setting, clock: Clock) -> Scene:
     _leave_behind(queue)
     _route(queue)
     queue.add_selector(SELECTOR, to="other", filter="nobody = 'here'")
+    queue.add_selector("overflow", to="other", role="overflow")
     for number in range(2):
         queue.send(body(f"waits {number}", 3000), priority=8 - number, properties=LONG)
     _drop(queue, "ä" * 110 + ".csv", "waits, foreign")
@@ -229,6 +233,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "bodies": lambda scene: [[body("new#9")]],
     "body": lambda scene: [body("new", 3000)],
     "counted": lambda scene: [False],
+    "whole": lambda scene: [True],
     "defer": lambda scene: [True],
     "delay": lambda scene: ["1h"],
     "dropboxmq": lambda scene: [True],
@@ -259,6 +264,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "older_than": lambda scene: [0],
     "once": lambda scene: [True],
     "op": lambda scene: ["copy"],
+    "overflow": lambda scene: [scene.other.name],
     "owners": lambda scene: [()],
     "path": lambda scene: [scene.folder / "source"],
     "Root.create.path": lambda scene: [scene.folder / "new root"],
@@ -290,6 +296,7 @@ NO_MATTER = {
     "filter", "ids", "keep_expiration", "lease_period", "max_age", "max_backlog", "max_count",
     "max_error", "message_class", "message_id", "named", "priority",
     "lease", "poll", "reply_to", "states", "stop", "timeout", "type",
+    "records",  # what becomes of the records of a message, tests/torture/record_cases.py tells
 }  # fmt: skip
 #: What would not end, or not begin, without it.
 ALWAYS = {"work": ("until_empty",), "add_selector": ("to",), "route": ("once",)}

@@ -99,6 +99,11 @@ names = st.builds(
     hops=counts,
     origin=text,
     return_to=text,
+    first=counts,
+    record=counts,
+    records=counts,
+    cut=counts,
+    replayed=st.booleans(),
 )
 
 
@@ -649,13 +654,19 @@ class TestTheBudget:
             meta=st.just("") | tokens,
             via=marks,
             hops=counts,
+            first=counts,
+            record=counts,
+            records=counts,
+            cut=counts,
+            replayed=st.booleans(),
         )
     )
     @example(
         Name(
             "x" * 300, -(1 << 31), "B", (1 << 63) - 1, delivery_count=(1 << 31) - 1, cancels=(1 << 31) - 1,
             since=(1 << 63) - 1, copy="c" * MARK_LIMIT, lapsed="l" * MARK_LIMIT, via="v" * MARK_LIMIT,
-            hops=(1 << 31) - 1, not_before=(1 << 63) - 1,
+            hops=(1 << 31) - 1, not_before=(1 << 63) - 1, first=(1 << 31) - 1, record=(1 << 31) - 1,
+            records=(1 << 31) - 1, cut=(1 << 31) - 1, replayed=True,
         )
     )  # fmt: skip
     def test_a_claim_has_room_for_every_name_however_large_its_values(self, name: Name) -> None:
@@ -665,6 +676,13 @@ class TestTheBudget:
         prefix = PREFIX_LIMIT - 10 + len(str(claimed.delivery_count + 1))
         assert prefix + len(write(claimed)) <= 255
         assert (fits.meta, fits.copy, fits.delivery_count) == ("0123456789abcdef", name.copy, name.delivery_count)
+
+    @pytest.mark.parametrize("place", [{"first": (1 << 31) - 1}, {"record": (1 << 31) - 1}])
+    def test_a_part_of_a_bundle_keeps_its_number_and_credit_in_the_longest_name(self, place: dict[str, Any]) -> None:
+        name = Name("é" * 300, 9, "B", 10**13 - 1, delivery_count=99, cancels=99, copy="0123456789", hops=16, **place)
+        fits, _ = squeeze(shorten(replace(name, via="abcdef-0123456789", cut=99), "0123456789abcdef")[0])
+        assert {key: getattr(fits, key) for key in place} == place
+        assert (fits.via, fits.delivery_count) == ("abcdef-0123456789", 99)
 
     def test_what_fits_is_not_squeezed(self) -> None:
         short, _ = shorten(replace(parse(ALL_FIELDS), cancels=3, via="v", hops=2, since=5), "t0")

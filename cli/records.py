@@ -1,0 +1,313 @@
+"""`send --records`: the records of files, or of a pipe that it follows, many in one message.
+
+What was read and not sent is always told: a record is in the queue, in the sum of what was not sent, or unread.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from math import ceil
+from typing import Any
+
+from dropq import Queue, RecordWriter, Sent
+from dropq.errors import DropqError
+from dropq.records.formats import MARK, format_of
+from dropq.records.reader import BLOCK, RecordReader
+from dropq.records.rows import LINE_FEED
+from dropq.storage.failures import describe, error_context
+
+from . import output
+from .messages import Sending, record_of_send
+from .output import BAD_DATA, NEGATIVE, OK
+from .shell import Shell, UsageError, despite_closed_stdout, stdin
+
+#: Seconds that a record waits for others.
+LINGER = 1.0
+
+
+def send_records(
+    shell: Shell,
+    open_queue: Callable[[], Queue],
+    sources: list[str],
+    *,
+    fields: Mapping[str, Any],
+    format: str = "jsonl",
+    linger: float = LINGER,
+    **limits: int,
+) -> int:
+    """Send the records of files, and print the id of each message, and how many records it has; return the exit code.
+
+    Args:
+        shell: the run of the command.
+        open_queue: returns where it sends to; called when the arguments are checked.
+        sources: the files; `-` is standard input.
+        fields: the arguments of `Queue.send` that all messages share.
+        format, linger, limits: the arguments of `Queue.record_writer`.
+    """
+    try:
+        format_of(None, format)
+    except ValueError as error:
+        raise UsageError(f"--format: {error}") from None
+    queue = open_queue()
+
+    def open_writer(header: bytes | None) -> RecordWriter:
+        return _Writer(queue, format, linger=linger, header=header, **limits, **fields)
+
+    open_writer(b"column" if format == "csv" else None)  # what it refuses is refused before anything is read
+    with _noting_signals() as ending:
+        code = _Records(shell, queue, format, open_writer, ending).send(sources)
+    if code == OK and ending.came and ending.came[0] != signal.SIGINT:
+        output.flush()
+        os.kill(os.getpid(), ending.came[0])
+    return code
+
+
+class _Writer(RecordWriter):
+    """A record writer without a thread: the command itself waits for more records, and sends what has lingered."""
+
+    def _call_thread(self) -> None:
+        pass
+
+
+class _Ended(Exception):
+    """Raised when a signal ends the reading: what was read of an unfinished record is not sent, and is told."""
+
+
+class _Ending:
+    """The signals that ended the command, and a pipe that is readable when one has come."""
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self.wakes, self._wake = os.pipe()
+
+    def note(self, number: int) -> None:
+        """Note a signal."""
+        self.came.append(number)
+        os.write(self._wake, b"!")
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self.wakes)
+        os.close(self._wake)
+
+
+@contextmanager
+def _noting_signals() -> Iterator[_Ending]:
+    """Note SIGINT, SIGTERM and SIGHUP during the block; a second one does what it did before.
+
+    What a parent has the command ignore, as nohup does, stays ignored.
+    """
+    ending = _Ending()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    taken = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
+
+    def restore() -> None:
+        for number in taken:
+            signal.signal(number, before[number])
+
+    def end(number: int, frame: object) -> None:
+        restore()
+        ending.note(number)
+
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield ending
+    finally:
+        restore()
+        ending.close()
+
+
+class _Records(Sending):
+    """One run of `send --records`.
+
+    Args:
+        shell: the run of the command.
+        queue: where it sends to.
+        body_format: the format of the records.
+        open_writer: returns a writer for records behind a header.
+        ending: whether a signal has come.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        queue: Queue,
+        body_format: str,
+        open_writer: Callable[[bytes | None], RecordWriter],
+        ending: _Ending,
+    ) -> None:
+        super().__init__(shell, queue, {})
+        self._format = body_format
+        self._longest = queue.config.max_record_bytes
+        self._open_writer = open_writer
+        self._ending = ending
+        self._writer: RecordWriter | None = None
+        self._header: bytes | None = None
+        self._records: dict[str, int] = {}  # by the id of the message
+        self._records_sent = 0
+        self._warned = False
+
+    def send(self, sources: list[str]) -> int:
+        """Send the records of each file, or of standard input; return the exit code."""
+        code = OK
+        with despite_closed_stdout():
+            try:
+                with suppress(_Ended):
+                    for source in sources:
+                        self._send_source(source)
+                self._flush()
+            except (ValueError, DropqError, OSError) as error:  # what was read before it is sent
+                code = output.exit_code(error) if isinstance(error, DropqError | OSError) else BAD_DATA
+                self._complain(error)
+            except BaseException:
+                self._report_left()
+                raise
+        if code == OK and self._ending.came[:1] == [signal.SIGINT]:
+            raise KeyboardInterrupt(f"{self._records_sent} records sent, nothing after that")
+        self._report(code)
+        return code or (NEGATIVE if self._discarded else OK)
+
+    def _flush(self) -> None:
+        """Send what was read, and print what was sent."""
+        try:
+            if self._writer is not None:
+                self._writer._flush()
+        finally:
+            self._print_sent()
+
+    def _complain(self, error: Exception) -> None:
+        """Send what was read before an error, and report the error, and why it cannot be sent, if that is another."""
+        errors = [error]
+        try:
+            self._flush()
+        except (DropqError, OSError) as refused:
+            if str(refused) != str(error):
+                errors.append(refused)
+        for each in errors:
+            output.complain(each)
+
+    def _report_left(self) -> None:
+        if self._writer is not None and self._writer._waiting():
+            output.note(f"sent={self._records_sent} not_sent={self._writer._waiting()}")
+
+    def _report_sum(self, code: int) -> None:
+        if code or self._shell.quiet:
+            left = 0 if self._writer is None else self._writer._waiting()
+            output.note(f"sent={self._records_sent} not_sent={left}")
+
+    def _send_source(self, source: str) -> None:
+        with nullcontext(stdin()) if source == "-" else _opened(source) as file:
+            stays = file.seekable()  # what is not read of a file stays there; of a pipe, all that was read is sent
+            pipe = None if stays else _Followed(file.fileno(), self._wait, self._ending.wakes)
+            source_file = file if pipe is None else io.BufferedReader(pipe, BLOCK)
+            reader = RecordReader(source_file, self._format, max_bytes=self._longest)
+            whole = 0
+            try:
+                for number, _, end, record in reader:
+                    self._write(record, number, reader.head)
+                    whole = end + (self._format != "frames")
+                    if stays and self._ending.came:
+                        raise _Ended
+            except _Ended:
+                if pipe is not None:
+                    self._tell_unfinished(pipe, whole or len(reader.head))
+                raise
+            except ValueError as error:
+                where = "standard input" if source == "-" else source
+                raise ValueError(f"{where}: {error}; it was not sent, nor was what follows it") from error
+
+    def _tell_unfinished(self, pipe: _Followed, end: int) -> None:
+        """Tell how much was read behind the last record and its line feed, which end at this place."""
+        left = pipe.taken - end
+        if left > 0 and not (pipe.ended_line and self._format in ("jsonl", "text")):
+            output.note(f"{left} bytes behind the last whole record were read, and not sent")
+
+    def _write(self, record: bytes, number: int, head: bytes) -> None:
+        writer = self._writer
+        if writer is None or (self._format == "csv" and head != self._header):
+            self._flush()
+            self._header = head
+            header = head.removeprefix(MARK).lstrip(b"\r\n") if self._format == "csv" else None
+            writer = self._writer = self._open_writer(header)
+        try:
+            writer.write(record)
+        except ValueError as error:
+            raise ValueError(f"record {number}: {error}") from error
+        if writer._sent:
+            self._print_sent()
+
+    def _wait(self, poll: select.poll) -> None:
+        """Wait until a pipe has more; meanwhile, send what has lingered."""
+        while not self._ending.came:
+            due = None if self._writer is None else self._writer._due()
+            left = None if due is None else due - time.monotonic()
+            if left is not None and left <= 0:
+                self._send_lingering()
+            elif poll.poll(None if left is None else ceil(left * 1000)) and not self._ending.came:
+                return
+        raise _Ended
+
+    def _send_lingering(self) -> None:
+        """Send what has lingered; what the queue refuses is tried again later."""
+        try:
+            self._flush()
+            self._warned = False
+        except (DropqError, OSError) as error:
+            if not self._warned:
+                output.note(f"warning: {describe(error)}; it is tried again")
+            self._warned = True
+
+    def _print_sent(self) -> None:
+        for sent, records in () if self._writer is None else self._writer._take_sent():
+            self._records[sent.id] = records
+            self._records_sent += records if sent.accepted else 0
+            self._sent.append(sent)
+        self._print_ids()
+        self._records.clear()
+
+    def _line(self, sent: Sent) -> str:
+        record = {**record_of_send(sent), "records": self._records[sent.id]}
+        return output.line(record, ("id", "records"), as_json=self._shell.json)
+
+
+class _Followed(io.RawIOBase):
+    """A pipe: each read of it waits until something was written.
+
+    Args:
+        fd: the pipe's descriptor.
+        wait: called with what polls the descriptors; it returns when the pipe has more.
+        wakes: another descriptor, which ends the wait.
+    """
+
+    def __init__(self, fd: int, wait: Callable[[select.poll], None], wakes: int) -> None:
+        self._fd = fd
+        self._wait = wait
+        #: How many bytes were read, and whether the last of them is a line feed.
+        self.taken, self.ended_line = 0, False
+        self._poll = select.poll()
+        for each in (fd, wakes):
+            self._poll.register(each, select.POLLIN)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read what there is; 0 says that the pipe has ended."""
+        self._wait(self._poll)
+        if count := os.readv(self._fd, [buffer]):
+            self.taken, self.ended_line = self.taken + count, buffer[count - 1] == LINE_FEED
+        return count
+
+
+def _opened(path: str) -> io.BufferedReader:
+    with error_context("nothing of it was sent"):
+        return io.BufferedReader(io.FileIO(path), BLOCK)

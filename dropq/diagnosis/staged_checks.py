@@ -1,0 +1,128 @@
+"""What health, explain and fsck find in `.dropq/staged/`, where one commit moves many files; they only look."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from shlex import quote
+
+from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, linked_folders
+from dropq.diagnosis.fsck_kinds import Finding
+from dropq.format.joining import DRAFT, DROPPED, JoiningFolder
+from dropq.format.joining import WHOLE as JOINED
+from dropq.format.staged import WHOLE, OwnPart, StagedFolder, claim_of, is_part, is_reason, part_of
+from dropq.lifecycle.claims import committed, is_committed
+from dropq.lifecycle.context import QueueContext
+from dropq.storage import reading
+
+#: A sign of life of a process that puts parts together, or one that never got its name.
+_SIGN = re.compile(r"[0-9a-f]{16}|\..*", re.DOTALL)
+
+# -- health and explain --------------------------------------------------------------------------------------------
+
+
+def committed_ages(context: QueueContext, now: int) -> Iterator[int]:
+    """Yield how long ago, in ms, each message was committed whose parts have not all arrived."""
+    for _, path in committed(context):
+        with suppress(FileNotFoundError):  # RACE: it is rolled forward
+            yield now - reading.changed_ms(path)
+
+
+def joining_ages(context: QueueContext, now: int) -> Iterator[int]:
+    """Yield for how long, in ms, nothing has changed where the parts of a bundle are put together."""
+    for entry in reading.entries(context.layout.joining):
+        if JoiningFolder.of(entry.name) is None or reading.exists(f"{entry.path}/{JOINED}"):
+            continue
+        if changed := max(_changed_ms(entry.path), _changed_ms(f"{entry.path}/{DRAFT}")):
+            yield now - changed
+
+
+def _changed_ms(path: str) -> int:
+    try:
+        return reading.changed_ms(path)
+    except FileNotFoundError:
+        return 0  # RACE: it was put together, or its parts were moved back
+
+
+def waits_for(context: QueueContext, path: str) -> str:
+    """Return what a message of `committed` waits for; `path` is that of its body."""
+    folder = os.path.dirname(path)
+    if os.path.dirname(folder) == context.layout.joining:
+        sweep = f"`dropq sweep {quote(context.name)}`"
+        return f"its parts were put together by requeue --whole: any consumer, or {sweep}, moves it to target/"
+    files = reading.names_in(folder) - {WHOLE}
+    states = Counter(part.state for part in map(OwnPart.of, files) if part is not None)
+    copies = sum(part_of(file) is not None for file in files)
+    left = [f"{count} for {state}/" for state, count in sorted(states.items())]
+    left += [f"{copies} for receivers"] if copies else []
+    others = sum(not is_part(file) and not is_reason(file) for file in files)
+    parts = f"parts of it have not arrived: {', '.join(left)}" if left else "all parts of it have arrived"
+    sweep, fsck = f"`dropq sweep {quote(context.name)}`", f"`dropq fsck {quote(context.name)}`"
+    strays = f"; {fsck} says what else lies there" if others else ""
+    return f"it is committed, and {parts}: any consumer, or {sweep}, goes on, or logs why it cannot{strays}"
+
+
+# -- fsck ----------------------------------------------------------------------------------------------------------
+
+
+def examine_staged(queue: ExaminedQueue) -> Iterator[Finding]:
+    """Find commits whose parts have not arrived, what nobody will commit, and what does not belong there."""
+    if any(linked_folders(queue.layout.private_folders)):
+        return
+    folders = list(queue.entries(queue.layout.staged))
+    # RACE: after staged/: a claim goes from processing/ to staged/, so what is in neither listing was never committed.
+    owners = {
+        claim_of(entry.file.claim.owner)
+        for entry in queue.entries(queue.layout.processing)
+        if entry.file.claim is not None and entry.file.claim.ours
+    }
+    for entry in folders:
+        staged = StagedFolder.of(entry.name)
+        if staged is None or not stat.S_ISDIR(entry.status.st_mode):
+            yield entry.finding("not-staged")
+            continue
+        strays = [stray.finding("not-staged") for stray in queue.entries(entry.path) if _is_stray(stray)]
+        fence = f"{entry.path}/{WHOLE}"
+        if not os.path.islink(fence):
+            strays += [stray.finding("not-staged") for stray in queue.entries(fence)]
+        yield from strays
+        if is_committed(entry.path):
+            yield entry.finding_at_rest("unfinished-commit")
+        elif staged.claim not in owners and not strays and reading.exists(entry.path):
+            yield entry.finding_at_rest("leftover")
+
+
+def examine_joining(queue: ExaminedQueue) -> Iterator[Finding]:
+    """Find parts of bundles that nobody puts together any more, and what does not belong there."""
+    if any(linked_folders(queue.layout.private_folders)):
+        return
+    for entry in queue.entries(queue.layout.joining):
+        if stat.S_ISREG(entry.status.st_mode):
+            if not _SIGN.fullmatch(entry.name):
+                yield entry.finding("not-staged")
+        elif JoiningFolder.of(entry.name) is None or not stat.S_ISDIR(entry.status.st_mode):
+            yield entry.finding("not-staged")
+        else:
+            found = list(queue.entries(entry.path))
+            yield from (stray.finding("not-staged") for stray in found if _is_no_part(stray))
+            at_rest = min([entry.age, *(each.age for each in found if each.name == DRAFT)])
+            yield replace(entry, age=at_rest).finding_at_rest("unfinished-join")
+
+
+def _is_no_part(entry: Entry) -> bool:
+    """Return whether an entry of a folder of `joining/` is neither a part nor a file that says how far it is."""
+    hidden = entry.name.startswith(".") and entry.name not in (DRAFT, JOINED, DROPPED)
+    return hidden or not stat.S_ISREG(entry.status.st_mode)
+
+
+def _is_stray(entry: Entry) -> bool:
+    """Return whether an entry of a staged folder is neither a part, nor a reason, nor the message, nor a fence."""
+    mode = entry.status.st_mode
+    if entry.name == WHOLE:
+        return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    return not stat.S_ISREG(mode) or not (is_part(entry.name) or is_reason(entry.name))

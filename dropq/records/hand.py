@@ -1,0 +1,297 @@
+"""What the holder of a bundle remembers: the records that it has taken, and what became of each.
+
+Nothing of this is on disk until the bundle is settled, by one commit. A record is known by its number. Each record that
+was taken is open until it is settled; any thread may settle it, in any order.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO, NamedTuple
+
+from dropq.errors import DropqError, LeaseLost, StorageError
+from dropq.records.formats import MAX_RECORD_BYTES, Unreadable
+from dropq.records.reader import RawRecord, RecordReader
+from dropq.storage.failures import storage_error
+
+#: Bytes of records that are read ahead.
+AHEAD = 64 << 10
+#: Where a record begins and ends in its body.
+Place = tuple[int, int]
+
+
+class Fate(NamedTuple):
+    """What becomes of a record that is not acknowledged: it becomes a message, and this is done to it.
+
+    Attributes:
+        verb: nack, fail or reject.
+        delay: seconds before the next delivery after a nack; None for the queue's redelivery_delay.
+        reason: what is kept with the message, for people.
+        details: what else is kept with it.
+    """
+
+    verb: str
+    delay: float | None = None
+    reason: str = ""
+    details: Mapping[str, object] = {}
+
+
+class Settled(NamedTuple):
+    """A record that was settled and not acknowledged, with its place, its bytes, and what becomes of it."""
+
+    begin: int
+    end: int
+    data: bytes
+    fate: Fate
+
+
+class Hand:
+    """The records of one bundle, as its holder takes and settles them.
+
+    Args:
+        file: the body, at its start, as `RecordReader` takes it; it must be seekable.
+        body_format: one of FORMATS.
+        first: the number of the first line, row or frame.
+        max_bytes: bytes that a record has at most.
+
+    Attributes:
+        format: the body's format.
+        others: the records that were settled and not acknowledged, by number.
+        acked: how many were acknowledged.
+    """
+
+    def __init__(self, file: IO[bytes], body_format: str, *, first: int = 1, max_bytes: int = MAX_RECORD_BYTES) -> None:
+        self.file = file
+        self.format = body_format
+        self._current: RawRecord | None = None  # the last that was taken, while it is the only one that is open
+        self._open = OrderedDict[int, RawRecord]()  # a dict looks long for its first entry where many were removed
+        self.others: dict[int, Settled] = {}
+        self.acked = 0
+        self._unreadable: Unreadable | None = None
+        self._reader = RecordReader(file, body_format, first=first, max_bytes=max_bytes)
+        self._records = iter(self._reader)
+        self._ahead = deque[RawRecord]()
+        self._ended = False
+        self._late: dict[int, Place] = {}  # acknowledged behind one that is open
+        self._first_acked: tuple[int, int] = 0, 0  # number, begin
+        self._last_acked = 0  # end
+        self._last: RawRecord = first, 0, 0, b""  # that was taken
+        self._reads = False
+        self._failed: OSError | None = None
+        self._process = os.getpid()  # a child after a fork would move its parent's place in the file
+        self._frozen = 0
+        # A signal handler may settle the message while its own thread takes, or settles, a record. So the lock lets
+        # that thread in again, and each step below leaves a state from which nothing is lost: at worst a record is both
+        # acknowledged and left.
+        self._lock = threading.RLock()
+        self._version = self._version_now()
+
+    def _version_now(self) -> tuple[int, int, int]:
+        found = os.fstat(self.file.fileno())
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    @property
+    def size(self) -> int:
+        """How many bytes the body had when it was opened."""
+        return self._version[1]
+
+    def is_changed(self, path: str) -> bool:
+        """Return whether somebody wrote to the body since it was opened, or put another file in its place."""
+        if self._version_now() != self._version:
+            return True
+        with suppress(FileNotFoundError):  # the claim is gone, or was renewed, as its commit will find
+            return os.lstat(path).st_ino != self._version[0]
+        return False
+
+    @property
+    def head(self) -> bytes:
+        """The head of the body; it is known once the first record was asked for."""
+        return self._reader.head
+
+    def take(self) -> RawRecord | None:
+        """Take the next record, which is open from then on; return None at the end, or where the rest is unreadable.
+
+        Raises:
+            OSError: what comes next cannot be read now.
+        """
+        if self._frozen or not (self._ahead or self._read_to_take()):
+            return None
+        if self._current is not None:
+            self._move_current()
+        # RACE: with a thread, or a signal handler, that settles the message. The record is open before it is not ahead
+        # any more, and `left` looks ahead first. So it is seen in one of them.
+        self._current = self._last = record = self._ahead[0]
+        self._ahead.popleft()
+        return record
+
+    @property
+    def open(self) -> OrderedDict[int, RawRecord]:
+        """The records that were taken and are not settled, by number, in order."""
+        if self._current is not None:
+            self._move_current()
+        return self._open
+
+    def _move_current(self) -> None:
+        """Let the last record that was taken be one of several that are open."""
+        with self._lock:  # RACE: with a thread that settles it
+            if (record := self._current) is not None:
+                self._open[record[0]] = record
+                self._current = None
+
+    def _read_to_take(self) -> bool:
+        with self._lock:
+            # RACE: with a thread that settles the message, and copies what is left of the same file. It was first.
+            return not self._frozen and self._read()
+
+    def _read(self) -> bool:
+        """Read some records ahead; return whether there are any.
+
+        An error or an interrupt ends the reader amid the body: `_reads` stays true, and nothing more is read.
+        """
+        with self._lock:
+            if os.getpid() != self._process:
+                raise DropqError("the message was received before a fork, by the parent, which reads its records")
+            if self._failed is not None:
+                raise self._failed
+            if self._reads or self._ended or self.file.closed:
+                return False
+            self._reads = True
+            size = 0
+            try:
+                for record in self._records:
+                    self._ahead.append(record)
+                    size += record[2] - record[1]
+                    if size > AHEAD:
+                        break
+                else:
+                    self._ended = True
+            except Unreadable as error:
+                self._unreadable, self._ended = error, True
+            except OSError as error:
+                self._failed = error  # it is raised once what was read before is taken
+                if not self._ahead:
+                    raise
+                return True
+            self._reads = False
+            return bool(self._ahead)
+
+    @property
+    def next(self) -> tuple[int, int] | None:
+        """The number and the place of what comes after the records that were taken; None if nothing does."""
+        with self._lock:
+            if self._ahead or (not self._reads and self._read()):
+                number, begin, _, _ = self._ahead[0]
+                return number, begin
+            if self._reads:  # we are in a signal handler, or behind an error: the last record's end begins what is left
+                number, _, end, _ = self._last
+                framed = self.format == "frames"
+                if end and end >= self.size - (not framed):
+                    return None  # nothing follows the last record but its line feed
+                return number + (framed and end > 0), end
+            return None if self.unreadable is None else (self.unreadable.number, self.unreadable.byte)
+
+    @property
+    def unreadable(self) -> Unreadable | None:
+        """Why the rest cannot be taken apart, once all before it was taken; else None."""
+        return None if self._ahead else self._unreadable
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no record was taken."""
+        return not self._last[3]
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether an error ended the reading: what was not read is left."""
+        return self._reads
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether any record was settled."""
+        return self.acked > 0 or bool(self.others)
+
+    def ack(self, number: int) -> bool:
+        """Acknowledge an open record; return False if it is not open, or the bundle is being settled."""
+        with self._lock:
+            record = self._current
+            # Most loops settle each record before they take the next. Then no other is open, and it ends what is acked.
+            if record is not None and record[0] == number and not self._open and not self._frozen:
+                if not self.acked:
+                    self._first_acked = number, record[1]
+                self._last_acked = record[2]
+                self.acked += 1
+                self._current = None
+                return True
+            opened = self.open
+            record = opened.get(number)
+            if record is None or self._frozen:
+                return False
+            _, begin, end, _ = record
+            if len(opened) > 1 and number != next(iter(opened)):
+                self._late[number] = begin, end
+            if not self.acked or number < self._first_acked[0]:
+                self._first_acked = number, begin
+            if end > self._last_acked:
+                self._last_acked = end
+            self.acked += 1
+            opened.pop(number, None)  # a signal handler may have been quicker
+            if self._late and not opened:
+                self._late.clear()
+            return True
+
+    def settle(self, number: int, data: bytes, fate: Fate) -> bool:
+        """Settle an open record without an ack; return False if it is not open, or the bundle is being settled."""
+        with self._lock:
+            record = self.open.get(number)
+            if record is None or self._frozen:
+                return False
+            self.others[number] = Settled(record[1], record[2], data, fate)
+            del self.open[number]
+            return True
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let no record be taken or settled in the block, which settles the message, and close the body after it.
+
+        An error without effect opens the bundle again.
+        """
+        with self._lock:
+            self._frozen += 1
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, LeaseLost) or (isinstance(error, StorageError) and error.location is not None):
+                self.file.close()
+            else:
+                with self._lock:
+                    self._frozen -= 1
+            if isinstance(error, OSError):
+                raise storage_error(error, "nothing was settled, and the message is still held") from error
+            raise
+        self.file.close()
+
+    def left(self) -> tuple[int, int, list[Place]] | None:
+        """Return what is left: the number and the place where it begins, and the places settled in it; else None."""
+        nearest = self.next  # first, as `take` says
+        with self._lock:
+            first = list(self.open.values())[:1]  # at once, as another thread may be taking a record
+            begin = (first[0][0], first[0][1]) if first else nearest
+            if begin is None:
+                return None
+            settled = [place for number, place in self._late.items() if number > begin[0]]
+            settled += [(each.begin, each.end) for number, each in self.others.items() if number > begin[0]]
+            return *begin, sorted(settled)
+
+    def acknowledged(self) -> tuple[int, int, int, list[Place]] | None:
+        """Return what was acknowledged: its first number, its two ends, and the places of all else in it; else None."""
+        with self._lock:
+            if not self.acked:
+                return None
+            (number, begin), end = self._first_acked, self._last_acked
+            others = [(record[1], record[2]) for record in list(self.open.values())]
+            others += [(each.begin, each.end) for each in self.others.values()]
+            return number, begin, end, sorted(place for place in others if begin < place[0] < end)

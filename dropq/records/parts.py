@@ -1,0 +1,61 @@
+"""Copies a part of a body, so that reading the part gives the records of the body, with their numbers and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import IO
+
+from dropq.records.formats import LENGTH, beginning
+
+#: Bytes that are copied at a time.
+BLOCK = 256 << 10
+
+
+def copy_part(
+    source: IO[bytes],
+    target: IO[bytes],
+    body_format: str,
+    *,
+    head: bytes,
+    begin: int = 0,
+    end: int | None = None,
+    empty: Iterable[tuple[int, int]] = (),
+) -> None:
+    """Write the part of a body from one of its records on, behind the head of the body.
+
+    A part is read with the number of the record at `begin` as its first. What cannot be read as records is copied, too.
+
+    Args:
+        source: the body; it must be seekable.
+        target: where to write to.
+        body_format: one of FORMATS.
+        head: the head of the body, as its reader found it; b"" if the part begins at byte 0.
+        begin: where the first record of the part begins; 0 for all of the body.
+        end: where the first record behind the part begins; None for the end of the body.
+        empty: where records begin and end that become empty lines, rows or frames, in order.
+
+    Raises:
+        ValueError: the body ends too early: it was changed since it was read.
+    """
+    source.seek(begin)
+    if begin:  # at 0 the body's own mark stands
+        target.write(beginning(body_format, head, source.read(4)))
+    hole = LENGTH.pack(0) if body_format == "frames" else b""
+    for hole_begin, hole_end in empty:
+        _copy(source, target, begin, hole_begin)
+        target.write(hole)
+        begin = hole_end
+    _copy(source, target, begin, end)
+
+
+def _copy(source: IO[bytes], target: IO[bytes], begin: int, end: int | None) -> None:
+    """Copy what lies between two places of a file, or to its end."""
+    source.seek(begin)
+    while end is None or begin < end:
+        data = source.read(BLOCK if end is None else min(BLOCK, end - begin))
+        if not data:
+            if end is None:
+                return
+            raise ValueError(f"the body ends at byte {begin}, and had {end} bytes or more when it was read")
+        target.write(data)
+        begin += len(data)

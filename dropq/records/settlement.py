@@ -1,0 +1,368 @@
+"""The settlement of a bundle by its records: one commit, after which each record is where it goes.
+
+The holder of a bundle settles it by the same verbs as any message. `RecordTransitions` takes the place of the queue's
+`Transitions` for this one claim: where some records were settled, a verb concerns what is left of them, and parts are
+staged, committed and moved as `dropq/staging/fan_out.py` says. Where none was settled, or all in one way, the verb is
+the one rename that it is for any message.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import IO, Any, NamedTuple, cast
+
+from dropq.format.claims import Claim, Location
+from dropq.format.layout import DEAD_LETTER, WAITING
+from dropq.format.names import Name
+from dropq.format.staged import OwnPart
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.dead_letters import is_letter
+from dropq.lifecycle.transitions import LARGEST, Transitions
+from dropq.records.formats import pack
+from dropq.records.hand import Fate, Hand, Place, Settled
+from dropq.records.parts import copy_part
+from dropq.staging.fan_out import settle
+from dropq.storage import reading
+from dropq.storage.clock import lease_end
+from dropq.storage.files import SYNCED_TOGETHER
+
+#: Parts from which on one sync of the file system makes them durable together.
+TOGETHER = 4
+#: Bytes that are written between two looks at the lease.
+STEP = 8 << 20
+#: The reason of a bundle whose body was written to while it was held.
+CHANGED = "its body was changed while it was worked on"
+
+
+class Goes(NamedTuple):
+    """Where a message goes: its name there, its state, and why it goes there if the state has reasons."""
+
+    name: Name
+    state: str
+    reason: str = ""
+    details: Mapping[str, object] = {}
+
+
+class Copied(NamedTuple):
+    """A part of the body that is copied: from a place to a place, but for the places that become empty."""
+
+    begin: int
+    end: int | None
+    empty: list[Place]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that is to be staged: where it goes, and its body."""
+
+    goes: Goes
+    body: bytes | Copied
+
+
+class RecordTransitions(Transitions):
+    """Settles one claimed message by its records.
+
+    Args:
+        context: the queue.
+        hand: its records.
+        lease: seconds for which its lease is renewed while parts are written; None if it has none.
+
+    Attributes:
+        parts: what it was settled as; empty if it is not settled, or was by one rename.
+    """
+
+    def __init__(self, context: QueueContext, hand: Hand, lease: float | None) -> None:
+        super().__init__(context)
+        self.parts: list[OwnPart] = []
+        self._hand = hand
+        self._lease = lease
+        #: What takes its records, for its holder.
+        self.bundle: Any = None
+
+    # -- the verbs of the message --------------------------------------------------------------------------------
+
+    def archive(self, claim: Claim, *, synced: bool = True) -> Location:
+        """Acknowledge what is not settled otherwise."""
+        with self._hand.frozen():
+            if self._hand.is_changed(claim.path):
+                return self._set_changed_aside(claim)
+            if not self._hand.others:
+                return super().archive(claim, synced=synced)
+            if (only := self._only_record()) is not None:
+                return self._settle_whole(claim, only.fate)
+            return self._commit(claim, None)
+
+    def give_back(
+        self,
+        claim: Claim,
+        *,
+        cancel: bool = False,
+        counted: bool = True,
+        delay: float | None = None,
+        lapsed: str = "",
+    ) -> Location:
+        """Return what is left to target/, or to delayed/, as `Transitions.give_back` returns a message."""
+        with self._hand.frozen():
+            if not self._hand.is_settled:
+                return super().give_back(claim, cancel=cancel, counted=counted, delay=delay, lapsed=lapsed)
+            if self._hand.left() is None:
+                return self.archive(claim)
+            name = self._counted(claim, cancel=cancel, counted=counted)
+            return self._commit(claim, self._given_back(claim, name, cancel=cancel, counted=counted, delay=delay))
+
+    def release(self, claim: Claim, *, counted: bool = True) -> Location:
+        """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
+        with self._hand.frozen():
+            return self.checkpoint(claim) if self._hand.is_settled else super().release(claim, counted=counted)
+
+    def checkpoint(self, claim: Claim) -> Location:
+        """Settle what is settled; what is left waits at its old place, as if it had not been delivered this time."""
+        with self._hand.frozen():
+            if self._hand.left() is None:
+                return self.archive(claim)
+            return self._commit(claim, Goes(self._counted(claim, counted=False), "target"))
+
+    def set_aside(
+        self,
+        claim: Claim,
+        state: str,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        *,
+        cancel: bool = False,
+    ) -> Location:
+        """Move what is left to error/ or expired/, as `Transitions.set_aside` moves a message."""
+        with self._hand.frozen():
+            if not self._hand.is_settled:
+                return super().set_aside(claim, state, reason, details, cancel=cancel)
+            if self._hand.left() is None:
+                return self.archive(claim)
+            name = self._counted(claim, cancel=cancel)
+            return self._commit(claim, Goes(name, state, reason, {**self._of(claim), **(details or {})}))
+
+    def cut(self, claim: Claim, at: tuple[int, int], first: int) -> Location:
+        """Cut a bundle in two, as somebody died over it: each half waits for its first delivery.
+
+        Args:
+            claim: the claim; no record of it was settled.
+            at: the number and the place of the record that the later half begins with.
+            first: the number of the first record.
+        """
+        number, place = at
+        with self._hand.frozen():
+            name = self._counted(claim, counted=False)
+            before = min(name.cut + name.delivery_count, LARGEST)
+            name = replace(self._kept_in_order(claim, name), delivery_count=0, cancels=0, cut=before)
+            own = replace(name, first=_told(number), copy=os.urandom(5).hex())
+            earlier = Part(Goes(replace(name, first=first, via=""), "target"), Copied(0, place, []))
+            later = Part(Goes(own, "target"), Copied(place, None, []))
+            return self._settle_as(claim, [earlier, later], heir=later)
+
+    # -- where a record, or what is left, goes -------------------------------------------------------------------
+
+    def _only_record(self) -> Settled | None:
+        """Return the one record of a body that has no other, if it was settled without an ack."""
+        hand = self._hand
+        if not hand.acked and not hand.open and len(hand.others) == 1 and hand.next is None:
+            return next(iter(hand.others.values()))
+        return None
+
+    def _settle_whole(self, claim: Claim, fate: Fate) -> Location:
+        """Settle a message that has one record as the message that it is."""
+        plain = Transitions(self.context)
+        if fate.verb == "nack":
+            return plain.give_back(claim, cancel=True, delay=fate.delay)
+        if fate.verb == "fail" and self._may_try_again(claim, self._sidecars.parse(claim.own_name)):
+            return plain.give_back(claim)
+        reason = "failed" if fate.verb == "fail" else "rejected"
+        return plain.set_aside(claim, "error", reason, {"detail": fate.reason, **fate.details})
+
+    def _may_try_again(self, claim: Claim, name: Name) -> bool:
+        return claim.number <= self._config.redelivery_attempts and not is_letter(self.context, name)
+
+    def _goes(self, claim: Claim, name: Name, fate: Fate) -> Goes:
+        """Return where a record goes that became a message of a name."""
+        if fate.verb == "nack":
+            return self._given_back(claim, replace(name, cancels=1), cancel=True, delay=fate.delay)
+        if fate.verb == "fail" and self._may_try_again(claim, name):
+            return self._given_back(claim, name)
+        reason = "failed" if fate.verb == "fail" else "rejected"
+        return Goes(name, "error", reason, {**self._of(claim), "detail": fate.reason, **fate.details})
+
+    def _given_back(
+        self, claim: Claim, name: Name, *, cancel: bool = False, counted: bool = True, delay: float | None = None
+    ) -> Goes:
+        if reason := self._exhausted(name, cancel=cancel, counted=counted):
+            return Goes(name, self._config.exhausted, reason, self._of(claim))
+        wait = self._redelivery_delay(name) if delay is None else delay
+        if wait <= 0:
+            return Goes(replace(name, not_before=0), "target")
+        return Goes(replace(name, not_before=self._clock.now_ms() + int(wait * 1000)), "delayed")
+
+    def _of(self, claim: Claim) -> dict[str, object]:
+        return {"owner": claim.owner, "delivery": claim.number}
+
+    # -- the commit ----------------------------------------------------------------------------------------------
+
+    def _commit(self, claim: Claim, rest: Goes | None) -> Location:
+        """Settle all records by one commit; `rest` says where what is left goes, None acknowledges it."""
+        hand = self._hand
+        if hand.is_changed(claim.path):
+            return self._set_changed_aside(claim)
+        parts = [self._part_of(claim, number, each) for number, each in sorted(hand.others.items())]
+        if rest is None:
+            return self._settle_as(claim, parts)
+        left, acked = hand.left(), hand.acknowledged()
+        assert left is not None  # else it would have been acknowledged
+        number, begin, empty = left
+        name = self._kept_in_order(claim, rest.name)
+        goes = rest._replace(name=replace(name, first=_told(number), via=name.via if rest.state in WAITING else ""))
+        heir = Part(goes, Copied(begin, None, empty))
+        if acked is not None and self._config.history:
+            number, begin, end, empty = acked
+            name = replace(self._kept_in_order(claim, self._counted(claim)), first=_told(number), via="")
+            parts.append(Part(Goes(name, "processed"), Copied(begin, end, empty)))
+        return self._settle_as(claim, [*parts, heir], heir=heir)
+
+    def _set_changed_aside(self, claim: Claim) -> Location:
+        return super().set_aside(claim, "error", "body_changed", {"detail": CHANGED})
+
+    def _part_of(self, claim: Claim, number: int, settled: Settled) -> Part:
+        """Return the part of a record that is not acknowledged."""
+        name = self._sidecars.whole(self._counted(claim))
+        since = name.since or name.timestamp or self._arrival(claim)
+        name = Name(
+            f"{name.id}-{number}",
+            name.priority,
+            name.message_class,
+            name.expiration,
+            name.correlation_id,
+            name.reply_to,
+            name.type,
+            name.properties,
+            delivery_count=name.delivery_count,
+            since=since,
+            origin=name.origin,
+            return_to=name.return_to,
+            reason=name.reason,
+            copied=name.copied,
+            record=_told(number),
+        )
+        body = pack(self._hand.format, [settled.data], head=self._hand.head)
+        return Part(self._goes(claim, name, settled.fate), body)
+
+    def _kept_in_order(self, claim: Claim, name: Name) -> Name:
+        """Return the name of a part that bears the bundle's id: it is coded, and keeps its place in the order."""
+        since = name.since if name.generated else name.since or self._arrival(claim)
+        return replace(name, foreign=False, since=since, copy=os.urandom(5).hex(), records=0, lapsed="", replayed=False)
+
+    def _arrival(self, claim: Claim) -> int:
+        return claim.arrival or self._move_out(claim, reading.changed_ms)
+
+    def _settle_as(self, claim: Claim, wanted: list[Part], heir: Part | None = None) -> Location:
+        """Turn a claimed message into parts.
+
+        Args:
+            claim: the claim.
+            wanted: the parts.
+            heir: the part that is left of the message; None if nothing is: then the message itself is archived.
+        """
+        time = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+        parts = [self._own_part(number, part.goes) for number, part in enumerate(wanted)]
+        whole = self._counted(claim)
+        if heir is not None and heir.goes.name.via:
+            whole = replace(whole, via="", copy=os.urandom(5).hex())  # what is left bears the credit
+        own_name = claim.own_name if whole.delivery_count == 1 and heir is None else self._sidecars.fit(whole)
+
+        def write(folder: str) -> None:
+            self._write(claim, folder, list(zip(parts, wanted, strict=True)), time)
+
+        settle(self.context, claim, parts, write, own_name, "processed" if heir is None else "unlink")
+        self.parts = self._sent_on(parts, wanted)
+        if heir is None:
+            return Location("processed", own_name) if self._config.history else Location("removed", "")
+        left = self.parts[wanted.index(heir)]
+        return Location(left.state, left.own_name)
+
+    def _sent_on(self, parts: list[OwnPart], wanted: list[Part]) -> list[OwnPart]:
+        """Move the parts that are dead letters on from error/: a commit moves parts within their queue only."""
+        letters = {
+            part.own_name: each.goes.reason
+            for part, each in zip(parts, wanted, strict=True)
+            if each.goes.state == DEAD_LETTER
+        }
+        gone = Transitions(self.context).letters_from_error(letters) if letters else ()
+        return [part._replace(state=DEAD_LETTER) if part.own_name in gone else part for part in parts]
+
+    def _own_part(self, number: int, goes: Goes) -> OwnPart:
+        # No other file has its name, so that whoever moves it makes the same of its reason.
+        name = goes.name if goes.name.mark else self.marked(goes.name)
+        state = "error" if goes.state == DEAD_LETTER else goes.state
+        return OwnPart(number, state, self._sidecars.fit(replace(name, copy="") if name.via else name))
+
+    def _write(self, claim: Claim, folder: str, parts: list[tuple[OwnPart, Part]], time: str) -> None:
+        """Write the parts into a staged folder, with the reasons of those that have one."""
+        self._renew(claim)
+        count = len(parts) + sum(bool(part.goes.reason) for _, part in parts)
+        with self._storage.together(folder, count if count < TOGETHER else max(count, SYNCED_TOGETHER)) as each:
+            for own, part in parts:
+                path = f"{folder}/{own}"
+                if isinstance(part.body, bytes):
+                    self._storage.write_new(path, part.body, synced=each)
+                else:
+                    self._copy(claim, path, part.body, synced=each)
+                if part.goes.reason:
+                    known = {"name": own.own_name, "inode": reading.inode(path)}
+                    said = {**part.goes.details, "reason": part.goes.reason, "time": time, **known}
+                    content = json.dumps(said).encode()
+                    self._storage.write_new(f"{folder}/{own.reason}", content, synced=each)
+
+    def _copy(self, claim: Claim, path: str, copied: Copied, *, synced: bool) -> None:
+        """Copy a part of the body to a new file."""
+        hand = self._hand
+        file, place, fd = hand.file, hand.file.tell(), self._storage.create(path)
+        try:
+            with open(fd, "wb", closefd=False) as target:
+                step = _Steps(target, lambda: self._renew(claim))
+                begin, end, empty = copied
+                copy_part(file, cast(IO[bytes], step), hand.format, head=hand.head, begin=begin, end=end, empty=empty)
+            if synced:
+                self._storage.sync_file(fd)
+        except ValueError as error:
+            raise OSError(errno.EIO, f"{error}; its body was changed while it was worked on", claim.path) from error
+        finally:
+            os.close(fd)
+            file.seek(place)
+
+    def _renew(self, claim: Claim) -> None:
+        """Renew the lease, so that it lasts while a step is written."""
+        if claim.deadline and self._lease:
+            self.extend(claim, max(claim.deadline, lease_end(self._clock, self._lease)))
+
+
+def _told(number: int) -> int:
+    """Return the number of a record as a name tells it: the largest that a name can tell stands for all beyond it."""
+    return min(number, LARGEST)
+
+
+class _Steps:
+    """Writes to a file, and calls something after each step of many bytes."""
+
+    def __init__(self, target: IO[bytes], after_each: Callable[[], None]) -> None:
+        self._target = target
+        self._after_each = after_each
+        self._written = 0
+
+    def write(self, data: Any) -> int:
+        """Write what is given."""
+        self._target.write(data)
+        self._written += len(data)
+        if self._written >= STEP:
+            self._written = 0
+            self._after_each()
+        return len(data)

@@ -1,0 +1,436 @@
+"""Put the parts of a bundle together: messages of one state become one new message, by one rename.
+
+The parts are renamed out of their state into a folder of `.dropq/joining/`, where nobody looks for messages, and the
+body of the whole is written beside them as `.draft`. The rename of `.draft` to `.whole` is the commit. After it, any
+process may remove the parts, and then move `.whole` to target/. Before it, any process that finds the one that puts
+them together dead may rename `.draft` to `.dropped`, and then move the parts back. Only one of the two renames can be
+made. So each record is in the whole or in its part, and nobody is handed the one while there is the other.
+
+    a crash at                     leaves                                   and the next upkeep of a consumer, or sweep,
+    making the folder              a folder, maybe with `.draft`            removes it
+    moving the parts in            some in their state, some in the folder  moves them back
+    writing `.draft`               the parts in the folder                  moves them back
+    the commit                     `.draft` and the parts, or `.whole`      moves them back, or goes on
+    removing the parts             `.whole`, and some of them               removes the others, and goes on
+    moving `.whole` to target/     `.whole`, or the message                 moves it
+    moving the parts back          `.dropped`, and some of them             moves the others back
+    removing the folder            an empty folder                          removes it
+
+A part that was moved back has its own name again, and its reason. Only if its reason is over a day old, a sweep that
+looks while the part is away removes the reason.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedWriter
+from typing import IO, NamedTuple
+
+from dropq.errors import DropqError
+from dropq.format.credits import may_have_via
+from dropq.format.joining import DRAFT, DROPPED, WHOLE, JoiningFolder
+from dropq.format.layout import STATES, WITH_REASON
+from dropq.lifecycle import credits
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transitions import Transitions
+from dropq.queue.message import Message
+from dropq.records.formats import LARGEST_RECORD, LENGTH, Unreadable, beginning, format_of
+from dropq.records.reader import BLOCK, RecordReader
+from dropq.storage import liveness, reading
+from dropq.storage.failures import describe, error_context, storage_error
+from dropq.storage.files import Draft
+from dropq.storage.mounts import was_brought_back
+
+log = logging.getLogger("dropq")
+
+#: Milliseconds without a change of the draft after which a process that has no sign of life counts as dead.
+IDLE_AGE = 60_000
+#: Milliseconds that a sign of life is kept that never got its name.
+LEFTOVER_AGE = 86_400_000
+#: Empty lines that are written at a time.
+GAP = 1 << 16
+#: Empty lines, rows or frames that a whole has at most: anybody who sends may write any number into a name.
+MOST_EMPTY = 1 << 26
+#: What an error says of parts that are not put together.
+APART = "the parts stay as they are"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A message that is a part of a bundle, or was a record of one.
+
+    Attributes:
+        bundle: the id of the bundle.
+        number: its number if it was a record; else that of its first line, row or frame.
+        begins: the number of its first line, row or frame: another one, if somebody made several of a record.
+        is_record: whether it was a record: then it has no other.
+        file: its file name.
+        body_format: the format of its body.
+    """
+
+    bundle: str
+    number: int
+    begins: int
+    is_record: bool
+    file: str
+    body_format: str
+
+    @classmethod
+    def of(cls, message: Message) -> Part | None:
+        """Return what part of which bundle a message is; None if it is none.
+
+        Raises:
+            DropqError: its body cannot have records.
+        """
+        bundle = bundle_of(message)
+        if bundle is None:
+            return None
+        try:
+            body_format = format_of(message.type)
+        except ValueError as error:
+            raise DropqError(f"{message.file}: {error}; {APART}") from error
+        record, begins = message.record_number, message._name.begins
+        return cls(bundle, record or begins, begins, record is not None, message.file, body_format)
+
+
+def bundle_of(message: Message) -> str | None:
+    """Return the id of the bundle that a message is a part of, or was a record of; None if it is neither."""
+    if message.record_number is None:
+        return message.id if message.first_record else None
+    bundle, _, number = message.id.rpartition("-")
+    return bundle if bundle and number == str(message.record_number) else None
+
+
+def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep_expiration: bool = False) -> str:
+    """Put the parts of one bundle together as a new message; return its name in target/.
+
+    The records are in the order of their numbers. A number that none of the parts has becomes an empty line, row or
+    frame, and one that several have with the same bytes is there once. Counters and the queue's clock begin again.
+
+    Args:
+        context: the queue.
+        state: error, expired or processed, where the parts lie.
+        messages: the parts.
+        keep_expiration: keep the expiration of the first part; else drop it.
+
+    Raises:
+        DropqError: the parts cannot be put together; they stay as they are.
+        StorageError: they stay as they are, or a sweep moves them back; or, if the text says so, they are together.
+    """
+    parts = sorted(filter(None, map(Part.of, messages)), key=lambda part: (part.number, part.file))
+    first = parts[0]
+    for part in parts:
+        if part.body_format != first.body_format:
+            raise DropqError(
+                f"{first.file} is {first.body_format}, and {part.file} is {part.body_format}: parts of several formats "
+                f"make no bundle, requeue them without --whole; {APART}"
+            )
+    name = Transitions(context).name_of_whole(first.file, first.bundle, first.number, keep_expiration=keep_expiration)
+    with error_context(APART):
+        context.storage.make_folder(context.layout.joining)
+        owner = os.urandom(8).hex()
+        alive = liveness.Presence(context.layout.joining, owner, context.storage)
+    folder = f"{context.layout.joining}/{JoiningFolder(owner, state, name).name}"
+    try:
+        try:
+            _commit(context, state, folder, parts)
+        except BaseException:
+            _give_up(context, folder)
+            raise
+        with error_context("the parts are together, and the next sweep sends the whole"):
+            _go_on(context, folder)
+    finally:
+        if reading.exists(folder):
+            alive.abandon()  # the next sweep sees to it
+        else:
+            alive.end()
+    return name
+
+
+def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part]) -> None:
+    """Take the parts out of their state, write the body of the whole, and make it the message."""
+    storage, layout = context.storage, context.layout
+    with error_context(APART):
+        storage.make_folder(folder, parents=False)
+        fd = storage.create(f"{folder}/{DRAFT}")
+    with BufferedWriter(Draft(fd, lambda error: storage_error(error, APART)), BLOCK) as body:
+        with error_context(APART):
+            storage.sync(folder)
+            for part in parts:
+                _take(context, state, part, folder)
+        _write(body, folder, parts)
+        body.flush()
+        with error_context(APART):
+            storage.sync_file(fd)
+    with error_context(APART):
+        storage.sync(layout.folder(state), folder)  # no part may be in its state after a power cut
+        try:
+            # RACE: with a sweep that takes this process for dead. Whichever renames the draft first decides.
+            storage.rename(f"{folder}/{DRAFT}", f"{folder}/{WHOLE}")
+        except FileNotFoundError as error:
+            raise DropqError(f"a sweep took this process for dead while it put parts together; {APART}") from error
+
+
+def _take(context: QueueContext, state: str, part: Part, folder: str) -> None:
+    """Take a part out of its state: from now on no other process can requeue it."""
+    source = f"{context.layout.folder(state)}/{part.file}"
+    try:
+        context.storage.rename(source, f"{folder}/{part.file}")
+    except FileNotFoundError as error:
+        if not reading.exists(folder):
+            raise
+        raise DropqError(f"somebody else took {part.file} out of {state}/ first; {APART}") from error
+
+
+def _give_up(context: QueueContext, folder: str) -> None:
+    """Move the parts back, unless they are together already; a sweep does what cannot be done now."""
+    try:
+        _drop(context, folder)
+    except (OSError, DropqError) as error:
+        log.warning("%s stays until a sweep clears it: %s", folder, describe(error))
+
+
+# -- the body of the whole -----------------------------------------------------------------------------------------
+
+
+def _write(body: IO[bytes], folder: str, parts: Sequence[Part]) -> None:
+    """Write the records of all parts, in order of their numbers."""
+    first, body_format = parts[0], parts[0].body_format
+    heads: dict[str, bytes] = {}
+    following, last, last_from, empty = first.number, b"", first, 0
+    for number, data, part in _in_order(folder, parts, heads):
+        if number < following:
+            if data != last:
+                raise DropqError(
+                    f"{last_from.file} and {part.file} have different records of number {number}: requeue one of them "
+                    f"without --whole, or purge it; {APART}"
+                )
+            continue
+        if not last:
+            body.write(beginning(body_format, heads[first.file], data if number == following else b""))
+        empty += number - following
+        if empty > MOST_EMPTY:
+            raise DropqError(
+                f"{part.file} has a record of number {number}, and so many numbers before it are missing that the "
+                f"whole would have over {MOST_EMPTY} empty records: requeue it without --whole; {APART}"
+            )
+        _write_empty(body, body_format, number - following)
+        body.write(LENGTH.pack(len(data)) + data if body_format == "frames" else data + b"\n")
+        following, last, last_from = number + 1, data, part
+    if not last:
+        body.write(heads.get(first.file, b""))
+
+
+def _write_empty(body: IO[bytes], body_format: str, count: int) -> None:
+    """Write so many empty lines, rows or frames."""
+    empty = LENGTH.pack(0) if body_format == "frames" else b"\n"
+    while count > 0:
+        body.write(empty * min(count, GAP))
+        count -= GAP
+
+
+#: The next record of a part: its number and bytes, the place of the part, and its other records.
+_Next = tuple[int, bytes, int, Iterator[tuple[int, bytes]]]
+
+
+def _in_order(folder: str, parts: Sequence[Part], heads: dict[str, bytes]) -> Iterator[tuple[int, bytes, Part]]:
+    """Yield the records of all parts in order of their numbers; a part is open only while its records come."""
+    upcoming = deque(enumerate(parts))
+    heap: list[_Next] = []
+    while upcoming or heap:
+        while upcoming and (not heap or upcoming[0][1].number <= heap[0][0]):
+            place, part = upcoming.popleft()
+            _push(heap, place, _records(folder, part, parts[0], heads))
+        if heap:
+            number, data, place, rest = heapq.heappop(heap)
+            yield number, data, parts[place]
+            _push(heap, place, rest)
+
+
+def _push(heap: list[_Next], place: int, records: Iterator[tuple[int, bytes]]) -> None:
+    """Add the next record of a part to the heap, if it has one."""
+    found = next(records, None)
+    if found is not None:
+        heapq.heappush(heap, (*found, place, records))
+
+
+def _records(folder: str, part: Part, first: Part, heads: dict[str, bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and bytes of each record of a part, and keep its head.
+
+    Raises:
+        DropqError: it cannot be read, has a header of its own, or has more than the record that it was.
+    """
+    with error_context(APART), reading.open_body(f"{folder}/{part.file}") as body:
+        reader = RecordReader(body, part.body_format, first=part.begins, max_bytes=LARGEST_RECORD)
+        try:
+            for number, _, _, data in reader:
+                _check_head(part, reader.head, first, heads)
+                if part.is_record and number != part.number:
+                    raise DropqError(f"{part.file} was one record, and has several now: requeue it alone; {APART}")
+                yield number, data
+        except Unreadable as error:
+            raise DropqError(f"{part.file}: {error}; requeue it without --whole; {APART}") from error
+        _check_head(part, reader.head, first, heads)
+
+
+def _check_head(part: Part, head: bytes, first: Part, heads: dict[str, bytes]) -> None:
+    """Keep the head of a part; raise DropqError if it is another header than that of the first part."""
+    kept = heads.setdefault(part.file, head)
+    expected = heads.get(first.file, kept)
+    if part.body_format == "csv" and kept.removesuffix(b"\n") != expected.removesuffix(b"\n"):
+        raise DropqError(f"{first.file} and {part.file} have different headers: requeue them without --whole; {APART}")
+
+
+# -- roll forward, or back -----------------------------------------------------------------------------------------
+
+
+class Swept(NamedTuple):
+    """How many folders a sweep brought in order, and how many it could not."""
+
+    done: int
+    refused: int
+
+
+def sweep(context: QueueContext) -> Swept:
+    """Go on with what dead processes were putting together: move the parts back, or send the whole."""
+    joining = context.layout.joining
+    found = list(reading.entries(joining))
+    done = refused = 0
+    for entry in found:
+        known = JoiningFolder.of(entry.name)
+        if known is not None and entry.is_dir(follow_symlinks=False):
+            try:
+                done += _settle(context, entry.path, known)
+            except (OSError, DropqError) as error:
+                refused += 1
+                log.warning("%s: %s; the next sweep tries again", entry.path, describe(error))
+    for entry in found:
+        if entry.is_file(follow_symlinks=False):
+            _forget(context, entry)
+    return Swept(done, refused)
+
+
+def _settle(context: QueueContext, folder: str, known: JoiningFolder) -> bool:
+    """Bring a folder in order; return False if the process may be alive that puts it together."""
+    reading.ask_server(folder)  # on NFS, another host may have renamed the draft
+    if reading.exists(f"{folder}/{WHOLE}"):
+        _go_on(context, folder)
+        return True
+    if _may_live(context, known.owner, folder):
+        return False
+    _drop(context, folder)
+    return True
+
+
+def _may_live(context: QueueContext, owner: str, folder: str) -> bool:
+    """Return whether the process that puts parts together may be alive; without locks, its writing shows it."""
+    joining = context.layout.joining
+    if reading.exists(f"{joining}/{owner}"):
+        return not liveness.is_dead(joining, owner)
+    paths = [path for path in (folder, f"{folder}/{DRAFT}") if reading.exists(path)]
+    return any(context.age_ms(path) < IDLE_AGE for path in paths)
+
+
+def _forget(context: QueueContext, entry: os.DirEntry[str]) -> None:
+    """Remove the sign of life of a dead process that has no folder any more."""
+    joining = context.layout.joining
+    if entry.name.startswith("."):
+        if context.age_ms(entry.path) > LEFTOVER_AGE:
+            context.storage.unlink(entry.path)
+    elif not any(folder.startswith(f"{entry.name},") for folder in reading.names_in(joining)):
+        with liveness.dead(joining, entry.name) as is_dead:
+            if is_dead:
+                liveness.forget_dead(joining, entry.name, context.storage)
+
+
+def _drop(context: QueueContext, folder: str) -> None:
+    """Move parts back that are not put together; go on if they are."""
+    with suppress(FileNotFoundError):  # RACE: the commit was first, or another sweep
+        context.storage.rename(f"{folder}/{DRAFT}", f"{folder}/{DROPPED}")
+    reading.ask_server(folder)
+    # RACE: a folder without a draft and without a whole has no part that is in a whole: those were removed before the
+    # whole left. But a slow process may have moved a part in after a sweep has dropped the folder.
+    if reading.exists(f"{folder}/{WHOLE}"):
+        return _go_on(context, folder)
+    known = JoiningFolder.of(os.path.basename(folder))
+    if known is None or not reading.exists(folder):
+        return None
+    with context.error_context("the next sweep moves the parts back"):
+        for file in _parts_in(folder):
+            _move_back(context, f"{folder}/{file}", known.state)
+        context.storage.sync(context.layout.folder(known.state), folder)
+        _clear(context, folder, DROPPED)
+
+
+def _move_back(context: QueueContext, path: str, state: str) -> None:
+    folder, file = context.layout.folder(state), os.path.basename(path)
+    try:
+        context.storage.move(path, f"{folder}/{file}")
+    except FileNotFoundError:
+        if reading.exists(path):
+            raise  # the folder of the state is missing
+        # RACE: another sweep was first
+    except FileExistsError:
+        if reading.inode(path) == reading.inode(f"{folder}/{file}"):  # a power cut brought the other name back
+            context.storage.unlink(path)
+        else:
+            copy = Transitions(context).copy_name(context.sidecars.parse(file))
+            context.storage.rename(path, f"{folder}/{copy}")
+
+
+def _go_on(context: QueueContext, folder: str) -> None:
+    """Remove the parts of what is put together, then send it; any number of processes may do this at once."""
+    known = JoiningFolder.of(os.path.basename(folder))
+    assert known is not None  # only such folders have a whole
+    storage, whole = context.storage, f"{folder}/{WHOLE}"
+    if reading.exists(whole) and reading.regular_size(whole) is None:
+        raise DropqError("what lies there as .whole is no file, so the parts stay: `dropq fsck --repair` sets it aside")
+    with suppress(FileNotFoundError):  # RACE: another process has removed the folder
+        storage.sync(folder)  # the commit is durable before the first part goes
+        for file in _parts_in(folder):
+            _remove_part(context, known.state, f"{folder}/{file}")
+        storage.sync(folder)  # and no part comes back once the whole has left
+        if was_brought_back(whole) and _is_sent(context, whole):
+            storage.unlink(whole)
+        Transitions(context).into_target(whole, context.sidecars.parse(known.own_name), unique=True)
+        storage.sync(folder)
+        _clear(context, folder, WHOLE)
+
+
+def _remove_part(context: QueueContext, state: str, path: str) -> None:
+    """Remove a part that is in the whole, with its reason and what it holds of a selector's credits."""
+    file = os.path.basename(path)
+    with suppress(FileNotFoundError):  # RACE: another process removed it
+        inode = reading.inode(path)
+        if may_have_via(file):
+            credits.free(context, file)
+        if state in WITH_REASON:
+            context.reasons.drop(state, file, inode)
+        context.storage.unlink(path)
+
+
+def _is_sent(context: QueueContext, whole: str) -> bool:
+    """Return whether a whole has another name in a state: a power cut brought this one back."""
+    inode = reading.inode(whole)
+    folders = [context.layout.folder(state) for state in STATES]
+    return any(entry.inode() == inode for folder in folders for entry in reading.entries(folder))
+
+
+def _parts_in(folder: str) -> list[str]:
+    return sorted(file for file in reading.names_in(folder) if not file.startswith("."))
+
+
+def _clear(context: QueueContext, folder: str, mark: str) -> None:
+    """Remove a folder that has nothing but a mark; what came meanwhile stays for the next sweep."""
+    if mark == DROPPED:
+        context.storage.unlink(f"{folder}/{mark}")
+    try:
+        context.storage.remove_folder(folder)
+    except OSError as error:
+        log.debug("%s stays until a sweep clears it: %s", folder, describe(error))

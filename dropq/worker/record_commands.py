@@ -1,0 +1,136 @@
+"""Handlers that run a command for each record, or for all records of a message."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import IO
+
+from dropq.lifecycle.reasons import STDERR_LIMIT
+from dropq.queue.message import Bundle, Record
+from dropq.records.formats import Unreadable, pack
+from dropq.records.reader import RecordReader
+from dropq.worker.command import Runner
+from dropq.worker.loop import Fail, Halt
+
+
+class RecordCommand(Runner):
+    """A handler that runs a command for each record, which is on its standard input, a line with its line feed."""
+
+    def __call__(self, record: Record) -> None:
+        """Run the command; return if it succeeded, else raise the exception that settles the record."""
+        is_frame = record._bundle.hand.format == "frames"
+        data = record.data if is_frame else record.data + b"\n"
+        self.run(record.message, partial(_written, [data]), record=record.number)
+
+
+class BundleCommand(Runner):
+    """A handler that runs a command for all records of a message, and settles them by what the command reports."""
+
+    def __call__(self, bundle: Bundle) -> None:
+        """Run the command, and settle the records if it succeeded; else raise the exception that settles the message.
+
+        If more records failed than max_record_failures allows, the others of these stay open. A message whose records
+        cannot be settled one by one fails if one of them does.
+        """
+        message, hand = bundle.message, bundle.hand
+        count, has_all = _count(bundle)
+        with _empty_report() as report:
+            stderr = self.run(message, message.open if has_all else partial(_copied, bundle), failed=report)
+            failed = _read(report, count, stderr)
+        if failed and bundle.settles_whole:
+            number, reason = next(iter(failed.items()))
+            raise Fail(f"record {number} of those that it read: {reason or 'failed'}", stderr=stderr)
+        most, number = message.context.config.max_record_failures, 0
+        while (raw := hand.take()) is not None:
+            number += 1
+            if number not in failed:
+                hand.ack(raw[0])
+            elif bundle.failures < most:
+                Record(bundle, raw[0], raw[3]).fail(failed[number] or f"{self.argv[0]} reported that it failed")
+
+
+def _reader(bundle: Bundle, body: IO[bytes]) -> RecordReader:
+    most = bundle.message.context.config.max_record_bytes
+    return RecordReader(body, bundle.hand.format, first=bundle.message._name.begins, max_bytes=most)
+
+
+def _count(bundle: Bundle) -> tuple[int, bool]:
+    """Return how many records a body has, and whether it has nothing else: no empty line, and nothing unreadable."""
+    count, has_all = 0, True
+    with bundle.message.open() as body:
+        reader = _reader(bundle, body)
+        first = reader.following
+        try:
+            for _ in reader:
+                count += 1
+        except Unreadable:
+            has_all = False
+    return count, has_all and reader.following == first + count
+
+
+def _copied(bundle: Bundle) -> IO[bytes]:
+    """Return a file with the head and the records of a body, without what else is in it."""
+
+    def pieces() -> Iterator[bytes]:
+        with bundle.message.open() as body, suppress(Unreadable):
+            reader, head = _reader(bundle, body), True
+            for _, _, _, data in reader:
+                yield pack(bundle.hand.format, [data], head=reader.head if head else None)
+                head = False
+
+    return _written(pieces())
+
+
+def _written(pieces: Iterable[bytes]) -> IO[bytes]:
+    """Return a file without a name, with these bytes, at its start."""
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the command's run closes it
+        file.writelines(pieces)
+        file.seek(0)
+    except OSError as error:
+        raise Halt(_no_file(error)) from error
+    return file
+
+
+@contextmanager
+def _empty_report() -> Iterator[str]:
+    """Make an empty file, which is there until the block ends."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="dropq-", ignore_cleanup_errors=True)
+        report = f"{folder.name}/failed"
+        open(report, "xb").close()
+    except OSError as error:
+        raise Halt(_no_file(error)) from error
+    with folder:
+        yield report
+
+
+def _no_file(error: OSError) -> str:
+    return f"what the command reads or reports cannot be written to a temporary file: {error}"
+
+
+def _read(report: str, count: int, stderr: str) -> dict[int, str]:
+    """Return the reasons of the records that a command reported as failed, by their numbers among those that it read.
+
+    Raises:
+        Fail: the report cannot be read as such.
+    """
+    failed: dict[int, str] = {}
+    try:
+        with open(report, encoding="utf-8", errors="replace", newline="\n") as lines:
+            for at, line in enumerate(lines, 1):
+                number, _, reason = line.removesuffix("\n").partition("\t")
+                where = f"line {at} of DROPQ_FAILED"
+                if not (number.isascii() and number.isdigit()):
+                    raise Fail(f"{where} begins with {number[:80]!r}: write the number of a record", stderr=stderr)
+                if len(number) > len(str(count)) or not 1 <= int(number) <= count:
+                    raise Fail(f"{where} names record {number[:20]}, and the command has read {count}", stderr=stderr)
+                if int(number) in failed:
+                    raise Fail(f"{where} names record {number}, which was named before", stderr=stderr)
+                failed[int(number)] = reason[:STDERR_LIMIT]
+    except OSError as error:
+        raise Fail(f"DROPQ_FAILED cannot be read: {error.strerror}", stderr=stderr) from error
+    return failed
