@@ -23,6 +23,7 @@ from dropq.api import Queue
 from dropq.errors import ConfigError
 from dropq.spark.encoders import BODIES, in_utc
 from dropq.spark.options import WriteOptions
+from dropq.spark.workers import freeze_imports
 from dropq.staging.jobs import Attempt, Epoch, Job, Staged
 from dropq.storage.failures import storage_error
 
@@ -71,8 +72,12 @@ class QueueWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; stage nothing if it is empty, or if the job was sent before."""
+        freeze_imports()
+        batches = _with_rows(iterator)
+        if batches is None:
+            return StagedFiles()
         queue = self.options.open()
-        return StagedFiles(stage(queue, Job(queue._goal, self.job_id), self.options, iterator))
+        return StagedFiles(stage(queue, Job(queue._goal, self.job_id), self.options, batches))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything that was staged, in the driver."""
@@ -103,15 +108,18 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition of an epoch, in a task; stage nothing if it is empty, or if the epoch was sent before."""
+        freeze_imports()
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY_ID) if context else None
         epoch = context.getLocalProperty(EPOCH) if context else None
         if query is None or epoch is None:
             raise ConfigError("only micro-batches can be written to a queue: Spark gave no query and no epoch")
+        batches = _with_rows(iterator)
+        if batches is None:
+            return StagedFiles(query=query)
         queue = self.options.open()
-        return StagedFiles(
-            stage(queue, Epoch(queue._goal, query, int(epoch)), self.options, iterator, begins=True), query
-        )
+        job = Epoch(queue._goal, query, int(epoch))
+        return StagedFiles(stage(queue, job, self.options, batches, begins=True), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send everything that was staged for an epoch, in the driver."""
@@ -162,21 +170,26 @@ def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[Staged]:
     return [part.staged for part in messages if isinstance(part, StagedFiles) and part.staged is not None]
 
 
+def _with_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:
+    """Return the batches of a task that have rows; None if none has any: an empty partition opens no queue."""
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    return None if first is None else chain([first], filled)
+
+
 def stage(
-    queue: Queue, job: Job, options: WriteOptions, iterator: Iterator[pa.RecordBatch], *, begins: bool = False
+    queue: Queue, job: Job, options: WriteOptions, batches: Iterator[pa.RecordBatch], *, begins: bool = False
 ) -> Staged | None:
-    """Stage the batches of a task for a job; return None if there are none, or if the job was sent before.
+    """Stage the batches of a task for a job; return None if the job was sent before.
 
     Args:
         queue: the queue.
         job: the job.
         options: the options of the write.
-        iterator: the task's batches, which are read to their end.
+        batches: the task's batches, which are read to their end.
         begins: whether the tasks begin the job; else the driver has begun it.
     """
-    batches = (batch for batch in iterator if batch.num_rows)
-    first = next(batches, None)
-    if first is None or job.sent:
+    if job.sent:
         deque(batches, maxlen=0)  # Spark expects that all rows are read
         return None
     if begins:
@@ -186,11 +199,10 @@ def stage(
     try:
         attempt = job.attempt(f"p{partition:05d}-a{number}")
         try:
-            rows = chain([first], batches)
             if options.message_per == "row":
-                _stage_rows(queue, attempt, rows, partition)
+                _stage_rows(queue, attempt, batches, partition)
             else:
-                _stage_bodies(queue, attempt, rows, options.body_format, options.max_records)
+                _stage_bodies(queue, attempt, batches, options.body_format, options.max_records)
             return attempt.finish()
         except BaseException:
             attempt.discard()
