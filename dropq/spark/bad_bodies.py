@@ -10,19 +10,14 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from shlex import quote
-from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from dropq.errors import DropqError
-from dropq.lifecycle.context import QueueContext
 from dropq.queue.stream_journal import batch_key
 from dropq.queue.verdicts import Verdicts
 from dropq.spark.arrow_cast import BadBody
 from dropq.spark.options import ReadOptions
-
-if TYPE_CHECKING:
-    from dropq.spark.reader import Part
 
 log = logging.getLogger("dropq")
 
@@ -137,11 +132,18 @@ class Nulls(BadBodies):
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def bad_bodies(options: ReadOptions, context: QueueContext, part: Part, schema: pa.Schema) -> BadBodies:
-    """Return what becomes of the bad bodies of a part; `schema` has the columns of the rows."""
-    folder = context.layout.folder(part.state)
+def bad_bodies(options: ReadOptions, folder: str, schema: pa.Schema, *, is_held: bool, verdicts: Verdicts) -> BadBodies:
+    """Return what becomes of the bad bodies of a part.
+
+    Args:
+        options: the options of the read.
+        folder: the folder that the bodies lie in.
+        schema: the columns of the rows.
+        is_held: whether they belong to a claiming batch, or to a batch of a stream.
+        verdicts: where bad bodies are noted that are to be rejected.
+    """
     if options.bad_bodies == "reject":
-        return Rejected(options, folder, Verdicts(context, part.verdicts))
+        return Rejected(options, folder, verdicts)
     if options.bad_bodies == "null":
         return Nulls(options, folder, schema)
-    return BadBodies(options, folder, is_held=part.held)
+    return BadBodies(options, folder, is_held=is_held)

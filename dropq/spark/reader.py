@@ -110,8 +110,9 @@ class Rows:
 
     def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
         parse = PARSERS[body_format]
-        bad = bad_bodies(self.options, files.context, files.part, self.schema)
-        for file in bad.wanted(files.part.files):
+        part, verdicts = files.part, Verdicts(files.context, files.part.verdicts)
+        bad = bad_bodies(self.options, files.folder, self.schema, is_held=part.held, verdicts=verdicts)
+        for file in bad.wanted(part.files):
             body = files.read(file, reading.open_body)
             if body is None:
                 continue
