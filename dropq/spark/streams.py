@@ -6,7 +6,9 @@ query that is started again reads the same messages, and acknowledges committed 
 
 from __future__ import annotations
 
+import logging
 import secrets
+import time
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -23,14 +25,21 @@ from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
 from dropq.spark.reader import Rows, listed, part_size, parts
 from dropq.storage import reading
+from dropq.storage.failures import describe
+
+log = logging.getLogger("dropq")
 
 Offset = dict[str, Any]
 
+#: A report of the backlog is kept for this many times as long as it took.
+KEPT = 20
+
 
 class Backlog:
-    """How many messages wait in a queue, and since when; listed again only when target/ has changed.
+    """How many messages wait in a queue, and since when.
 
-    Spark asks after each look for a batch, every 10 ms where a query is idle.
+    Spark asks after each look for a batch, every 10 ms where a query is idle. So target/ is listed again only when it
+    has changed, and a report is kept for `KEPT` times as long as it took.
 
     Args:
         context: the queue.
@@ -42,15 +51,21 @@ class Backlog:
         self._ignored = context.sidecars.ignored
         self._names: frozenset[str] | None = None
         self._report: dict[str, Any] = {}
+        self._again = 0.0
 
     def report(self) -> dict[str, Any]:
         """Return how many messages wait, and when the oldest was sent, of those whose names tell that; else null."""
+        started = time.monotonic()
+        if started < self._again:
+            return self._report
         found = self._listing.names()
         if found is not self._names:
             self._names = found
             names = [name for name in found if not self._ignored(name)]
             oldest = min((name.split(".", 2)[1][:13] for name in names if tells_time(name)), default=None)
             self._report = {"waiting": len(names), "oldest": None if oldest is None else _as_text(int(oldest))}
+        now = time.monotonic()
+        self._again = now + KEPT * (now - started)
         return self._report
 
 
@@ -105,7 +120,13 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         if self._latest is None:
             return None
         self._backlog = self._backlog or Backlog(self.options.open().context)
-        return {**self._latest, **self._backlog.report()}
+        try:
+            return {**self._latest, **self._backlog.report()}
+        except (
+            OSError
+        ) as error:  # a report is no reason to end a query; where it matters, the next look for a batch does
+            log.warning("the backlog of queue %s is not reported: %s", self.options.queue, describe(error))
+            return None
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the messages of a batch as parts for tasks; a batch that an earlier run claimed is the same."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from helpers import make_queue, where
+from helpers import FRESH, Clock, make_queue, timed, where
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import StructType
 from test_spark_streams import below, bodies, ended, fill, send, stream, work
 
 import dropq.spark
-from dropq import ConfigError, InvalidFilter, NoSuchQueue, Queue
+from dropq import ConfigError, InvalidFilter, NoSuchQueue, Queue, Root, StorageError
 from dropq.spark.columns import SCHEMA
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import ReadOptions, WriteOptions
 from dropq.spark.streams import Backlog, QueueStreamReader
+from dropq.spark.writer import QueueWriter
+from dropq.storage.files import Storage
+from dropq.upkeep.sweep import UPKEEP_INTERVAL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,10 +132,11 @@ def test_the_progress_of_a_query_says_what_waits_and_since_when(
     assert {report["stream"] for report in reports} == ends
 
 
-def test_a_backlog_counts_messages_alone_and_lists_an_unchanged_queue_once(
+def test_a_backlog_counts_messages_alone_and_lists_a_large_queue_seldom(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Path(queue.layout.target)
+    monkeypatch.setattr("dropq.spark.streams.KEPT", 0)
     backlog = Backlog(queue.context)
     assert backlog.report() == {"waiting": 0, "oldest": None}
     (target / "report.csv").write_text("foreign")
@@ -137,7 +145,11 @@ def test_a_backlog_counts_messages_alone_and_lists_an_unchanged_queue_once(
     assert backlog.report() == {"waiting": 1, "oldest": None}
     sent = queue.send("x")
     assert backlog.report()["waiting"] == 2
-    assert backlog.report()["oldest"].endswith("Z"), sent
+    assert datetime.fromisoformat(backlog.report()["oldest"]).timestamp() == int(sent.id[:13]) / 1000
+    monkeypatch.setattr("dropq.spark.streams.KEPT", 10**9)
+    kept = backlog.report()
+    queue.send("y")
+    assert backlog.report() == kept
     reader = QueueStreamReader(ReadOptions.parse({"root": str(queue.root.path), "queue": "q"}, stream=True), SCHEMA)
     assert reader.reportLatestOffset() is None  # before the first look
 
@@ -179,6 +191,38 @@ def test_a_stream_publishes_to_a_topic_and_another_takes_from_a_subscription(
     ended(send(stream(spark, audit), out, checkpoint.with_name("other")))  # its consumer distributes
     assert (where(audit), where(out)) == ({"processed": bodies(3)}, {"target": bodies(3)})
     assert (where(stock), where(topic.queue)) == ({"target": bodies(3)}, {"processed": bodies(3)})
+
+
+def test_a_commit_to_a_topic_that_ends_half_way_is_finished_by_a_consumer_of_a_subscription(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = timed(Root.create(tmp_path / "root", clock=clock), replace(FRESH, first_upkeep=0))
+    topic = root.create_topic("sales", durability="none")
+    audit, stock = (topic.create_subscription(name, client_id="hq") for name in ("audit", "stock"))
+    writer = QueueWriter.begin(WriteOptions.parse({"root": str(root.path), "topic": "sales"}))
+    staged = writer.write(iter([pa.RecordBatch.from_pylist([{"value": f"{number}"} for number in range(6)])]))
+    real, calls = Storage.place, iter(range(4))
+
+    def place(storage: Storage, *names: str) -> None:
+        if next(calls, None) is None:
+            raise OSError(errno.EIO, "Input/output error")
+        real(storage, *names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "place", place)
+        with pytest.raises(StorageError, match="is committed"):
+            writer.commit([staged])
+    assert len(where(topic.queue)["target"]) == 4
+    clock.advance(UPKEEP_INTERVAL + 1)
+    got = []
+    with root.queue(audit.name).subscribe() as subscription:
+        for _ in range(8):
+            if (message := subscription.receive()) is not None:
+                got.append(message.body)
+                message.ack()
+    assert sorted(got) == bodies(6)
+    assert (where(stock), where(topic.queue)) == ({"target": bodies(6)}, {"processed": bodies(6)})
+    assert below(topic.queue, "working") == []
 
 
 @pytest.mark.parametrize(
