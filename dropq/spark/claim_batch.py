@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,16 @@ from dropq.errors import DropqError, LeaseLost
 from dropq.format.layout import WITH_REASON
 from dropq.queue.lease_renewer import LeaseRenewer, renew_held
 from dropq.queue.message import Duration, Message, ack_all
-from dropq.queue.stream_journal import check_semantics
+from dropq.queue.stream_journal import batch_key, check_semantics
+from dropq.queue.verdicts import Verdicts, reject_bad
 from dropq.spark.options import CLAIM_OPTIONS, ReadOptions, by_name
+from dropq.spark.reader import verdicts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+log = logging.getLogger("dropq")
 
 
 @contextmanager
@@ -34,6 +39,8 @@ def claim(
 ) -> Iterator[DataFrame]:
     """Claim up to n messages as a data frame; acknowledge them when the block ends, return them if it raises.
 
+    With badBodies=reject, messages whose bodies were found bad are rejected when the block ends.
+
     The set of messages is fixed: a stage that Spark computes again reads the same messages, and fails if one is lost.
     This process holds them; when it dies, they return to the queue. If the queue has leases, they are renewed while the
     block runs.
@@ -45,7 +52,7 @@ def claim(
         timeout: how long to wait for the first message: 0 looks once, None waits for ever.
         filter: claim only messages that match.
         schema: the columns of the data frame, as for a read; None takes all columns of a message.
-        options: further options of a read: bodyFormat, numPartitions.
+        options: further options of a read: bodyFormat, badBodies, numPartitions.
 
     Raises:
         LeaseLost: some messages were not held any more at the end of the block; the rest was acknowledged.
@@ -53,21 +60,23 @@ def claim(
     from dropq.spark.datasource import register
 
     check_semantics(queue.context)
-    by_name(options, CLAIM_OPTIONS, "claim()")
+    rejects = by_name(options, CLAIM_OPTIONS, "claim()").get("badbodies") == "reject"
     _options(queue, "claim:0", options)  # check them before anything is claimed
     register(spark)
     with queue.subscribe(client_id="spark", max_backlog=None, filter=filter) as subscription:
         most = n if subscription.max_backlog is None else min(n, subscription.max_backlog)
         messages = subscription.receive_many(most, timeout)
         with _renewed(messages, subscription.lease):
-            read_options = _options(queue, f"{subscription.id}:{len(messages)}", options)
-            reader = spark.read.format("dropq").options(**read_options)
-            try:
-                yield (reader if schema is None else reader.schema(schema)).load()
-            except BaseException:
-                _release(messages)
-                raise
-        ack_all(message for message in messages if message.held)
+            claimed = f"{subscription.id}:{len(messages)}"
+            reader = spark.read.format("dropq").options(**_options(queue, claimed, options))
+            with _judged(queue, claimed) if rejects else nullcontext() as verdicts:
+                try:
+                    yield (reader if schema is None else reader.schema(schema)).load()
+                except BaseException:
+                    _release(messages)
+                    raise
+                _reject(queue, messages, verdicts)
+                ack_all(message for message in messages if message.held)
         unsettled = [message for message in messages if message.state == "processing"]
         settled = _settled_owners(queue, unsettled)
         lost = [message for message in unsettled if message.owner not in settled]
@@ -76,6 +85,25 @@ def claim(
             f"{len(lost)} of {len(messages)} messages of queue {queue.name}, the first {lost[0].id}, were not held any "
             "more at the end of the block: they may be handled twice. The others are acknowledged"
         )
+
+
+@contextmanager
+def _judged(queue: Queue, claimed: str) -> Iterator[Verdicts]:
+    """Let tasks say which messages are to be rejected; forget it when the messages are settled or returned."""
+    verdicts = verdicts_of(queue.context, claimed)
+    verdicts.begin()
+    try:
+        yield verdicts
+    finally:
+        verdicts.drop()
+        queue.context.storage.remove_folder(os.path.dirname(verdicts.folder))
+
+
+def _reject(queue: Queue, messages: list[Message], verdicts: Verdicts | None) -> None:
+    reasons = verdicts.reasons() if verdicts else {}
+    if rejected := reject_bad({batch_key(message.file): message for message in messages}, reasons):
+        warning = "%d of %d messages of queue %s were rejected for their bodies, such as %s: see error/"
+        log.warning(warning, len(rejected), len(messages), queue.name, rejected[0].id)
 
 
 def _release(messages: list[Message]) -> None:

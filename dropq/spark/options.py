@@ -30,11 +30,14 @@ STREAM_WRITE_OPTIONS = (
     "type", "priority", "expiresIn", "delay", "properties",
 )  # fmt: skip
 WRITE_OPTIONS = (*STREAM_WRITE_OPTIONS, "jobId")
-READ_OPTIONS = ("root", "queue", "state", "filter", "bodyFormat", "numPartitions", "claimed")
-STREAM_READ_OPTIONS = (
-    "root", "queue", "filter", "bodyFormat", "numPartitions", "maxMessagesPerTrigger", "leasePeriod", "clientId",
+READ_OPTIONS = (
+    "root", "queue", "state", "filter", "bodyFormat", "badBodies", "corruptRecordColumn", "numPartitions", "claimed",
 )  # fmt: skip
-CLAIM_OPTIONS = ("bodyFormat", "numPartitions")
+STREAM_READ_OPTIONS = (
+    "root", "queue", "filter", "bodyFormat", "badBodies", "numPartitions", "maxMessagesPerTrigger", "leasePeriod",
+    "clientId",
+)  # fmt: skip
+CLAIM_OPTIONS = ("bodyFormat", "badBodies", "numPartitions")
 #: Spark's own options of a stream, which it passes to the format, too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
 #: The most tasks that read messages.
@@ -43,6 +46,15 @@ PARTITIONS = 8
 TASK_MESSAGES = 1000
 #: The most messages of a micro-batch.
 MESSAGES_PER_TRIGGER = 10_000
+#: What becomes of a body that cannot be read: for what takes messages, and for a table; the first is the default.
+BAD_BODIES = {True: ("fail", "reject"), False: ("fail", "null")}
+#: Why a value is refused that is for the other use.
+_OTHER_USE = {
+    True: "only a table has rows of nulls, as streams and claim() settle what they read; fail or reject is allowed",
+    False: "only streams and claim() take messages, and can reject one; fail or null is allowed",
+}
+#: The column of a table that has the error of a bad body.
+CORRUPT_COLUMN = "_corrupt_record"
 #: What becomes a message; the first is the default.
 MESSAGE_PER = ("row", "partition", "key")
 #: The formats in which the rows of a partition become a body; the first is the default.
@@ -189,6 +201,8 @@ class ReadOptions(Options):
     limit: int = MESSAGES_PER_TRIGGER
     lease: float | None = None
     client_id: str = "spark"
+    bad_bodies: str = "fail"
+    corrupt_column: str = CORRUPT_COLUMN
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
@@ -215,7 +229,27 @@ class ReadOptions(Options):
             limit=_count(values, "maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER,
             lease=_period(values, "leasePeriod"),
             client_id=values.get("clientid", "spark"),
+            bad_bodies=_bad_bodies(values, takes=stream or "claimed" in values),
+            corrupt_column=_corrupt_column(values),
         )
+
+    def body_columns(self, schema: t.StructType) -> t.StructType:
+        """Return the columns of a schema that bodies have: not the one for the error of a bad body."""
+        if self.bad_bodies != "null":
+            return schema
+        return t.StructType([field for field in schema.fields if field.name != self.corrupt_column])
+
+    def null_problems(self, schema: t.StructType) -> Iterator[str]:
+        """Yield what keeps a bad body from being a row of nulls."""
+        if self.bad_bodies != "null":
+            return
+        for field in schema.fields:
+            if not field.nullable:
+                yield f"column {field.name} is declared NOT NULL, and badBodies=null makes a bad body a row of nulls"
+            if field.name == self.corrupt_column and not isinstance(field.dataType, t.StringType):
+                yield f"column {field.name} is {field.dataType.simpleString()}, and the error of a bad body is a string"
+        if not self.body_columns(schema).fields:
+            yield "it names no column of the bodies"
 
 
 def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, stream: bool = False) -> dict[str, str]:
@@ -318,6 +352,34 @@ def _claimed(values: Mapping[str, str]) -> str | None:
         if option in values:
             raise ConfigError(f"option {option} has no effect on the batch of dropq.spark.claim: leave it out")
     return claimed
+
+
+def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
+    """Return what becomes of bad bodies.
+
+    Args:
+        values: the options.
+        takes: whether the read takes messages: it is a stream or a claiming batch.
+    """
+    value = values.get("badbodies")
+    if value is None:
+        return "fail"
+    if "bodyformat" not in values:
+        raise ConfigError("option badBodies needs bodyFormat, as it says what becomes of a body that does not fit it")
+    if value in BAD_BODIES[not takes] and value not in BAD_BODIES[takes]:
+        raise ConfigError(f"option badBodies = {value!r}: {_OTHER_USE[takes]}")
+    return _choice(values, "badBodies", BAD_BODIES[takes])
+
+
+def _corrupt_column(values: Mapping[str, str]) -> str:
+    value = values.get("corruptrecordcolumn")
+    if value is None:
+        return CORRUPT_COLUMN
+    if values.get("badbodies") != "null":
+        raise ConfigError("option corruptRecordColumn needs badBodies=null, as the column has the error of a bad body")
+    if not value:
+        raise ConfigError("option corruptRecordColumn is empty: name a column of the schema, or leave the option out")
+    return value
 
 
 def _states(values: Mapping[str, str]) -> tuple[str, ...]:

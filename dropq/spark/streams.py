@@ -59,9 +59,17 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         # A query that was killed in its first batch has a new initial offset; only `end` is from the checkpoint.
         first = start["batch"] + 1 if start["stream"] == end["stream"] else 1
         journal = self._opened(end)
-        messages = [message for batch in range(first, end["batch"] + 1) for message in journal.messages(batch)]
-        waiting = listed(self.options.open().context, (message.file for message in messages))
-        return list(parts("processing", waiting, part_size(len(waiting), self.options), held=True))
+        context, batches = self.options.open().context, range(first, end["batch"] + 1)
+        waiting = {batch: listed(context, (message.file for message in journal.messages(batch))) for batch in batches}
+        size = part_size(sum(map(len, waiting.values())), self.options)
+        return [
+            part
+            for batch, files in waiting.items()
+            for part in parts("processing", files, size, held=True, verdicts=self._verdicts(journal, batch))
+        ]
+
+    def _verdicts(self, journal: Journal, batch: int) -> str:
+        return journal.judge(batch).folder if self.options.bad_bodies == "reject" else ""
 
     def commit(self, end: Offset) -> None:
         """Acknowledge the messages of every batch up to an offset."""
