@@ -96,6 +96,9 @@ class Attempt:
             body.flush()
             with error_context(UNSENT):
                 self.context.storage.sync_file(fd)
+            size = body.tell()
+        with error_context(UNSENT):
+            self.context.storage.await_whole(f"{self.folder}/{file}", size)
         self.files.append(file)
 
     def finish(self) -> Staged:
