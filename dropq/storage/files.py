@@ -309,13 +309,9 @@ class Storage:
     def renew(self, path: str) -> bool:
         """Give a file of ours the file server's time; return False if it is gone."""
         try:
-            fd = open_file(path, TOUCH & ~os.O_CREAT)
+            os.utime(path, follow_symlinks=False)  # not opened: HDFS empties a file that is opened for writing
         except FileNotFoundError:
             return False
-        try:
-            os.utime(fd)
-        finally:
-            os.close(fd)
         return True
 
     def adopt(self, path: str) -> None:

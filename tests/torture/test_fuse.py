@@ -48,6 +48,16 @@ def test_the_passthrough_is_like_hdfs_in_every_point(tmp_path: Path) -> None:
         assert list(hdfs_points.differences(fs.path, other.path)) == []
 
 
+def test_a_file_that_is_renewed_keeps_its_content_where_to_open_for_writing_empties_it(tmp_path: Path) -> None:
+    needed(HDFS_LIKE)
+    with mounted(HDFS_LIKE, tmp_path) as fs:
+        storage = Storage()
+        storage.write_new(f"{fs.path}/marker", b"12345")
+        assert storage.renew(f"{fs.path}/marker")
+        assert not storage.renew(f"{fs.path}/gone")
+        assert (fs.folders[0] / "marker").read_bytes() == b"12345"
+
+
 def test_a_file_is_whole_before_it_can_be_sent_where_a_close_returns_too_early(tmp_path: Path) -> None:
     needed(HDFS_LIKE)
     with mounted(HDFS_LIKE, tmp_path) as fs:
