@@ -91,7 +91,11 @@ class Cluster:
             command = mounting(folders, folders[0], 0)
             looking = subprocess.Popen(command, stdin=subprocess.DEVNULL)
             try:
-                until(lambda: os.path.ismount(folders[0]) or looking.poll() is not None, "a look behind the mount")
+                until(
+                    lambda: os.path.ismount(folders[0]) or looking.poll() is not None,
+                    "a look behind the mount",
+                    timeout=60,
+                )
                 yield
             finally:
                 mounts.unmounted(folders[0])

@@ -63,18 +63,17 @@ def rename_with_a_flag(here: Path, there: Path) -> str:
 
 
 @_on_hdfs("the same time")
-def time_of_a_renamed_file(here: Path, there: Path) -> str:
-    file = _file(here / "one", b"1")
-    os.utime(file, (1e9, 1e9))
-    os.rename(file, here / "two")
+def time_of_what_is_renamed(here: Path, there: Path) -> str:
+    (here / "one").mkdir()  # the time of a file is set once more when it is finished
+    os.utime(here / "one", (1e9, 1e9))
+    os.rename(here / "one", here / "two")
     return "the same time" if os.stat(here / "two").st_mtime == 1e9 else "another time"
 
 
 @_on_hdfs("whole seconds")
 def grain_of_times(here: Path, there: Path) -> str:
-    file = _file(here / "one", b"1")
-    os.utime(file, ns=(10**18 + 5, 10**18 + 5))
-    return "whole seconds" if os.stat(file).st_mtime_ns == 10**18 else "finer than seconds"
+    os.utime(here, ns=(10**18 + 5, 10**18 + 5))
+    return "whole seconds" if os.stat(here).st_mtime_ns == 10**18 else "finer than seconds"
 
 
 @_on_hdfs("EPERM ENOSYS")

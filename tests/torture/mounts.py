@@ -88,7 +88,11 @@ class Mounted:
         with open(self._log, "ab") as log:
             command = self.kind.command(self.folders, self.path)
             self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        until(lambda: os.path.ismount(self.path) or self._daemon.poll() is not None, f"{self.kind.name} mounted")
+        until(
+            lambda: os.path.ismount(self.path) or self._daemon.poll() is not None,
+            f"{self.kind.name} mounted",
+            timeout=60,
+        )
         if not os.path.ismount(self.path):
             raise NotRun(f"{self.kind.name} cannot mount: {self._log.read_text().strip()[-200:]}")
 
