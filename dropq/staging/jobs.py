@@ -104,8 +104,10 @@ class Attempt:
             body.flush()
             with error_context(UNSENT):
                 self.context.storage.sync_file(fd)
+            size = body.tell()
         file = name()
         with error_context(UNSENT):
+            self.context.storage.await_whole(draft, size)
             self.context.storage.place(draft, f"{self.folder}/{file}")
         self.files.append(file)
 
