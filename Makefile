@@ -77,7 +77,7 @@ $(STAMP): setup.cfg pyproject.toml
 	        echo "$(PY) has no venv. On Debian and Ubuntu it comes with:"; \
 	        echo "    sudo apt install $$($(PY) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-venv"; exit 1; }; \
 	    $(PY) -m venv --clear $(VENV); }
-	@echo "Installing dropq and its tools into $(VENV): this fetches 400 MB of Spark, unpacks 900, and takes a minute or more."
+	@echo "Installing dropq and its tools into $(VENV): this fetches 400 MB of Spark, unpacks 1100, and takes a minute or more."
 	@$(PIP) wheel  # without it an old pip warns of how it builds Spark
 	@$(PIP) --editable '.[dev]'
 	@touch $@
