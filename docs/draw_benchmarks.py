@@ -103,8 +103,8 @@ def table(measured: dict[str, Any]) -> str:
         absolute = row["goal_in"] == "seconds"
         goal = f"{row['goal']} s" if absolute else f"{row['goal']:.2f}"
         lines.append(
-            f"| {row['what']} | {row['on']} | {'yes' if row['pandas'] else 'no'} | {other}: {seconds:.2f} | {ours:.2f} | "
-            f"{low:.2f}, {high:.2f} | {'' if absolute else format(row['ratio'], '.2f')} | {goal} |"
+            f"| {row['what']} | {row['on']} | {'yes' if row['pandas'] else 'no'} | {other}: {seconds:.2f} | "
+            f"{ours:.2f} | {low:.2f}, {high:.2f} | {'' if absolute else format(row['ratio'], '.2f')} | {goal} |"
         )
     return "\n".join(lines) + "\n"
 
