@@ -23,15 +23,17 @@ from dropq.format.escapes import is_int32
 from dropq.format.layout import STATES
 from dropq.format.names import check_property, check_property_name
 from dropq.format.typed import Typed, read_property
+from dropq.spark.columns import COLUMNS
 
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
 STREAM_WRITE_OPTIONS = (
-    "root", "queue", "messagePer", "bodyFormat", "recordsPerMessage", "maxRecordsPerMessage", "keyColumns",
+    "root", "queue", "topic", "messagePer", "bodyFormat", "recordsPerMessage", "maxRecordsPerMessage", "keyColumns",
     "type", "priority", "expiresIn", "delay", "properties",
 )  # fmt: skip
 WRITE_OPTIONS = (*STREAM_WRITE_OPTIONS, "jobId")
 READ_OPTIONS = (
-    "root", "queue", "state", "filter", "bodyFormat", "badBodies", "corruptRecordColumn", "numPartitions", "claimed",
+    "root", "queue", "topic", "state", "filter", "bodyFormat", "badBodies", "corruptRecordColumn", "numPartitions",
+    "claimed",
 )  # fmt: skip
 STREAM_READ_OPTIONS = (
     "root", "queue", "filter", "bodyFormat", "badBodies", "numPartitions", "maxMessagesPerTrigger", "leasePeriod",
@@ -40,6 +42,10 @@ STREAM_READ_OPTIONS = (
 CLAIM_OPTIONS = ("bodyFormat", "badBodies", "numPartitions")
 #: Spark's own options of a stream, which it passes to the format, too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
+#: The variable of the environment that has the root where the option `root` is missing.
+ROOT_VARIABLE = "DROPQ_ROOT"
+#: What a job id may have in braces, for the tasks of a batch in foreachBatch to fill in.
+QUERY, BATCH = "{query}", "{batch}"
 #: The most tasks that read messages.
 PARTITIONS = 8
 #: The fewest messages that are worth a task of their own, if their bodies are short.
@@ -98,18 +104,27 @@ _KEYS = (*_TEXT, *_INTEGERS, t.BooleanType, t.DateType)
 
 @dataclass(frozen=True)
 class Options:
-    """The options of every use of the format: the root, by a path that is valid on all executors, and the queue."""
+    """The options of every use of the format: the root, by a path that is valid on all executors, and the queue.
+
+    `is_topic` says that `queue` is the name of a topic, and not of a queue.
+    """
 
     root: str
     queue: str
+    is_topic: bool
 
     def open(self) -> Queue:
-        """Return the queue.
+        """Return the queue, or the queue of what is published to the topic.
 
         Raises:
-            NoSuchQueue: there is no such root.
+            NoSuchQueue: there is no such root; or no such topic.
         """
-        return Root(self.root).queue(self.queue)
+        root = Root(self.root)
+        if not self.is_topic:
+            return root.queue(self.queue)
+        topic = root.topic(self.queue)
+        topic._context  # noqa: B018 - raises where there is no such topic
+        return topic.queue
 
 
 @dataclass(frozen=True)
@@ -145,10 +160,19 @@ class WriteOptions(Options):
             if not is_row or "bodyformat" in values
             else "",
             max_records=_count(values, "recordsPerMessage" if is_row else "maxRecordsPerMessage"),
-            job_id=_named(values, "jobId"),
+            job_id=_job_id(values),
             key_columns=_key_columns(values),
             headers=_headers(values),
         )
+
+    @property
+    def is_per_batch(self) -> bool:
+        """Whether the tasks have to fill in the job id, as it has `{query}` or `{batch}`."""
+        return self.job_id is not None and (QUERY in self.job_id or BATCH in self.job_id)
+
+    def job_of(self, query: str, batch: str) -> str:
+        """Return the job id of a batch of a query."""
+        return (self.job_id or "").replace(QUERY, query).replace(BATCH, batch)
 
     def check_columns(self, schema: t.StructType) -> None:
         """Refuse columns that these options cannot write.
@@ -263,6 +287,11 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
     for key in values:
         if key == "path":
             raise ConfigError(f"{call} takes no path here: give the options root and queue")
+        if key == "topic" and "topic" not in allowed:
+            raise ConfigError(
+                "option topic: what waits in a topic is on its way to its subscriptions, and is not to be taken: give "
+                "a subscription of it as the queue, such as sales.eu/audit.hq"
+            )
         if key not in spelling:
             near = difflib.get_close_matches(key, spelling, n=1, cutoff=0.7)
             hint = f"did you mean {spelling[near[0]]}? " if near else ""
@@ -270,8 +299,27 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
     return values
 
 
-def _place(values: Mapping[str, str]) -> tuple[str, str]:
-    return os.path.abspath(_required(values, "root")), _required(values, "queue")  # executors work in other folders
+def _place(values: Mapping[str, str]) -> tuple[str, str, bool]:
+    """Return the root, the queue or the topic, and whether it is a topic."""
+    root = values.get("root") or os.environ.get(ROOT_VARIABLE)
+    if not root:
+        raise _missing("root", f"or set {ROOT_VARIABLE} before Spark starts")
+    queue, topic = values.get("queue"), values.get("topic")
+    if queue and topic:
+        raise ConfigError(f"options queue = {queue!r} and topic = {topic!r}: give one of the two")
+    if not (place := queue or topic):
+        raise _missing("queue", "or topic")
+    if topic and "/" in topic:
+        raise ConfigError(f"option topic = {topic!r}: this is the address of a subscription, which is a queue: "
+                          "give it as option queue")  # fmt: skip
+    return os.path.abspath(root), place, bool(topic)  # executors work in other folders
+
+
+def _missing(option: str, instead: str) -> ConfigError:
+    return ConfigError(
+        f"option {option} is missing: give the options root and queue, {instead}; in SQL, say "
+        "WITH (root = '...', queue = '...') behind the table's name, as a table made by CREATE TABLE loses its OPTIONS"
+    )
 
 
 def _check_uses(values: Mapping[str, str], message_per: str) -> None:
@@ -412,10 +460,16 @@ def _named(values: Mapping[str, str], option: str) -> str | None:
     return value
 
 
-def _required(values: Mapping[str, str], option: str) -> str:
-    if not (value := values.get(option.lower())):
-        raise ConfigError(f"option {option} is missing: give the options root and queue")
-    return value
+def _job_id(values: Mapping[str, str]) -> str | None:
+    job_id = _named(values, "jobId")
+    if job_id is None:
+        return None
+    rest = job_id.replace(QUERY, "").replace(BATCH, "")
+    if "{" in rest or "}" in rest:
+        raise ConfigError(f"option jobId = {job_id!r}: only {QUERY} and {BATCH} may be in braces")
+    if QUERY in job_id and BATCH not in job_id:
+        raise ConfigError(f"option jobId = {job_id!r} needs {BATCH}, too: else only the first batch would be sent")
+    return job_id
 
 
 def _choice(values: Mapping[str, str], option: str, allowed: tuple[str, ...]) -> str:
@@ -437,7 +491,15 @@ def _count(values: Mapping[str, str], option: str) -> int | None:
 def _row_problems(schema: t.StructType, *, is_shared: bool) -> Iterator[str]:
     if "value" not in schema.fieldNames():
         yield "the column value, the body of each message, is missing"
+    of_a_read = [name for name in schema.fieldNames() if name in COLUMNS and name not in _COLUMNS]
+    if of_a_read:
+        yield (
+            f"columns of a read cannot be written: drop {', '.join(of_a_read)} (how long a message may wait is said by "
+            "the column expires_in)"
+        )
     for field in schema.fields:
+        if field.name in of_a_read:
+            continue
         if field.name not in _COLUMNS:
             near = difflib.get_close_matches(field.name.lower(), _COLUMNS, n=1)
             hint = f"did you mean {near[0]}?" if near else "messagePer=partition sends any columns"

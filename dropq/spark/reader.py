@@ -29,6 +29,7 @@ from dropq.queue.verdicts import Verdicts
 from dropq.spark.bad_bodies import bad_bodies
 from dropq.spark.columns import Columns, arrow_schema
 from dropq.spark.decoders import LONGEST, PARSERS
+from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
 from dropq.storage import reading
 
@@ -233,6 +234,7 @@ class QueueReader(Rows, DataSourceReader):
 
         Raises:
             NoSuchQueue, StorageError: the queue cannot be listed.
+            InvalidFilter: the filter names a column where JMS has another word.
             LeaseLost: the claiming batch does not hold all of its messages any more.
         """
         queue = self.options.open()
@@ -240,6 +242,7 @@ class QueueReader(Rows, DataSourceReader):
             listed = {"processing": held(queue, self.options.claimed)}
         else:
             states, filter = self.options.states, self.options.filter
+            check_words(queue.context, filter, states)
             found = {state: list(browsing.listed(queue.context, state, filter)) for state in states}
             listed = _each_once(queue.context, found)
         size = part_size(sum(map(len, listed.values())), self.options)

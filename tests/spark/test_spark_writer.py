@@ -337,7 +337,7 @@ def test_columns_that_cannot_be_written_are_refused_by_name(columns: str, option
         ({"jobId": ""}, "option jobId is empty"),
         ({"jobId": " "}, "option jobId is empty"),
         ({"messagesPer": "row"}, "option messagesper is unknown: did you mean messagePer?"),
-        ({"compression": "gzip"}, r"option compression is unknown: save\(\) takes root, queue, messagePer"),
+        ({"compression": "gzip"}, r"option compression is unknown: save\(\) takes root, queue, topic, messagePer"),
         ({"bodyFormat": "csv"}, "bodyFormat needs messagePer=partition"),
         ({"maxRecordsPerMessage": "5"}, "maxRecordsPerMessage needs messagePer=partition"),
         ({"messagePer": "partition", "bodyFormat": "json"}, "'json': jsonl, csv, parquet, arrow or text is allowed"),
