@@ -110,7 +110,7 @@ class Rows:
                 continue
             with body:
                 try:
-                    yield from parse(body, self.schema)
+                    yield from parse(body, self.schema, files.is_rest(file))
                 except BadBody as error:
                     raise DropqError(
                         f"{files.folder}/{file} cannot be read as {body_format} with this schema: {error}; to separate "
@@ -179,6 +179,10 @@ class _Files:
             f"message {claimed.name.id} was not read: its claim {owner} is gone (its lease ran out, "
             "it expired, or somebody settled it or took it back)"
         )
+
+    def is_rest(self, file: str) -> bool:
+        """Return whether a message is what is left of a bundle, as its name says."""
+        return names.may_be_part(file) and self.context.sidecars.file(file).name.first > 0
 
     def report(self) -> None:
         """Log how many files have moved between the listing and the reading."""
