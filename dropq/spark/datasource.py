@@ -99,5 +99,7 @@ class DropqDataSource(DataSource):
 def _check_read(options: ReadOptions, schema: StructType) -> None:
     if options.body_format is None:
         check_columns(schema)
-    elif problems := list(body_problems(schema, options.body_format)):
+        return
+    columns = options.body_columns(schema)
+    if problems := [*body_problems(columns, options.body_format), *options.null_problems(schema)]:
         raise ConfigError(f"bodies cannot be read with this schema: {'; '.join(problems)}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from functools import partial
 from itertools import islice
@@ -33,7 +33,7 @@ SAMPLE, MEMBERS = 20, 300
 MISFITS = 3
 
 #: A function that makes a column of the texts of its values; a missing value is an empty text.
-Maker = Callable[[list[str], pa.DataType], pa.Array]
+Maker = Callable[[Sequence[str], pa.DataType], pa.Array]
 
 _WHOLE = r"(?:0|-?[1-9][0-9]*+)"
 _DECIMAL = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+"
@@ -130,26 +130,26 @@ class Layout:
 # -- values: the expression of a type, and the maker of its columns ------------------------------------------------
 
 
-def _each(convert: Callable[[str], Any], texts: list[str], kind: pa.DataType) -> pa.Array:
+def _each(convert: Callable[[str], Any], texts: Sequence[str], kind: pa.DataType) -> pa.Array:
     return pa.array([convert(text) if text else None for text in texts], kind)
 
 
-def _floats(texts: list[str], kind: pa.DataType) -> pa.Array:
+def _floats(texts: Sequence[str], kind: pa.DataType) -> pa.Array:
     numbers = pa.array([float(text.strip('"')) if text else None for text in texts], kind)
     if compute.any(compute.is_inf(numbers)).as_py():
         raise OverflowError("a number may be too large")
     return numbers
 
 
-def _cast(texts: list[str], kind: pa.DataType) -> pa.Array:
+def _cast(texts: Sequence[str], kind: pa.DataType) -> pa.Array:
     return pa.array([text or None for text in texts], pa.string()).cast(kind)
 
 
-def _moments(texts: list[str], kind: pa.DataType) -> pa.Array:
+def _moments(texts: Sequence[str], kind: pa.DataType) -> pa.Array:
     return _cast(texts, pa.timestamp("us")).view(kind)
 
 
-def _texts(texts: list[str], kind: pa.DataType) -> pa.Array:
+def _texts(texts: Sequence[str], kind: pa.DataType) -> pa.Array:
     return pa.array([(_unquoted(text) if "\\" in text else text[1:]) if text else None for text in texts], kind)
 
 
@@ -165,7 +165,7 @@ def _kind(kind: pa.DataType) -> tuple[str, Maker] | None:
     """Return the expression of a type's values, with one group, and the maker of its columns; None for other types."""
     if types.is_timestamp(kind):
         return (rf'"({_MOMENT}){"Z" if kind.tz else ""}"', _moments) if kind.unit == "us" else None
-    return next((found for known, *found in _KINDS if known(kind)), None)
+    return next(((value, make) for known, value, make in _KINDS if known(kind)), None)
 
 
 _KINDS: tuple[tuple[Callable[[Any], bool], str, Maker], ...] = (

@@ -18,16 +18,18 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from dropq.api import Queue
-from dropq.errors import DropqError, LeaseLost, StorageError
+from dropq.errors import LeaseLost, StorageError
 from dropq.format import names
 from dropq.format.claims import claim_order
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
-from dropq.spark.arrow_cast import BadBody
+from dropq.queue.verdicts import Verdicts
+from dropq.spark.bad_bodies import bad_bodies
 from dropq.spark.columns import Columns, arrow_schema
 from dropq.spark.decoders import LONGEST, PARSERS
+from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
 from dropq.storage import reading
 
@@ -52,14 +54,18 @@ class Part(InputPartition):
     files: list[str]
     arrivals: dict[str, int] = field(default_factory=dict)
     held: bool = False
+    #: The folder of the verdicts on the messages, where a bad body is to be rejected.
+    verdicts: str = ""
 
 
-def parts(state: str, files: Sequence[MessageFile], size: int, *, held: bool = False) -> Iterator[Part]:
+def parts(
+    state: str, files: Sequence[MessageFile], size: int, *, held: bool = False, verdicts: str = ""
+) -> Iterator[Part]:
     """Yield the listed files in parts of a size."""
     for start in range(0, len(files), size):
         chosen = files[start : start + size]
         arrivals = {file.filename: file.arrival for file in chosen if file.arrival}
-        yield Part(state, [file.filename for file in chosen], arrivals, held)
+        yield Part(state, [file.filename for file in chosen], arrivals, held, verdicts)
 
 
 def part_size(messages: int, options: ReadOptions) -> int:
@@ -78,6 +84,7 @@ class Rows:
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
+        self._body_schema = arrow_schema(options.body_columns(schema))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part."""
@@ -104,18 +111,15 @@ class Rows:
 
     def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
         parse = PARSERS[body_format]
-        for file in files.part.files:
+        part, verdicts = files.part, Verdicts(files.context, files.part.verdicts)
+        bad = bad_bodies(self.options, files.folder, self.schema, is_held=part.held, verdicts=verdicts)
+        for file in bad.wanted(part.files):
             body = files.read(file, reading.open_body)
             if body is None:
                 continue
             with body:
-                try:
-                    yield from parse(body, self.schema, files.is_rest(file))
-                except BadBody as error:
-                    raise DropqError(
-                        f"{files.folder}/{file} cannot be read as {body_format} with this schema: {error}; to separate "
-                        "good bodies from bad, read them without bodyFormat, and parse them with Spark's own functions"
-                    ) from error
+                yield from bad.rows(file, parse(body, self._body_schema, files.is_rest(file)))
+        bad.report()
 
 
 class _Files:
@@ -234,6 +238,7 @@ class QueueReader(Rows, DataSourceReader):
 
         Raises:
             NoSuchQueue, StorageError: the queue cannot be listed.
+            InvalidFilter: the filter names a column where JMS has another word.
             LeaseLost: the claiming batch does not hold all of its messages any more.
         """
         queue = self.options.open()
@@ -241,11 +246,17 @@ class QueueReader(Rows, DataSourceReader):
             listed = {"processing": held(queue, self.options.claimed)}
         else:
             states, filter = self.options.states, self.options.filter
+            check_words(queue.context, filter, states)
             found = {state: list(browsing.listed(queue.context, state, filter)) for state in states}
             listed = _each_once(queue.context, found)
         size = part_size(sum(map(len, listed.values())), self.options)
-        is_held = self.options.claimed is not None
-        return [part for state, files in listed.items() for part in parts(state, files, size, held=is_held)]
+        claimed = self.options.claimed
+        verdicts = verdicts_of(queue.context, claimed).folder if claimed else ""
+        return [
+            part
+            for state, files in listed.items()
+            for part in parts(state, files, size, held=claimed is not None, verdicts=verdicts)
+        ]
 
 
 def _each_once(context: QueueContext, listed: dict[str, list[MessageFile]]) -> dict[str, list[MessageFile]]:
@@ -258,6 +269,11 @@ def _each_once(context: QueueContext, listed: dict[str, list[MessageFile]]) -> d
         ]
         seen.update(file.own_name for file in files)
     return listed
+
+
+def verdicts_of(context: QueueContext, claimed: str) -> Verdicts:
+    """Return the verdicts on a claiming batch; `claimed` as for `held`."""
+    return Verdicts(context, f"{context.layout.streams}/{claimed.rpartition(':')[0]}/bad")
 
 
 def held(queue: Queue, claimed: str) -> list[MessageFile]:
