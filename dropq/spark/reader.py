@@ -118,7 +118,7 @@ class Rows:
             if body is None:
                 continue
             with body:
-                yield from bad.rows(file, parse(body, self._body_schema))
+                yield from bad.rows(file, parse(body, self._body_schema, files.is_rest(file)))
         bad.report()
 
 
@@ -183,6 +183,10 @@ class _Files:
             f"message {claimed.name.id} was not read: its claim {owner} is gone (its lease ran out, "
             "it expired, or somebody settled it or took it back)"
         )
+
+    def is_rest(self, file: str) -> bool:
+        """Return whether a message is what is left of a bundle, as its name says."""
+        return names.may_be_part(file) and self.context.sidecars.file(file).name.first > 0
 
     def report(self) -> None:
         """Log how many files have moved between the listing and the reading."""
