@@ -31,6 +31,7 @@ from dropq.spark.columns import Columns, arrow_schema
 from dropq.spark.decoders import LONGEST, PARSERS
 from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
+from dropq.spark.workers import freeze_imports
 from dropq.storage import reading
 
 log = logging.getLogger("dropq")
@@ -88,6 +89,7 @@ class Rows:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part."""
+        freeze_imports()
         if not isinstance(partition, Part):
             return  # Spark makes one of its own if there is nothing to read
         files = _Files(self.options.open().context, partition)
@@ -118,7 +120,7 @@ class Rows:
             if body is None:
                 continue
             with body:
-                yield from bad.rows(file, parse(body, self._body_schema))
+                yield from bad.rows(file, parse(body, self._body_schema, files.is_rest(file)))
         bad.report()
 
 
@@ -183,6 +185,10 @@ class _Files:
             f"message {claimed.name.id} was not read: its claim {owner} is gone (its lease ran out, "
             "it expired, or somebody settled it or took it back)"
         )
+
+    def is_rest(self, file: str) -> bool:
+        """Return whether a message is what is left of a bundle, as its name says."""
+        return names.may_be_part(file) and self.context.sidecars.file(file).name.first > 0
 
     def report(self) -> None:
         """Log how many files have moved between the listing and the reading."""
