@@ -31,6 +31,7 @@ from dropq.spark.columns import Columns, arrow_schema
 from dropq.spark.decoders import LONGEST, PARSERS
 from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
+from dropq.spark.workers import freeze_imports
 from dropq.storage import reading
 
 log = logging.getLogger("dropq")
@@ -88,6 +89,7 @@ class Rows:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part."""
+        freeze_imports()
         if not isinstance(partition, Part):
             return  # Spark makes one of its own if there is nothing to read
         files = _Files(self.options.open().context, partition)

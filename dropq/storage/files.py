@@ -15,18 +15,18 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy as shallow
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from dropq.errors import StorageError
 from dropq.format.layout import GONE_PREFIX, PRIVATE
 from dropq.storage import system_calls
 from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
 from dropq.storage.failures import describe
+from dropq.storage.mounts import mount_at
 from dropq.storage.reading import READ_SIZE, entries, open_body
-from dropq.storage.system_calls import CREATE, FILE_MODE, NO_FLAGS, READ, TOUCH, open_file
+from dropq.storage.system_calls import CREATE, FILE_MODE, HERE, NO_FLAGS, READ, TOUCH, open_file
 
 log = logging.getLogger("dropq")
 
@@ -34,19 +34,14 @@ log = logging.getLogger("dropq")
 DIR_MODE = 0o775
 #: Seconds after which `drain` gives up a folder that does not become empty.
 DRAIN_LIMIT = 10.0
-#: Threads that share a long list of renames: one runs Python while the other is in the kernel, which makes one rename
-#: between folders of a file system at a time.
-THREADS = 2
-#: The length from which a list is worth a second thread.
-LONG_LIST = 1000
+#: Seconds to wait until a file system shows all of a file that was written and closed.
+WHOLE_LIMIT = 60.0
 #: From this many files on, one sync of their file system makes all of them durable: it is several times as quick as a
 #: sync of each. Fewer files are synced one by one, as the one sync waits for the writes of every process.
 SYNCED_TOGETHER = 32
 
 #: What a file system without modes raises, to the owner of a file, too.
 _NO_MODES = NO_FLAGS | {errno.EPERM}
-
-T = TypeVar("T")
 
 
 def refuse_links(folders: Iterable[str]) -> None:
@@ -117,6 +112,7 @@ class Storage:
         self._lenient = lenient
         self._create_mode = FILE_MODE if file_mode is None else file_mode
         self._owns = file_mode is not None or group is not None
+        self._finishes_late: bool | None = None  # until the first file is written
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
 
     # -- writing -----------------------------------------------------------------------------------------
@@ -150,10 +146,42 @@ class Storage:
                     os.fsync(fd)
             finally:
                 os.close(fd)
+            self.await_whole(path, len(data))
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
+
+    def await_whole(self, path: str, size: int, *, at: int | None = None) -> None:
+        """Wait until the file system shows all of a file that was written and closed; do this before it is renamed.
+
+        Over FUSE a close() may return too early. HDFS shows an empty file until its client has finished it, and who
+        looks at it then believes for a minute that it is empty.
+
+        Args:
+            path: the file.
+            size: how many bytes were written.
+            at: the descriptor of the folder that a relative `path` begins in.
+
+        Raises:
+            OSError: with EIO, the rest did not come within `WHOLE_LIMIT`.
+        """
+        if not self._is_late(os.path.dirname(path), at):
+            return
+        give_up = time.monotonic() + WHOLE_LIMIT
+        while (shown := system_calls.size_asked(path, HERE if at is None else at)) is not None and shown < size:
+            if time.monotonic() > give_up:
+                said = f"the file system shows {shown} of its {size} bytes {WHOLE_LIMIT:.0f} s after they were written"
+                raise OSError(errno.EIO, said, path)
+            time.sleep(0.002)
+
+    def _is_late(self, folder: str, at: int | None) -> bool:
+        """Return whether the file system may finish files after their close(); it is one file system for all calls."""
+        if self._finishes_late is None:
+            path = folder if at is None else f"/proc/self/fd/{at}"
+            mount = mount_at(os.path.realpath(path), os.stat(path).st_dev)
+            self._finishes_late = mount is not None and mount.finishes_late
+        return self._finishes_late
 
     @contextlib.contextmanager
     def together(self, folder: str, count: int) -> Iterator[bool]:
@@ -205,7 +233,7 @@ class Storage:
         *,
         synced: bool,
     ) -> None:
-        mode, owns = self._create_mode, self._owns
+        mode, owns, sizes = self._create_mode, self._owns, list[int]()
         for path, data in zip(paths, bodies, strict=True):
             fd = os.open(path, CREATE, mode, dir_fd=at)
             try:
@@ -219,6 +247,10 @@ class Storage:
                     os.fsync(fd)
             finally:
                 os.close(fd)
+            sizes.append(len(data))
+        if sizes and self._is_late(os.path.dirname(paths[0]), at):
+            for path, size in zip(paths, sizes, strict=True):  # after all: they are finished beside each other
+                self.await_whole(path, size, at=at)
 
     def write_small(self, path: str, data: bytes, *, by: str | None = None) -> None:
         """Replace a small file of ours: a reader sees the old content or the new, also after a crash.
@@ -234,18 +266,22 @@ class Storage:
             self.unlink(by)  # an error may have left it
         self.write_new(temporary, data)
         try:
-            try:
-                self.rename(temporary, path)
-            except OSError as error:
-                if not self._exclusive.is_taken(error, path):
-                    raise
-                self.unlink(path)
-                self.rename(temporary, path)
+            self.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
         self.sync(folder)
+
+    def replace(self, source: str, destination: str) -> None:
+        """Rename a file of ours over another of ours; where a rename replaces nothing, the other is removed first."""
+        try:
+            self.rename(source, destination)
+        except OSError as error:
+            if not self._exclusive.is_taken(error, destination):
+                raise
+            self.unlink(destination)
+            self.rename(source, destination)
 
     def touch(self, path: str) -> None:
         """Make an empty file of ours, such as a read-lock, unless it exists."""
@@ -265,13 +301,9 @@ class Storage:
     def renew(self, path: str) -> bool:
         """Give a file of ours the file server's time; return False if it is gone."""
         try:
-            fd = open_file(path, TOUCH & ~os.O_CREAT)
+            os.utime(path, follow_symlinks=False)  # not opened: HDFS empties a file that is opened for writing
         except FileNotFoundError:
             return False
-        try:
-            os.utime(fd)
-        finally:
-            os.close(fd)
         return True
 
     def adopt(self, path: str) -> None:
@@ -341,6 +373,8 @@ class Storage:
                     _set_times(fd, (found.st_atime_ns, found.st_mtime_ns))
                     if synced:
                         self.sync_file(fd)
+                    size = os.lseek(fd, 0, os.SEEK_CUR)
+                self.await_whole(destination, size)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(destination)
@@ -483,6 +517,38 @@ class Storage:
                 system_calls.rename_noreplace(file, name, folder, at)
             except OSError:
                 left.append(file)
+        return left
+
+    def place_all(self, source: str, destination: str, files: Sequence[str]) -> list[str]:
+        """Rename files of a folder into another, to names that are unique by construction, where `renameat2` works.
+
+        One thread renames them all. A kernel makes one rename into a folder at a time, and lets the others wait even
+        while a server or a FUSE daemon works at it: more threads, or processes, would only wait for each other. The
+        open folders save the walk along two paths to each file.
+
+        Args:
+            source: the folder that the files are in.
+            destination: the folder that they go to.
+            files: their names.
+
+        Returns:
+            The files that may not have been renamed, for the caller to look at one by one.
+        """
+        left: list[str] = []
+        if not self._exclusive.in_kernel:
+            return list(files)
+        with contextlib.ExitStack() as opened:
+            try:
+                at, to = (_opened(opened, folder) for folder in (source, destination))
+            except OSError:
+                return list(files)  # such as a folder that this user may not list, which a rename does not need
+            for number, file in enumerate(files):
+                try:
+                    system_calls.rename_noreplace(file, file, to, at)
+                except (FileExistsError, FileNotFoundError):
+                    left.append(file)
+                except OSError:
+                    return left + list(files[number:])
         return left
 
     def rename_in(self, source: str, folder: int, name: str) -> None:
@@ -715,6 +781,13 @@ class Storage:
                 raise
 
 
+def _opened(stack: contextlib.ExitStack, folder: str) -> int:
+    """Open a folder until a block ends; return its descriptor."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
+
+
 def _set_times(fd: int, times: tuple[int, int]) -> None:
     """Set when a file was read and written, in ns since 1970, where the file system can keep that."""
     try:
@@ -760,12 +833,3 @@ def _unless_gone(call: object, path: str, failed: tuple[type[BaseException], Bas
     """Let rmtree go on when something is gone: another process removed it, or NFS lost the reply."""
     if not isinstance(failed[1], FileNotFoundError):
         raise failed[1]
-
-
-def run_in_parts(items: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:
-    """Do the work on all items; several threads share a long list. Raise what a part raises."""
-    if len(items) < LONG_LIST:
-        return work(items)
-    with ThreadPoolExecutor(THREADS) as pool:
-        for done in [pool.submit(work, items[part::THREADS]) for part in range(THREADS)]:
-            done.result()
