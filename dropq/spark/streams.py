@@ -61,7 +61,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         journal = self._opened(end)
         messages = [message for batch in range(first, end["batch"] + 1) for message in journal.messages(batch)]
         waiting = listed(self.options.open().context, (message.file for message in messages))
-        return list(parts("processing", waiting, part_size(len(waiting), self.options), held=True))
+        return list(parts("processing", waiting, part_size(len(waiting.names), self.options), held=True))
 
     def commit(self, end: Offset) -> None:
         """Acknowledge the messages of every batch up to an offset."""
