@@ -86,11 +86,11 @@ def start(spark: SparkSession, root: str, checkpoint: str, articles: str, **trig
 
     orders = dropq.Root(root).queue("orders")
 
-    def handle(batch: DataFrame, number: int) -> None:
+    def handle(batch: DataFrame, _: int) -> None:
         lines = enriched(checked(batch), articles).persist()
         bad = lines.where("problem is not null")
         reject(bad, orders)
-        post(lines.join(broadcast(bad), "receipt", "left_anti"), root, job_id(spark, number))
+        post(lines.join(broadcast(bad), "receipt", "left_anti"), root)
         lines.unpersist()
 
     messages = spark.readStream.format("dropq").option("root", root).option("queue", orders.name).load()
@@ -125,8 +125,8 @@ def reject(bad: DataFrame, orders: dropq.Queue) -> None:
             orders.claimed(receipt).reject(problem)
 
 
-def post(lines: DataFrame, root: str, job: str) -> None:
-    """Send what lines come to by order and group, whole groups to a message, unless this job was sent before."""
+def post(lines: DataFrame, root: str) -> None:
+    """Send what lines come to by order and group, whole groups to a message, unless this batch was sent before."""
     from pyspark.sql import functions as f
 
     text = f.concat_ws(", ", f.sort_array(f.collect_list(f.format_string("%d %s", "quantity", "name"))))
@@ -134,12 +134,7 @@ def post(lines: DataFrame, root: str, job: str) -> None:
     by_group = lines.repartition(4, "group").groupBy("message", "order", "group")
     postings = by_group.agg(text.alias("text"), amount.alias("amount")).sortWithinPartitions("group", "order")
     writer = postings.write.format("dropq").mode("append").option("root", root).option("queue", "postings")
-    writer.option("messagePer", "partition").option("bodyFormat", "csv").option("jobId", job).save()
-
-
-def job_id(spark: SparkSession, number: int) -> str:
-    """Name a batch by its query, too, whose id is the checkpoint's: a new checkpoint counts from 0 again."""
-    return f"{spark.sparkContext.getLocalProperty('sql.streaming.queryId')}-{number}"
+    writer.option("messagePer", "partition").option("bodyFormat", "csv").option("jobId", "{query}-{batch}").save()
 
 
 def read_lines(body: bytes) -> list[Line]:

@@ -42,10 +42,12 @@ class Expression:
     Attributes:
         text: the expression as it was written.
         reads_body: whether it has paths, and so may need the body of a message.
+        identifiers: the header fields and properties that it names.
     """
 
     text: str
     reads_body: bool
+    identifiers: frozenset[str] = field(repr=False, compare=False)
     _node: Node = field(repr=False, compare=False)
 
     def value(self, lookup: Lookup) -> Value:
@@ -85,7 +87,7 @@ def compile_filter(text: str) -> Filter:
             what was expected there.
         Unavailable: the filter has a regular expression, and RE2 is not installed.
     """
-    return _compile(Source(text), lambda parser, reads_body: Filter(text, reads_body, parser.condition()))
+    return _compile(Source(text), lambda parser, reads_body: _filter(text, parser, reads_body))
 
 
 def compile_selector(text: str) -> Filter:
@@ -95,7 +97,7 @@ def compile_selector(text: str) -> Filter:
         InvalidFilter: the text is no JMS selector; the error points at a column.
     """
     source = Source(text, "selector")
-    return _compile(source, lambda parser, _: Filter(text, False, parser.condition()), _names_alone)
+    return _compile(source, lambda parser, _: _filter(text, parser, False), _names_alone)
 
 
 def compile_expression(text: str) -> Expression:
@@ -106,7 +108,17 @@ def compile_expression(text: str) -> Expression:
         Unavailable: the expression has a regular expression, and RE2 is not installed.
     """
     source = Source(text, "expression")
-    return _compile(source, lambda parser, reads_body: Expression(text, reads_body, parser.expression()))
+    return _compile(source, lambda parser, reads_body: _expression(text, parser, reads_body))
+
+
+def _filter(text: str, parser: Parser, reads_body: bool) -> Filter:
+    node = parser.condition()  # first, as it finds the identifiers
+    return Filter(text, reads_body, frozenset(parser.identifiers), node)
+
+
+def _expression(text: str, parser: Parser, reads_body: bool) -> Expression:
+    node = parser.expression()
+    return Expression(text, reads_body, frozenset(parser.identifiers), node)
 
 
 def _compile(

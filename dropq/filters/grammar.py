@@ -197,6 +197,8 @@ class Parser(ABC):
         self._tokens = tokens(source, self.dialect)
         self._token = next(self._tokens)
         self._depth = 0
+        #: The header fields and properties that the text names.
+        self.identifiers: set[str] = set()
 
     def condition(self) -> Node:
         """Parse the text as a condition; a blank text is a condition that is true."""
@@ -313,6 +315,7 @@ class Parser(ABC):
         if token.kind == "identifier" and token.text.startswith("JMS") and not _may_be(token.text):
             raise self._unexpected(f"a header field ({', '.join(HEADERS)}) or a property")
         if self._accept("identifier"):
+            self.identifiers.add(token.text)
             return Part(tree.identifier(token.text), token.at, None, name=token.text)
         if not self._accept("string", "number", "TRUE", "FALSE"):
             raise self._unexpected("a value (IS NULL asks for NULL)" if token.kind == "NULL" else "a value")

@@ -4,7 +4,8 @@ A stream is a reader that may die and be started again, such as a streaming quer
 the subscriptions that claim for it, one for each run and listed before its first claim, and the messages of each batch.
 Invariant: a message that a run claimed is in a batch, or goes into the next one; the file of a batch stays until all
 its messages are settled. The claims have leases, which a run renews while it lives. If a stream is not started again,
-its leases end and its messages return to the queue.
+its leases end and its messages return to the queue. A batch is settled as a whole: its messages with bad bodies are
+rejected, as `verdicts` has it, and all others are acknowledged.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.lease_renewer import renew_held
 from dropq.queue.message import Message, ack_all, extend_all
+from dropq.queue.verdicts import Verdicts, all_reasons, reject_bad
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
@@ -44,6 +46,7 @@ _BATCH = re.compile(r"([0-9]+)\.json")
 _STREAM = re.compile(r"[\w*%+-]{1,100}", re.ASCII)
 _RUN = "run-"
 _SETTLED = "settled-"
+_BAD = "bad-{}."
 
 
 def runs(context: QueueContext) -> frozenset[str]:
@@ -67,14 +70,14 @@ def lapsed_claim(claim: Claim, streams: frozenset[str]) -> str:
         claim: the claim that ran out.
         streams: the subscriptions that `runs` returned.
     """
-    return _batch_key(claim.filename) if claim.subscription in streams else ""
+    return batch_key(claim.filename) if claim.subscription in streams else ""
 
 
 def _runs(folder: str) -> set[str]:
     return {name.removeprefix(_RUN) for name in reading.names_in(folder) if name.startswith(_RUN)}
 
 
-def _batch_key(filename: str) -> str:
+def batch_key(filename: str) -> str:
     """Return what identifies a claimed message in a batch: the id of the stream's first claim on it.
 
     After a lease ran out, the expired-claim marker has that id. Only the stream claims such a message, and it keeps the
@@ -119,6 +122,7 @@ class Journal:
         with self._error_context():
             self._earlier = frozenset(_runs(self._folder))
             self._inherited = frozenset(self._numbers())
+            self._inherited_verdicts = frozenset(reading.names_in(self._folder))
             self._register()
 
     def _register(self) -> None:
@@ -181,7 +185,7 @@ class Journal:
                 raise
             log.warning("%s", error)  # the messages of an earlier run must not wait for this
             return {}
-        return {_batch_key(message.file): message for message in messages}
+        return {batch_key(message.file): message for message in messages}
 
     def _adopt_leftovers(self) -> dict[str, Message]:
         """Hold the messages that earlier runs claimed, but did not write into a batch before they died."""
@@ -189,7 +193,7 @@ class Journal:
         claims = [claim for claim in self._claims() if claim.subscription in ours]
         self._remove_runs(self._earlier, claims)
         written = {key for number in self._numbers() for key in self._keys(number)}
-        by_key = {_batch_key(claim.filename): claim for claim in claims}
+        by_key = {batch_key(claim.filename): claim for claim in claims}
         return self._adopt({key: claim for key, claim in by_key.items() if key not in written})
 
     def messages(self, batch: int) -> list[Message]:
@@ -203,8 +207,17 @@ class Journal:
                 self._batches[batch] = self._resume(batch)
             return list(self._batches[batch].values())
 
+    def judge(self, batch: int) -> Verdicts:
+        """Return where the tasks that read a batch say which messages are to be rejected when it is settled."""
+        with self._lock, self._error_context():
+            verdicts = self._own_verdicts(batch)
+            verdicts.begin()
+            return verdicts
+
     def _resume(self, batch: int) -> dict[str, Message]:
         if batch in self._numbers():
+            for verdicts in self._earlier_verdicts(batch):
+                verdicts.drop()  # the batch is read again, maybe with another schema
             return self._adopt_batch(batch)
         if batch <= max(self._settled(), default=0):
             log.warning("batch %d of %s was acknowledged before: it is not read again", batch, self._folder)
@@ -221,7 +234,7 @@ class Journal:
         RACE: a lease may run out between the listing and the renewal, so missing messages are looked for last.
         """
         keys = self._keys(batch)
-        claims = {_batch_key(claim.filename): claim for claim in self._claims()}
+        claims = {batch_key(claim.filename): claim for claim in self._claims()}
         messages = self._adopt({key: claims[key] for key in keys if key in claims})
         messages |= self._claim_again({*keys} - messages.keys())
         if len(messages) < len(keys):
@@ -235,15 +248,15 @@ class Journal:
         for message, error in extend_all(messages.values(), self.lease):
             if not isinstance(error, LeaseLost):
                 raise error
-            messages.pop(_batch_key(message.file))
+            messages.pop(batch_key(message.file))
         return messages
 
     # -- settling ------------------------------------------------------------------------------------------------
 
     def settle(self, upto: int) -> int:
-        """Acknowledge every batch up to a number; return how many messages were acknowledged.
+        """Settle every batch up to a number; return how many messages were acknowledged, or rejected for their bodies.
 
-        Messages that returned to the queue because a lease ran out are claimed again, and acknowledged, too.
+        Messages that returned to the queue because a lease ran out are claimed again, and settled, too.
 
         Raises:
             DropqError: another run of the stream began later; that run acknowledges the committed batches.
@@ -256,7 +269,8 @@ class Journal:
             for number in sorted(number for number in ours if number <= upto):
                 if number not in self._batches:
                     self._batches[number] = self._adopt_batch(number)
-                settled += self._ack(number, self._batches[number])
+                settled += self._settle_batch(number, self._batches[number])
+                self._drop_verdicts(number)
                 if number in written:
                     self._mark_settled(number)
                 del self._batches[number]
@@ -273,16 +287,37 @@ class Journal:
         numbers = (name.removeprefix(_SETTLED) for name in reading.names_in(self._folder) if name.startswith(_SETTLED))
         return [int(number) for number in numbers if number.isdigit()]
 
-    def _ack(self, batch: int, messages: dict[str, Message]) -> int:
-        """Acknowledge messages, also those that returned because a lease ran out; return how many it acknowledged."""
-        ack_all(message for message in messages.values() if message.held)
+    def _settle_batch(self, batch: int, messages: dict[str, Message]) -> int:
+        """Settle messages, also those that returned because a lease ran out; return how many it settled."""
+        reasons = all_reasons((self._own_verdicts(batch), *self._earlier_verdicts(batch)))
+        rejected = _settle(messages, reasons)
         again = self._claim_again({key for key, message in messages.items() if message.state == "processing"})
-        ack_all(again.values())
+        rejected += _settle(again, reasons)
+        if rejected:
+            log.warning("batch %d of %s: %d of %d messages were rejected for their bodies, such as %s: see error/",
+                        batch, self._folder, len(rejected), len(messages), rejected[0].id)  # fmt: skip
         gone = [message for message in (messages | again).values() if message.state == "processing"]
         if gone:
             log.info("batch %d of %s: %d of %d messages had been settled by others, or by the query itself, such as %s",
                      batch, self._folder, len(gone), len(messages), gone[0].id)  # fmt: skip
         return len(messages) - len(gone)
+
+    def _own_verdicts(self, batch: int) -> Verdicts:
+        return Verdicts(self._context, f"{self._folder}/{_BAD.format(batch)}{self._subscription.id}")
+
+    def _earlier_verdicts(self, batch: int) -> list[Verdicts]:
+        """Return the verdicts of runs before this one: if Spark has committed the batch, the batch is settled by them.
+
+        RACE: a run that began later may have verdicts of its own by now; this run must not touch them.
+        """
+        names = (name for name in self._inherited_verdicts if name.startswith(_BAD.format(batch)))
+        return [Verdicts(self._context, f"{self._folder}/{name}") for name in names]
+
+    def _drop_verdicts(self, batch: int) -> None:
+        """Remove the verdicts on a batch all of whose messages are settled."""
+        for name in reading.names_in(self._folder):
+            if name.startswith(_BAD.format(batch)):
+                Verdicts(self._context, f"{self._folder}/{name}").drop()
 
     # -- renewing and ending ---------------------------------------------------------------------------------------
 
@@ -354,6 +389,13 @@ class Journal:
                 if claim is not None:
                     claimed[key] = self._subscription._adopt(claim)
         return claimed
+
+
+def _settle(messages: Mapping[str, Message], reasons: Mapping[str, str]) -> list[Message]:
+    """Reject the messages for which there is a reason, and acknowledge the others; return the rejected ones."""
+    rejected = reject_bad(messages, reasons)
+    ack_all(message for message in messages.values() if message.held)
+    return rejected
 
 
 def check_semantics(context: QueueContext) -> None:

@@ -350,8 +350,12 @@ class Subscription:
         return self._offers.once(message)
 
     def _snapshot(self) -> None:
-        """Offer from now on only what waits at this moment."""
-        self._next(self._offers.freeze)
+        """Offer from now on only what waits at this moment, once what is due has come, such as what topics hold."""
+        self._next(self._freeze)
+
+    def _freeze(self) -> None:
+        self._sweep_if_due()
+        self._offers.freeze()
 
     def _adopt(self, claim: Claim) -> Message:
         """Hold a claim that an earlier run of the same reader made; it counts as this subscription's."""
@@ -422,15 +426,16 @@ class Subscription:
 
     def _attend(self) -> None:
         """Do what is not done for each message: sweep, look for read-locks and routes, replace an old view."""
-        if self._sweep.due:
-            self._forget_lost()  # before the sweep that returns them
-            self._sweep_on_the_way()
+        self._sweep_if_due()
         self._offers.attend()
         # A view of many messages is kept longer than a read-lock may go unseen.
         looks_at = time.monotonic() + self._context.timing.max_age
         self._attend_at = min(self._sweep.again, self._offers.fresh_until, looks_at)
 
-    def _sweep_on_the_way(self) -> None:
+    def _sweep_if_due(self) -> None:
+        if not self._sweep.due:
+            return
+        self._forget_lost()  # before the sweep that returns them
         try:
             # Consumers that died and held nothing are cleared away while they would have a part of the view.
             self._sweep.run(idle=self._offers.are_shared)

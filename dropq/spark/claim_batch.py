@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dropq.api import Queue
-from dropq.errors import DropqError, LeaseLost
+from dropq.api import Queue, Root
+from dropq.errors import ConfigError, DropqError, LeaseLost
 from dropq.format.layout import WITH_REASON
 from dropq.queue.lease_renewer import LeaseRenewer, renew_held
 from dropq.queue.message import Duration, Message, ack_all
-from dropq.queue.stream_journal import check_semantics
-from dropq.spark.options import CLAIM_OPTIONS, ReadOptions, by_name
+from dropq.queue.stream_journal import batch_key, check_semantics
+from dropq.queue.verdicts import Verdicts, reject_bad
+from dropq.spark.jms_words import check_words
+from dropq.spark.options import CLAIM_OPTIONS, ROOT_VARIABLE, ReadOptions, by_name
+from dropq.spark.reader import verdicts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+log = logging.getLogger("dropq")
+
 
 @contextmanager
 def claim(
     spark: SparkSession,
-    queue: Queue,
+    queue: Queue | str,
     n: int,
     *,
+    root: str | os.PathLike[str] | None = None,
     timeout: Duration | None = 0,
     filter: str | None = None,
     schema: StructType | str | None = None,
@@ -34,40 +41,54 @@ def claim(
 ) -> Iterator[DataFrame]:
     """Claim up to n messages as a data frame; acknowledge them when the block ends, return them if it raises.
 
+    With badBodies=reject, messages whose bodies were found bad are rejected when the block ends.
+
     The set of messages is fixed: a stage that Spark computes again reads the same messages, and fails if one is lost.
     This process holds them; when it dies, they return to the queue. If the queue has leases, they are renewed while the
     block runs.
 
     Args:
         spark: the session.
-        queue: the queue; its root must have the same path on every executor.
-        n: the most messages.
+        queue: the queue, or its name; its root must have the same path on every executor.
+        n: the most messages, at least 1.
+        root: the root of a queue that is given by its name; None takes it from DROPQ_ROOT in the environment.
         timeout: how long to wait for the first message: 0 looks once, None waits for ever.
         filter: claim only messages that match.
         schema: the columns of the data frame, as for a read; None takes all columns of a message.
-        options: further options of a read: bodyFormat, numPartitions.
+        options: further options of a read: bodyFormat, badBodies, numPartitions.
 
     Raises:
+        ValueError: n is no number of messages; or a root is given, although the queue has one.
+        ConfigError: an option cannot be used; or the queue is given by its name, and the root is not known.
+        InvalidFilter: the filter cannot be read, or names a column where JMS has another word.
         LeaseLost: some messages were not held any more at the end of the block; the rest was acknowledged.
     """
     from dropq.spark.datasource import register
 
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(
+            f"claim() takes up to n messages, and n is {n!r}: give a whole number from 1; nothing was claimed"
+        )
+    queue = _found(queue, root)
     check_semantics(queue.context)
-    by_name(options, CLAIM_OPTIONS, "claim()")
+    rejects = by_name(options, CLAIM_OPTIONS, "claim()").get("badbodies") == "reject"
     _options(queue, "claim:0", options)  # check them before anything is claimed
+    check_words(queue.context, filter)
     register(spark)
     with queue.subscribe(client_id="spark", max_backlog=None, filter=filter) as subscription:
         most = n if subscription.max_backlog is None else min(n, subscription.max_backlog)
         messages = subscription.receive_many(most, timeout)
         with _renewed(messages, subscription.lease):
-            read_options = _options(queue, f"{subscription.id}:{len(messages)}", options)
-            reader = spark.read.format("dropq").options(**read_options)
-            try:
-                yield (reader if schema is None else reader.schema(schema)).load()
-            except BaseException:
-                _release(messages)
-                raise
-        ack_all(message for message in messages if message.held)
+            claimed = f"{subscription.id}:{len(messages)}"
+            reader = spark.read.format("dropq").options(**_options(queue, claimed, options))
+            with _judged(queue, claimed) if rejects else nullcontext() as verdicts:
+                try:
+                    yield (reader if schema is None else reader.schema(schema)).load()
+                except BaseException:
+                    _release(messages)
+                    raise
+                _reject(queue, messages, verdicts)
+                ack_all(message for message in messages if message.held)
         unsettled = [message for message in messages if message.state == "processing"]
         settled = _settled_owners(queue, unsettled)
         lost = [message for message in unsettled if message.owner not in settled]
@@ -76,6 +97,42 @@ def claim(
             f"{len(lost)} of {len(messages)} messages of queue {queue.name}, the first {lost[0].id}, were not held any "
             "more at the end of the block: they may be handled twice. The others are acknowledged"
         )
+
+
+def _found(queue: Queue | str, root: str | os.PathLike[str] | None) -> Queue:
+    """Return the queue that `claim` is to take from."""
+    if isinstance(queue, Queue):
+        if root is not None:
+            raise ValueError(
+                f"claim() takes a root only with the name of a queue: {queue!r} has one; nothing was claimed"
+            )
+        return queue
+    path = root or os.environ.get(ROOT_VARIABLE)
+    if not path:
+        raise ConfigError(
+            f"claim() takes the queue {queue!r} by its name, and does not know the root: give root=..., or set "
+            f"{ROOT_VARIABLE}; nothing was claimed"
+        )
+    return Root(path).queue(queue)
+
+
+@contextmanager
+def _judged(queue: Queue, claimed: str) -> Iterator[Verdicts]:
+    """Let tasks say which messages are to be rejected; forget it when the messages are settled or returned."""
+    verdicts = verdicts_of(queue.context, claimed)
+    verdicts.begin()
+    try:
+        yield verdicts
+    finally:
+        verdicts.drop()
+        queue.context.storage.remove_folder(os.path.dirname(verdicts.folder))
+
+
+def _reject(queue: Queue, messages: list[Message], verdicts: Verdicts | None) -> None:
+    reasons = verdicts.reasons() if verdicts else {}
+    if rejected := reject_bad({batch_key(message.file): message for message in messages}, reasons):
+        warning = "%d of %d messages of queue %s were rejected for their bodies, such as %s: see error/"
+        log.warning(warning, len(rejected), len(messages), queue.name, rejected[0].id)
 
 
 def _release(messages: list[Message]) -> None:

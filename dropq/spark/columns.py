@@ -111,11 +111,6 @@ def _field_problems(field: t.StructField, what: str, allowed: Mapping[str, t.Dat
         yield f"{what} is {' or '.join(kinds)}, not {kind}"
 
 
-def without_message(schema: t.StructType) -> t.StructType:
-    """Return the columns of a schema that bodies have."""
-    return t.StructType([field for field in schema.fields if field.name != MESSAGE])
-
-
 def missing_message_column(wanted: Iterable[str], body: Sequence[str]) -> str | None:
     """Return what to say if a wanted column is one of messages, and a body has no such column; else None.
 
@@ -264,7 +259,7 @@ class MessageColumn:
         arrivals: when files came, in ms, by name, for names without a time.
 
     Attributes:
-        of_bodies: the wanted columns that bodies have.
+        others: the other wanted columns.
     """
 
     def __init__(self, schema: pa.Schema, sidecars: Sidecars, arrivals: Mapping[str, int]) -> None:
@@ -272,7 +267,7 @@ class MessageColumn:
         self._sidecars = sidecars
         self._arrivals = arrivals
         self._at = schema.get_field_index(MESSAGE)
-        self.of_bodies = schema if self._at < 0 else schema.remove(self._at)
+        self.others = schema if self._at < 0 else schema.remove(self._at)
 
     def added_to(
         self, batches: Iterator[pa.RecordBatch], state: str, folder: str, file: str
@@ -280,7 +275,7 @@ class MessageColumn:
         """Yield the batches of a body, with the column if it is wanted.
 
         Args:
-            batches: the rows of the body, in the columns `of_bodies`.
+            batches: the rows of the body, in the columns `others`.
             state: the state of the message.
             folder: the folder that its file was listed in.
             file: the file's name.

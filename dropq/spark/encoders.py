@@ -5,12 +5,9 @@ Timestamps with a time zone are written in UTC, whatever the time zone of the se
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-import struct
-from collections.abc import Callable, Iterable
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from typing import IO, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -18,12 +15,16 @@ import pyarrow.compute as compute  # type: ignore[import-untyped]
 import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from dropq.spark import json_columns
+from dropq.spark.json_columns import TEXT
+
 #: A function that writes the batches of a body, which have the schema, into a file.
 Body = Callable[[IO[bytes], pa.Schema, Iterable[pa.RecordBatch]], None]
 #: Bytes of Arrow data in a row group of Parquet.
 ROW_GROUP = 64 << 20
-
-_text = json.JSONEncoder(ensure_ascii=False).encode
+#: Bytes of Arrow data that are turned into text at a time. Quoting may make it six times as long, and a list of texts
+#: has less than 2 GiB.
+TEXTS = 64 << 20
 
 
 def in_utc(schema: pa.Schema) -> pa.Schema:
@@ -77,20 +78,35 @@ def write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.Recor
 def write_text(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write the only column, a line for each row and an empty line for null, as Spark's text format does."""
     for batch in batches:
-        column = batch.column(0).fill_null("").cast(pa.large_string())
-        lines = compute.binary_join_element_wise(column, *(pa.scalar(text, pa.large_string()) for text in ("", "\n")))
-        _, offsets, data = lines.buffers()  # a new array, so its data begins at the start of the buffer
-        end = memoryview(offsets).cast("q")[len(lines)]
-        file.write(memoryview(data)[:end])
+        _write_lines(file, batch.column(0).fill_null("").cast(TEXT))
 
 
 def write_jsonl(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write an object for each row; as Spark's json format does, nulls are left out and binary is base64."""
-    encode = _object(list(schema))
-    for batch in batches:
-        columns = [_as_python(name, batch.column(name).to_pylist) for name in schema.names]
-        rows = (dict(zip(schema.names, row, strict=True)) for row in zip(*columns, strict=True))
-        file.write("".join(f"{encode(row)}\n" for row in rows).encode())
+    for batch in chain.from_iterable(map(_small, batches)):
+        columns = [
+            _as_python(name, partial(json_columns.values, column))
+            for name, column in zip(schema.names, batch.columns, strict=True)
+        ]
+        _write_lines(file, json_columns.objects(schema.names, columns, batch.num_rows))
+
+
+def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in parts of at most TEXTS bytes; a row may be larger."""
+    if batch.nbytes <= TEXTS or batch.num_rows == 1:
+        yield batch
+    else:
+        half = batch.num_rows // 2
+        yield from _small(batch.slice(0, half))
+        yield from _small(batch.slice(half))
+
+
+def _write_lines(file: IO[bytes], texts: pa.Array) -> None:
+    """Write each of the texts, none of them null, and a line feed behind it."""
+    lines = compute.binary_join_element_wise(texts, *(pa.scalar(text, TEXT) for text in ("", "\n")))
+    _, offsets, data = lines.buffers()  # a new array, so its data begins at the start of the buffer
+    end = memoryview(offsets).cast("q")[len(lines)]
+    file.write(memoryview(data)[:end])
 
 
 def _as_python(name: str, values: Callable[[], Any]) -> Any:
@@ -112,79 +128,3 @@ BODIES: dict[str, Body] = {
     "arrow": write_arrow,
     "text": write_text,
 }
-
-
-# -- JSON: values of each type as text, so that a decimal keeps every digit ----------------------------------------
-
-
-def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
-    """Return the function that writes a value of a type, other than null, as JSON."""
-    types = pa.types
-    if types.is_struct(kind):
-        return _object(list(kind))
-    if types.is_map(kind):
-        return _map(kind)
-    if types.is_list(kind) or types.is_large_list(kind):
-        item = _or_null(_encoder(kind.value_type))
-        return lambda value: f"[{','.join(map(item, value))}]"
-    for known, encode in (
-        (types.is_boolean, lambda value: "true" if value else "false"),
-        (types.is_integer, str),
-        (types.is_float32, lambda value: _float(_shortest(value))),
-        (types.is_floating, _float),
-        (types.is_decimal, lambda value: format(value, "f")),
-        (types.is_date, lambda value: f'"{value.isoformat()}"'),
-        (types.is_timestamp, _instant if getattr(kind, "tz", None) else _local),
-        (lambda kind: types.is_binary(kind) or types.is_large_binary(kind), _base64),
-        (lambda kind: types.is_string(kind) or types.is_large_string(kind), _text),
-    ):
-        if known(kind):
-            return encode
-    return _text  # a column of nulls, which has no values; the driver refused any other type
-
-
-def _object(fields: list[pa.Field]) -> Callable[[Any], str]:
-    known = [(field.name, f"{_text(field.name)}:", _encoder(field.type)) for field in fields]
-
-    def encode(row: Any) -> str:
-        parts = [key + write(value) for name, key, write in known if (value := row[name]) is not None]
-        return f"{{{','.join(parts)}}}"
-
-    return encode
-
-
-def _map(kind: pa.DataType) -> Callable[[Any], str]:
-    item = _or_null(_encoder(kind.item_type))
-    return lambda pairs: f"{{{','.join(f'{_text(str(key))}:{item(value)}' for key, value in pairs)}}}"
-
-
-def _or_null(encode: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: "null" if value is None else encode(value)
-
-
-def _float(value: float) -> str:
-    if math.isfinite(value):
-        return repr(value)
-    return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
-
-
-def _shortest(value: float) -> float:
-    """Return the double with the fewest digits that rounds to the same 32-bit float."""
-    for digits in range(6, 9) if math.isfinite(value) else ():
-        short = float(f"{value:.{digits}g}")
-        if struct.unpack("f", struct.pack("f", short))[0] == value:
-            return short
-    return value
-
-
-def _local(value: datetime) -> str:
-    precision = "microseconds" if value.microsecond % 1000 else "milliseconds"
-    return f'"{value.replace(tzinfo=None).isoformat(timespec=precision)}"'
-
-
-def _instant(value: datetime) -> str:
-    return f'{_local(value)[:-1]}Z"'
-
-
-def _base64(value: bytes) -> str:
-    return f'"{base64.b64encode(value).decode()}"'

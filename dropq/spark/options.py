@@ -18,23 +18,41 @@ from dropq.durations import parse_duration
 from dropq.errors import ConfigError
 from dropq.filters import check_chooses, compile_filter
 from dropq.format.layout import STATES
+from dropq.spark.columns import COLUMNS, MESSAGE
 
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
-WRITE_OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")
-STREAM_WRITE_OPTIONS = ("root", "queue", "messagePer", "bodyFormat", "maxRecordsPerMessage")
-READ_OPTIONS = ("root", "queue", "state", "filter", "bodyFormat", "numPartitions", "claimed")
-STREAM_READ_OPTIONS = (
-    "root", "queue", "filter", "bodyFormat", "numPartitions", "maxMessagesPerTrigger", "leasePeriod", "clientId",
+WRITE_OPTIONS = ("root", "queue", "topic", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")
+STREAM_WRITE_OPTIONS = ("root", "queue", "topic", "messagePer", "bodyFormat", "maxRecordsPerMessage")
+READ_OPTIONS = (
+    "root", "queue", "topic", "state", "filter", "bodyFormat", "badBodies", "corruptRecordColumn", "numPartitions",
+    "claimed",
 )  # fmt: skip
-CLAIM_OPTIONS = ("bodyFormat", "numPartitions")
+STREAM_READ_OPTIONS = (
+    "root", "queue", "filter", "bodyFormat", "badBodies", "numPartitions", "maxMessagesPerTrigger", "leasePeriod",
+    "clientId",
+)  # fmt: skip
+CLAIM_OPTIONS = ("bodyFormat", "badBodies", "numPartitions")
 #: Spark's own options of a stream, which it passes to the format, too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
+#: The variable of the environment that has the root where the option `root` is missing.
+ROOT_VARIABLE = "DROPQ_ROOT"
+#: What a job id may have in braces, for the tasks of a batch in foreachBatch to fill in.
+QUERY, BATCH = "{query}", "{batch}"
 #: The most tasks that read messages.
 PARTITIONS = 8
 #: The fewest messages that are worth a task of their own, if their bodies are short.
 TASK_MESSAGES = 1000
 #: The most messages of a micro-batch.
 MESSAGES_PER_TRIGGER = 10_000
+#: What becomes of a body that cannot be read: for what takes messages, and for a table; the first is the default.
+BAD_BODIES = {True: ("fail", "reject"), False: ("fail", "null")}
+#: Why a value is refused that is for the other use.
+_OTHER_USE = {
+    True: "only a table has rows of nulls, as streams and claim() settle what they read; fail or reject is allowed",
+    False: "only streams and claim() take messages, and can reject one; fail or null is allowed",
+}
+#: The column of a table that has the error of a bad body.
+CORRUPT_COLUMN = "_corrupt_record"
 #: What becomes a message; the first is the default.
 MESSAGE_PER = ("row", "partition")
 #: The formats in which the rows of a partition become a body; the first is the default.
@@ -68,18 +86,27 @@ _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """The options of every use of the format: the root, by a path that is valid on all executors, and the queue."""
+    """The options of every use of the format: the root, by a path that is valid on all executors, and the queue.
+
+    `is_topic` says that `queue` is the name of a topic, and not of a queue.
+    """
 
     root: str
     queue: str
+    is_topic: bool
 
     def open(self) -> Queue:
-        """Return the queue.
+        """Return the queue, or the queue of what is published to the topic.
 
         Raises:
-            NoSuchQueue: there is no such root.
+            NoSuchQueue: there is no such root; or no such topic.
         """
-        return Root(self.root).queue(self.queue)
+        root = Root(self.root)
+        if not self.is_topic:
+            return root.queue(self.queue)
+        topic = root.topic(self.queue)
+        topic._context  # noqa: B018 - raises where there is no such topic
+        return topic.queue
 
 
 @dataclass(frozen=True)
@@ -108,8 +135,17 @@ class WriteOptions(Options):
             message_per=message_per,
             body_format=_choice(values, "bodyFormat", BODY_FORMATS),
             max_records=_count(values, "maxRecordsPerMessage"),
-            job_id=_named(values, "jobId"),
+            job_id=_job_id(values),
         )
+
+    @property
+    def is_per_batch(self) -> bool:
+        """Whether the tasks have to fill in the job id, as it has `{query}` or `{batch}`."""
+        return self.job_id is not None and (QUERY in self.job_id or BATCH in self.job_id)
+
+    def job_of(self, query: str, batch: str) -> str:
+        """Return the job id of a batch of a query."""
+        return (self.job_id or "").replace(QUERY, query).replace(BATCH, batch)
 
     def check_columns(self, schema: t.StructType) -> None:
         """Refuse columns that these options cannot write.
@@ -141,6 +177,8 @@ class ReadOptions(Options):
     limit: int = MESSAGES_PER_TRIGGER
     lease: float | None = None
     client_id: str = "spark"
+    bad_bodies: str = "fail"
+    corrupt_column: str = CORRUPT_COLUMN
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
@@ -167,7 +205,26 @@ class ReadOptions(Options):
             limit=_count(values, "maxMessagesPerTrigger") or MESSAGES_PER_TRIGGER,
             lease=_period(values, "leasePeriod"),
             client_id=values.get("clientid", "spark"),
+            bad_bodies=_bad_bodies(values, takes=stream or "claimed" in values),
+            corrupt_column=_corrupt_column(values),
         )
+
+    def body_columns(self, schema: t.StructType) -> t.StructType:
+        """Return the columns of a schema that bodies have: not `_message`, nor the one for the error of a bad body."""
+        others = {MESSAGE, self.corrupt_column} if self.bad_bodies == "null" else {MESSAGE}
+        return t.StructType([field for field in schema.fields if field.name not in others])
+
+    def null_problems(self, schema: t.StructType) -> Iterator[str]:
+        """Yield what keeps a bad body from being a row of nulls."""
+        if self.bad_bodies != "null":
+            return
+        for field in schema.fields:
+            if not field.nullable:
+                yield f"column {field.name} is declared NOT NULL, and badBodies=null makes a bad body a row of nulls"
+            if field.name == self.corrupt_column and not isinstance(field.dataType, t.StringType):
+                yield f"column {field.name} is {field.dataType.simpleString()}, and the error of a bad body is a string"
+        if not self.body_columns(schema).fields:
+            yield "it names no column of the bodies"
 
 
 def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, stream: bool = False) -> dict[str, str]:
@@ -181,6 +238,11 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
     for key in values:
         if key == "path":
             raise ConfigError(f"{call} takes no path here: give the options root and queue")
+        if key == "topic" and "topic" not in allowed:
+            raise ConfigError(
+                "option topic: what waits in a topic is on its way to its subscriptions, and is not to be taken: give "
+                "a subscription of it as the queue, such as sales.eu/audit.hq"
+            )
         if key not in spelling:
             near = difflib.get_close_matches(key, spelling, n=1)
             hint = f"did you mean {spelling[near[0]]}? " if near else ""
@@ -188,8 +250,27 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
     return values
 
 
-def _place(values: Mapping[str, str]) -> tuple[str, str]:
-    return os.path.abspath(_required(values, "root")), _required(values, "queue")  # executors work in other folders
+def _place(values: Mapping[str, str]) -> tuple[str, str, bool]:
+    """Return the root, the queue or the topic, and whether it is a topic."""
+    root = values.get("root") or os.environ.get(ROOT_VARIABLE)
+    if not root:
+        raise _missing("root", f"or set {ROOT_VARIABLE} before Spark starts")
+    queue, topic = values.get("queue"), values.get("topic")
+    if queue and topic:
+        raise ConfigError(f"options queue = {queue!r} and topic = {topic!r}: give one of the two")
+    if not (place := queue or topic):
+        raise _missing("queue", "or topic")
+    if topic and "/" in topic:
+        raise ConfigError(f"option topic = {topic!r}: this is the address of a subscription, which is a queue: "
+                          "give it as option queue")  # fmt: skip
+    return os.path.abspath(root), place, bool(topic)  # executors work in other folders
+
+
+def _missing(option: str, instead: str) -> ConfigError:
+    return ConfigError(
+        f"option {option} is missing: give the options root and queue, {instead}; in SQL, say "
+        "WITH (root = '...', queue = '...') behind the table's name, as a table made by CREATE TABLE loses its OPTIONS"
+    )
 
 
 def _claimed(values: Mapping[str, str]) -> str | None:
@@ -202,6 +283,34 @@ def _claimed(values: Mapping[str, str]) -> str | None:
         if option in values:
             raise ConfigError(f"option {option} has no effect on the batch of dropq.spark.claim: leave it out")
     return claimed
+
+
+def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
+    """Return what becomes of bad bodies.
+
+    Args:
+        values: the options.
+        takes: whether the read takes messages: it is a stream or a claiming batch.
+    """
+    value = values.get("badbodies")
+    if value is None:
+        return "fail"
+    if "bodyformat" not in values:
+        raise ConfigError("option badBodies needs bodyFormat, as it says what becomes of a body that does not fit it")
+    if value in BAD_BODIES[not takes] and value not in BAD_BODIES[takes]:
+        raise ConfigError(f"option badBodies = {value!r}: {_OTHER_USE[takes]}")
+    return _choice(values, "badBodies", BAD_BODIES[takes])
+
+
+def _corrupt_column(values: Mapping[str, str]) -> str:
+    value = values.get("corruptrecordcolumn")
+    if value is None:
+        return CORRUPT_COLUMN
+    if values.get("badbodies") != "null":
+        raise ConfigError("option corruptRecordColumn needs badBodies=null, as the column has the error of a bad body")
+    if not value:
+        raise ConfigError("option corruptRecordColumn is empty: name a column of the schema, or leave the option out")
+    return value
 
 
 def _states(values: Mapping[str, str]) -> tuple[str, ...]:
@@ -232,10 +341,16 @@ def _named(values: Mapping[str, str], option: str) -> str | None:
     return value
 
 
-def _required(values: Mapping[str, str], option: str) -> str:
-    if not (value := values.get(option.lower())):
-        raise ConfigError(f"option {option} is missing: give the options root and queue")
-    return value
+def _job_id(values: Mapping[str, str]) -> str | None:
+    job_id = _named(values, "jobId")
+    if job_id is None:
+        return None
+    rest = job_id.replace(QUERY, "").replace(BATCH, "")
+    if "{" in rest or "}" in rest:
+        raise ConfigError(f"option jobId = {job_id!r}: only {QUERY} and {BATCH} may be in braces")
+    if QUERY in job_id and BATCH not in job_id:
+        raise ConfigError(f"option jobId = {job_id!r} needs {BATCH}, too: else only the first batch would be sent")
+    return job_id
 
 
 def _choice(values: Mapping[str, str], option: str, allowed: tuple[str, ...]) -> str:
@@ -257,7 +372,15 @@ def _count(values: Mapping[str, str], option: str) -> int | None:
 def _row_problems(schema: t.StructType) -> Iterator[str]:
     if "value" not in schema.fieldNames():
         yield "the column value, the body of each message, is missing"
+    of_a_read = [name for name in schema.fieldNames() if name in COLUMNS and name not in _COLUMNS]
+    if of_a_read:
+        yield (
+            f"columns of a read cannot be written: drop {', '.join(of_a_read)} (how long a message may wait is said by "
+            "the column expires_in)"
+        )
     for field in schema.fields:
+        if field.name in of_a_read:
+            continue
         if field.name not in _COLUMNS:
             near = difflib.get_close_matches(field.name.lower(), _COLUMNS, n=1)
             hint = f"did you mean {near[0]}?" if near else "messagePer=partition sends any columns"

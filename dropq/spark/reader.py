@@ -27,9 +27,11 @@ from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
 from dropq.queue.browsing import ListedFiles
-from dropq.spark.arrow_cast import BadBody
+from dropq.queue.verdicts import Verdicts
+from dropq.spark.bad_bodies import bad_bodies
 from dropq.spark.columns import Columns, MessageColumn, NotText, arrow_schema
 from dropq.spark.decoders import LONGEST, PARSERS
+from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
 from dropq.storage import reading
 
@@ -54,13 +56,16 @@ class Part(InputPartition):
     files: list[str]
     arrivals: dict[str, int] = field(default_factory=dict)
     held: bool = False
+    #: The folder of the verdicts on the messages, where a bad body is to be rejected.
+    verdicts: str = ""
 
 
-def parts(state: str, files: ListedFiles, size: int, *, held: bool = False) -> Iterator[Part]:
+def parts(state: str, files: ListedFiles, size: int, *, held: bool = False, verdicts: str = "") -> Iterator[Part]:
     """Yield the listed files in parts of a size."""
     for start in range(0, len(files.names), size):
         chosen = list(files.names[start : start + size])
-        yield Part(state, chosen, {name: files.arrivals[name] for name in chosen if name in files.arrivals}, held)
+        arrivals = {name: files.arrivals[name] for name in chosen if name in files.arrivals}
+        yield Part(state, chosen, arrivals, held, verdicts)
 
 
 def part_size(messages: int, options: ReadOptions) -> int:
@@ -79,6 +84,7 @@ class Rows:
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
+        self._body_schema = arrow_schema(options.body_columns(schema))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part."""
@@ -110,20 +116,17 @@ class Rows:
 
     def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
         parse = PARSERS[body_format]
-        message = MessageColumn(self.schema, files.context.sidecars, files.part.arrivals)
-        for file in files.part.files:
+        part, verdicts = files.part, Verdicts(files.context, files.part.verdicts)
+        message = MessageColumn(self.schema, files.context.sidecars, part.arrivals)
+        bad = bad_bodies(self.options, files.folder, message.others, is_held=part.held, verdicts=verdicts)
+        for file in bad.wanted(part.files):
             body = files.read(file, reading.open_body)
             if body is None:
                 continue
             with body:
-                try:
-                    batches = parse(body, message.of_bodies)
-                    yield from message.added_to(batches, files.part.state, files.folder, file)
-                except BadBody as error:
-                    raise DropqError(
-                        f"{files.folder}/{file} cannot be read as {body_format} with this schema: {error}; to separate "
-                        "good bodies from bad, read them without bodyFormat, and parse them with Spark's own functions"
-                    ) from error
+                found = bad.rows(file, parse(body, self._body_schema))
+                yield from message.added_to(found, part.state, files.folder, file)
+        bad.report()
 
 
 class _Files:
@@ -239,6 +242,7 @@ class QueueReader(Rows, DataSourceReader):
 
         Raises:
             NoSuchQueue, StorageError: the queue cannot be listed.
+            InvalidFilter: the filter names a column where JMS has another word.
             LeaseLost: the claiming batch does not hold all of its messages any more.
         """
         queue = self.options.open()
@@ -246,12 +250,18 @@ class QueueReader(Rows, DataSourceReader):
             listed = {"processing": held(queue, self.options.claimed)}
         else:
             states, filter = self.options.states, self.options.filter
+            check_words(queue.context, filter, states)
             listed = {state: browsing.listed_names(queue.context, state, filter) for state in states}
             if len(states) > 1:
                 listed = _each_once(queue.context, listed)
         size = part_size(sum(len(files.names) for files in listed.values()), self.options)
-        is_held = self.options.claimed is not None
-        return [part for state, files in listed.items() for part in parts(state, files, size, held=is_held)]
+        claimed = self.options.claimed
+        verdicts = verdicts_of(queue.context, claimed).folder if claimed else ""
+        return [
+            part
+            for state, files in listed.items()
+            for part in parts(state, files, size, held=claimed is not None, verdicts=verdicts)
+        ]
 
 
 def _each_once(context: QueueContext, listed: dict[str, ListedFiles]) -> dict[str, ListedFiles]:
@@ -268,6 +278,11 @@ def _each_once(context: QueueContext, listed: dict[str, ListedFiles]) -> dict[st
         listed[state] = ListedFiles(there, files.arrivals)
         seen.update(own_names)
     return listed
+
+
+def verdicts_of(context: QueueContext, claimed: str) -> Verdicts:
+    """Return the verdicts on a claiming batch; `claimed` as for `held`."""
+    return Verdicts(context, f"{context.layout.streams}/{claimed.rpartition(':')[0]}/bad")
 
 
 def held(queue: Queue, claimed: str) -> ListedFiles:

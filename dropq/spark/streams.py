@@ -6,20 +6,71 @@ query that is started again reads the same messages, and acknowledges committed 
 
 from __future__ import annotations
 
+import logging
 import secrets
+import time
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from dropq.format.names import tells_time
+from dropq.lifecycle.context import QueueContext
 from dropq.queue.lease_renewer import LeaseRenewer
+from dropq.queue.message import utc
 from dropq.queue.stream_journal import LEASE, Journal, check_semantics
 from dropq.queue.subscription import Subscription
+from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
 from dropq.spark.reader import Rows, listed, part_size, parts
+from dropq.storage import reading
+from dropq.storage.failures import describe
+
+log = logging.getLogger("dropq")
 
 Offset = dict[str, Any]
+
+#: A report of the backlog is kept for this many times as long as it took.
+KEPT = 20
+
+
+class Backlog:
+    """How many messages wait in a queue, and since when.
+
+    Spark asks after each look for a batch, every 10 ms where a query is idle. So target/ is listed again only when it
+    has changed, and a report is kept for `KEPT` times as long as it took.
+
+    Args:
+        context: the queue.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        shared = reading.is_shared(context.layout.base)
+        self._listing = reading.Listing(context.layout.target, context.clock, shared=shared)
+        self._ignored = context.sidecars.ignored
+        self._names: frozenset[str] | None = None
+        self._report: dict[str, Any] = {}
+        self._again = 0.0
+
+    def report(self) -> dict[str, Any]:
+        """Return how many messages wait, and when the oldest was sent, of those whose names tell that; else null."""
+        started = time.monotonic()
+        if started < self._again:
+            return self._report
+        found = self._listing.names()
+        if found is not self._names:
+            self._names = found
+            names = [name for name in found if not self._ignored(name)]
+            oldest = min((name.split(".", 2)[1][:13] for name in names if tells_time(name)), default=None)
+            self._report = {"waiting": len(names), "oldest": None if oldest is None else _as_text(int(oldest))}
+        now = time.monotonic()
+        self._again = now + KEPT * (now - started)
+        return self._report
+
+
+def _as_text(ms: int) -> str:
+    return utc(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -34,9 +85,17 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         self._subscription: Subscription | None = None
         self._journal: Journal | None = None
         self._renewer: LeaseRenewer | None = None
+        self._latest: Offset | None = None
+        self._backlog: Backlog | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return the first offset of a new stream, with a name for it."""
+        """Return the first offset of a new stream, with a name for it.
+
+        Raises:
+            InvalidFilter: the filter names a column where JMS has another word. A stream that goes on is not asked, as
+                it depends on the messages that wait.
+        """
+        check_words(self.options.open().context, self.options.filter)
         return {"stream": f"stream-{secrets.token_hex(8)}", "batch": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -52,16 +111,39 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         journal = self._opened(start)
         journal.settle(start["batch"])
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return {**start, "batch": start["batch"] + 1} if journal.next_batch(start["batch"] + 1, most) else start
+        has_more = journal.next_batch(start["batch"] + 1, most)
+        self._latest = {**start, "batch": start["batch"] + 1} if has_more else start
+        return self._latest
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Return the last batch and what waits behind it, for the query's progress."""
+        if self._latest is None:
+            return None
+        self._backlog = self._backlog or Backlog(self.options.open().context)
+        try:
+            return {**self._latest, **self._backlog.report()}
+        except (
+            OSError
+        ) as error:  # a report is no reason to end a query; where it matters, the next look for a batch does
+            log.warning("the backlog of queue %s is not reported: %s", self.options.queue, describe(error))
+            return None
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the messages of a batch as parts for tasks; a batch that an earlier run claimed is the same."""
         # A query that was killed in its first batch has a new initial offset; only `end` is from the checkpoint.
         first = start["batch"] + 1 if start["stream"] == end["stream"] else 1
         journal = self._opened(end)
-        messages = [message for batch in range(first, end["batch"] + 1) for message in journal.messages(batch)]
-        waiting = listed(self.options.open().context, (message.file for message in messages))
-        return list(parts("processing", waiting, part_size(len(waiting.names), self.options), held=True))
+        context, batches = self.options.open().context, range(first, end["batch"] + 1)
+        waiting = {batch: listed(context, (message.file for message in journal.messages(batch))) for batch in batches}
+        size = part_size(sum(len(files.names) for files in waiting.values()), self.options)
+        return [
+            part
+            for batch, files in waiting.items()
+            for part in parts("processing", files, size, held=True, verdicts=self._verdicts(journal, batch))
+        ]
+
+    def _verdicts(self, journal: Journal, batch: int) -> str:
+        return journal.judge(batch).folder if self.options.bad_bodies == "reject" else ""
 
     def commit(self, end: Offset) -> None:
         """Acknowledge the messages of every batch up to an offset."""

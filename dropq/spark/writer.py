@@ -28,17 +28,20 @@ from dropq.storage.failures import storage_error
 
 log = logging.getLogger("dropq")
 
-#: The local properties of a task that name its query and epoch.
+#: The local properties of a task that name its query, and its epoch or batch.
 QUERY_ID = "sql.streaming.queryId"
 EPOCH = "streaming.sql.batchId"
+#: What they may be at most: a UUID, and a number of so many digits.
+LONGEST_QUERY, LONGEST_BATCH = "0" * 36, "9" * 10
 
 
 @dataclass
 class StagedFiles(WriterCommitMessage):
-    """What a task staged, for the driver to commit; and the query, if it staged for an epoch."""
+    """What a task staged, for the driver to commit; and the query, if it staged for an epoch, else the job's id."""
 
     staged: Staged | None = None
     query: str = ""
+    job_id: str = ""
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -46,7 +49,7 @@ class QueueWriter(DataSourceArrowWriter):
 
     Args:
         options: the options of the write.
-        job_id: names the job.
+        job_id: names the job; if it has `{query}` or `{batch}`, the tasks fill them in, and tell the commit.
     """
 
     def __init__(self, options: WriteOptions, job_id: str) -> None:
@@ -62,7 +65,10 @@ class QueueWriter(DataSourceArrowWriter):
             ValueError: the job id cannot name a job.
         """
         writer = cls(options, options.job_id or f"spark-{secrets.token_hex(10)}")
-        job = writer._job()
+        if options.is_per_batch:
+            Job(options.open()._goal, options.job_of(LONGEST_QUERY, LONGEST_BATCH))  # raises if it may be too long
+            return writer
+        job = writer._job(writer.job_id)
         if job.sent:
             log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, options.queue)
         else:
@@ -71,21 +77,35 @@ class QueueWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; stage nothing if it is empty, or if the job was sent before."""
-        queue = self.options.open()
-        return StagedFiles(stage(queue, Job(queue._goal, self.job_id), self.options, iterator))
+        queue, job_id, begins = self.options.open(), self.job_id, self.options.is_per_batch
+        if begins:
+            job_id = _job_of_batch(self.options)
+        staged = stage(queue, Job(queue._goal, job_id), self.options, iterator, begins=begins)
+        return StagedFiles(staged, job_id=job_id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything that was staged, in the driver."""
         queue = self.options.open()
-        _commit(queue, Job(queue._goal, self.job_id), _staged(messages))
+        for job_id in self._job_ids(messages):
+            job = Job(queue._goal, job_id)
+            if self.options.is_per_batch and job.sent:
+                log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, self.options.queue)
+            _commit(queue, job, _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the job; if Spark calls this after a commit that failed halfway, send the job instead."""
-        if self._job().abort():
-            log.warning("job %s was committed before it failed: all of it is sent, do not send it again", self.job_id)
+        for job_id in self._job_ids(messages):
+            if self._job(job_id).abort():
+                log.warning("job %s was committed before it failed: all of it is sent, do not send it again", job_id)
 
-    def _job(self) -> Job:
-        return Job(self.options.open()._goal, self.job_id)
+    def _job_ids(self, messages: Iterable[WriterCommitMessage | None]) -> list[str]:
+        """Return the ids of the job: one, or what the tasks filled in, which is none if no task was successful."""
+        if not self.options.is_per_batch:
+            return [self.job_id]
+        return sorted({part.job_id for part in messages if isinstance(part, StagedFiles)})
+
+    def _job(self, job_id: str) -> Job:
+        return Job(self.options.open()._goal, job_id)
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
@@ -103,9 +123,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition of an epoch, in a task; stage nothing if it is empty, or if the epoch was sent before."""
-        context = TaskContext.get()
-        query = context.getLocalProperty(QUERY_ID) if context else None
-        epoch = context.getLocalProperty(EPOCH) if context else None
+        query, epoch = _query_and_batch()
         if query is None or epoch is None:
             raise ConfigError("only micro-batches can be written to a queue: Spark gave no query and no epoch")
         queue = self.options.open()
@@ -131,6 +149,30 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             epoch = Epoch(context, query, batchId)
             if epoch.abort():
                 log.warning("%s was committed before it failed: all of it is sent", epoch.id)
+
+
+def _query_and_batch() -> tuple[str | None, str | None]:
+    """Return the query and the number of the batch that a task works for, where Spark tells them."""
+    context = TaskContext.get()
+    if context is None:
+        return None, None
+    return context.getLocalProperty(QUERY_ID), context.getLocalProperty(EPOCH)
+
+
+def _job_of_batch(options: WriteOptions) -> str:
+    """Return the job id of the batch that a task works for.
+
+    Raises:
+        ConfigError: Spark does not tell the query and the batch.
+    """
+    query, batch = _query_and_batch()
+    if query is None or batch is None:
+        raise ConfigError(
+            f"option jobId = {options.job_id!r}: Spark tells tasks the query and the batch only within foreachBatch, "
+            "and not under Spark Connect; nothing was sent. Give a name of your own that changes with the checkpoint, "
+            'such as f"{checkpoint_name}-{batch}"'
+        )
+    return options.job_of(query, batch)
 
 
 def _commit(queue: Queue, job: Job, staged: list[Staged]) -> None:

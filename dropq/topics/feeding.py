@@ -32,6 +32,13 @@ class Feeding:
 
     def distributors(self) -> list[Distributor]:
         """Return a distributor for each topic where something waits, or is under way."""
+        return [each for each in self._all() if _is_busy(each.context)]
+
+    def topics(self) -> list[QueueContext]:
+        """Return all topics that the queue is fed from."""
+        return [each.context for each in self._all()]
+
+    def _all(self) -> list[Distributor]:
         found: dict[str, Distributor] = {}
         for topic in topics(self._context.root.layout):
             layout = topic_layout(self._context.root.layout.path, topic)
@@ -47,7 +54,7 @@ class Feeding:
                     continue  # a queue has its name
             found[topic] = distributor
         self._known = found
-        return [each for each in found.values() if _is_busy(each.context)]
+        return list(found.values())
 
     def close(self) -> None:
         """End the signs of life of its distributors."""

@@ -188,6 +188,15 @@ class QuickSweep:
                     _bring_back(distributor.context, report, idle=True, first_lock=None)
                     report.distributed += distributor.run()
 
+    def _finish_published(self, report: SweepReport) -> Iterator[None]:
+        """Finish the jobs whose drivers died while they published to the topics that the consumer's messages come from.
+
+        A topic need not have a consumer of its own.
+        """
+        for topic in self._feeding.topics() if self._feeding is not None else ():
+            _sweep_jobs(topic, report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB)
+            yield
+
     def found_nothing(self) -> None:
         """Do what the queue's selectors say with what the consumer leaves to others, unless that was a moment ago."""
         now = time.monotonic()
@@ -240,6 +249,7 @@ class QuickSweep:
                 _clear_temporary(context, self._upkeep_report),
                 _destroy_alone(context, self._upkeep_report),
                 _collect(context, self._upkeep_report),
+                self._finish_published(self._upkeep_report),
             )
         done, started = self._upkeep_report.total, time.monotonic()
         for _ in self._upkeep:
@@ -468,15 +478,21 @@ def _deliver_delayed(context: QueueContext, report: SweepReport) -> list[int]:
 # -- upkeep ----------------------------------------------------------------------------------------------------
 
 
-def _upkeep(
-    context: QueueContext, report: SweepReport, *, jobs_older_than: float | None, stalled_for: float = 0
-) -> Iterator[None]:
-    """Do what else a sweep does, in small steps; the ages are as for `jobs.sweep`."""
+def _sweep_jobs(
+    context: QueueContext, report: SweepReport, *, jobs_older_than: float | None, stalled_for: float
+) -> None:
     with _passing_over(context, report, context.layout.working):
         found = jobs.sweep(context, older_than=jobs_older_than, stalled_for=stalled_for)
         report.jobs_finished += found.finished
         report.jobs_dropped += found.dropped
         report.refused += found.refused
+
+
+def _upkeep(
+    context: QueueContext, report: SweepReport, *, jobs_older_than: float | None, stalled_for: float = 0
+) -> Iterator[None]:
+    """Do what else a sweep does, in small steps; the ages are as for `jobs.sweep`."""
+    _sweep_jobs(context, report, jobs_older_than=jobs_older_than, stalled_for=stalled_for)
     yield
     if reading.exists(context.layout.joining):
         from dropq.upkeep import joining  # here, as few queues put parts together

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import FRESH, Clock, Make, base, make_queue, reopened, take
+from helpers import FRESH, Clock, Make, base, make_queue, reopened, take, timed
 
-from dropq import Queue
+from dropq import Queue, Root
 from dropq.lifecycle.sidecars import PASSES_APART, collect
 from dropq.lifecycle.timing import Timing
 from dropq.staging.jobs import Job
@@ -64,6 +64,24 @@ def test_a_consumer_sends_what_was_committed_by_one_who_died(
         assert message is not None and message.body == b"paid"
         message.ack()
         assert names_in(queue, "working") == []
+
+
+def test_a_consumer_of_a_subscription_finishes_what_was_published_by_one_who_died(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = timed(Root.create(tmp_path / "root", clock=clock), SOON)
+    topic = root.create_topic("sales.eu")
+    own = topic.create_subscription("audit", client_id="hq")
+    above = root.create_topic("sales").create_subscription("stock", client_id="hq")
+    committed_job(topic.queue, monkeypatch)
+    with above.subscribe() as subscription:
+        assert subscription.receive() is None  # its driver may just be at it
+    clock.advance(sweep.UPKEEP_INTERVAL + 1)
+    with timed(root, SOON).queue(above.name).subscribe() as subscription:
+        found = [message.body for message in (subscription.receive() for _ in range(3)) if message is not None]
+    assert found == [b"paid"]
+    assert [message.body for message in own.browse()] == [b"paid"]
+    assert (names_in(topic.queue, "working"), len(names_in(topic.queue, "processed"))) == ([], 1)
 
 
 def test_a_consumer_leaves_a_job_to_its_driver_while_something_moves_in_it(

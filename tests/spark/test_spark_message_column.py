@@ -123,6 +123,15 @@ def test_a_batch_rejects_a_message_by_the_receipt_of_its_rows(spark: SparkSessio
     assert where(queue) == {"processed": [sent[0]], "error": [sent[1]]}
 
 
+def test_a_bad_body_that_becomes_a_row_of_nulls_has_its_message(queue: Queue) -> None:
+    ids = [queue.send(body).id for body in ('{"n": 1}', "no json")]
+    wanted = schema("_corrupt_record string", MESSAGE, "n int", fields=message(id=t.StringType()))
+    good, bad = rows(queue, wanted, "jsonl", badBodies="null")
+    assert good == {"_corrupt_record": None, MESSAGE: {"id": ids[0]}, "n": 1}
+    assert "line 1 is not JSON" in bad.pop("_corrupt_record")
+    assert bad == {MESSAGE: {"id": ids[1]}, "n": None}
+
+
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [

@@ -42,6 +42,7 @@ from pyspark.sql.types import StructType
 
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.stream_journal import Journal
+from dropq.queue.verdicts import Verdicts
 from dropq.spark import session
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import Options
@@ -98,6 +99,17 @@ class Run:
     #: Whether the messages of a stream go on into a queue, by a job for each batch; else into a file for each batch.
     to_queue: bool = False
     lease: str = "10m"
+    #: Each so-many-th message of a stream is bad, and to be rejected, where the others are lines of JSON; 0: none.
+    bad: int = 0
+
+    def bodies(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the good bodies that a stream is to take, the values in them, and the bad bodies."""
+        values = [f"{self.name} {number}" for number in range(self.batches * self.rows)]
+        if not self.bad:
+            return values, values, []
+        bad = [f"{value} is no JSON" for value in values[:: self.bad]]
+        del values[:: self.bad]
+        return [json.dumps({"value": value}) for value in values], values, bad
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -292,16 +304,32 @@ class LoggedStreamReader(QueueStreamReader):
         log = Log.of(self.options)
         log("read begins")
         draw_out(DECISIVE)
-        yield from super().read(partition)
+        with noting():
+            yield from super().read(partition)
         draw_out(DECISIVE)
         log("read ends")
 
 
 @contextmanager
+def noting() -> Iterator[None]:
+    """Take time over noting bad bodies."""
+    add = Verdicts.add
+
+    def slow_add(verdicts: Verdicts, key: str, reason: str) -> None:
+        draw_out(SMALL)
+        add(verdicts, key, reason)
+        draw_out(SMALL)
+
+    with replaced(Verdicts, add=slow_add):
+        yield
+
+
+@contextmanager
 def taking(log: Log, limit: int) -> Iterator[None]:
-    """Tell the steps of acknowledging a batch and of claiming the next one."""
+    """Tell the steps of settling a batch and of claiming the next one."""
     claimed, acked = steps(log, "claimed", limit), steps(log, "acked", limit)
     claim, archive, move = Transitions.claim, Transitions.archive, Storage.move
+    set_aside = Transitions.set_aside
     settle, next_batch = Journal.settle, Journal.next_batch
 
     def logged_claim(transitions: Transitions, *given: Any, **options: Any) -> Any:
@@ -312,6 +340,11 @@ def taking(log: Log, limit: int) -> Iterator[None]:
 
     def logged_archive(transitions: Transitions, *given: Any, **options: Any) -> Any:
         place = archive(transitions, *given, **options)
+        acked()
+        return place
+
+    def logged_set_aside(transitions: Transitions, *given: Any, **options: Any) -> Any:
+        place = set_aside(transitions, *given, **options)
         acked()
         return place
 
@@ -337,7 +370,7 @@ def taking(log: Log, limit: int) -> Iterator[None]:
         return taken
 
     with (
-        replaced(Transitions, claim=logged_claim, archive=logged_archive),
+        replaced(Transitions, claim=logged_claim, archive=logged_archive, set_aside=logged_set_aside),
         replaced(Journal, settle=logged_settle, next_batch=logged_next_batch),
         replaced(Storage, move=logged_move),
     ):
@@ -431,7 +464,10 @@ class Driver:
     def _stream_in(self, run: Run) -> None:
         source = self._spark.readStream.format(run.name).options(**self._place(run.name))
         source = source.option("maxMessagesPerTrigger", run.rows).option("leasePeriod", run.lease)
-        rows = source.load().selectExpr("cast(value as string) as value")
+        if run.bad:
+            rows = source.options(bodyFormat="jsonl", badBodies="reject").schema("value string").load()
+        else:
+            rows = source.load().selectExpr("cast(value as string) as value")
         sink = self._send_on if run.to_queue else self._keep
         self._follow(run, rows.writeStream.foreachBatch(partial(sink, run)), self._is_drained)
 

@@ -305,8 +305,11 @@ class Checkpoint:
 
     def commits(self, moment: float = math.inf) -> int:
         """Return how many batches were logged as done at a moment."""
-        names = filter(str.isdecimal, _names(self._folder / "commits"))
-        return sum(self._is_there(f"commits/{name}", moment) for name in names)
+        return sum(self._is_there(f"commits/{name}", moment) for name in self.committed())
+
+    def committed(self) -> set[str]:
+        """Return Spark's numbers of the batches that are logged as done."""
+        return set(filter(str.isdecimal, _names(self._folder / "commits")))
 
     def _number(self, batch: int) -> int | None:
         """Return Spark's number of a batch of the queue's."""
@@ -686,13 +689,13 @@ class StreamOut(Stream):
 
 
 class StreamIn(Stream):
-    """A stream out of a queue: each batch has its effect once, and is acknowledged then."""
+    """A stream out of a queue: each batch has its effect once, and is acknowledged then; bad messages are rejected."""
 
     def __init__(self, folder: Path, run: Run) -> None:
         super().__init__(folder, run)
         self._effect = EFFECT.format(run.name)
         self._before: dict[str, list[str]] = {}
-        self._inputs = [f"{run.name} {number}" for number in range(run.batches * run.rows)]
+        self._good, self._values, self._bad = run.bodies()
         self._streams = folder / "root" / run.name / ".dropq" / "streams"
         self._processing = folder / "root" / run.name / "processing"
 
@@ -700,7 +703,9 @@ class StreamIn(Stream):
         super().prepare(durability)
         if self.run.to_queue:
             self.root.create_queue(self._effect, durability=durability, redelivery_delay=0)
-        self.root.queue(self.run.name).send_many(self._inputs)
+        messages = [*self._good, *self._bad]
+        random.Random(self.run.name).shuffle(messages)
+        self.root.queue(self.run.name).send_many(messages)
 
     def progress(self) -> Progress:
         return Taking(self.run.name, self.checkpoint)
@@ -728,12 +733,14 @@ class StreamIn(Stream):
             account.expect(f"the effect of batch {batch}", groups.get(batch), bodies)
         self._before = groups
         found = [body.partition(" ")[2] for bodies in groups.values() for body in bodies]
-        account.compare(found, self._inputs if self.is_saved else set(found))
-        self.effects = len(groups)
+        account.compare(found, self._values if self.is_saved else set(found))
+        # A batch that has bad messages alone has no effect.
+        without = self.checkpoint.committed() - groups.keys() if self._bad else set()
+        self.effects = len(groups) + len(without)
         known = self.checkpoint.commits(), self.checkpoint.offsets()
         account.expect_within("batches that have their effect", self.effects, *known)
         if self.run.to_queue:
-            account.expect_within("batches that are sent on", self.effects, *self.committed(self._effect))
+            account.expect_within("batches that are sent on", len(groups), *self.committed(self._effect))
         self._check_input(account)
         return account
 
@@ -745,15 +752,19 @@ class StreamIn(Stream):
         return [line for content in kept for line in content.decode().splitlines()]
 
     def _check_input(self, account: Account) -> None:
-        """See that every message is in one state, in the end acknowledged."""
+        """See that every message is in one state, in the end acknowledged or rejected."""
         states = ("processed",) if self.is_saved else ("processed", "processing", "target")
-        account.compare(self.bodies(self.run.name, *states), self._inputs)
-        self.expect_only(account, self.run.name, *states)
+        rejected = self.bodies(self.run.name, "error")
+        account.compare(rejected, self._bad if self.is_saved else set(rejected).intersection(self._bad))
+        others = Counter([*self._good, *self._bad]) - Counter(rejected)
+        account.compare(self.bodies(self.run.name, *states), others.elements())
+        self.expect_only(account, self.run.name, *states, "error")
         if self.run.to_queue:
             self.expect_only(account, self._effect, "target")
         if self.is_saved:
             folder = self._streams / self.checkpoint.stream()
             account.expect("batches written down", [path.name for path in folder.glob("*.json")], [])
+            account.expect("bad bodies written down", [path.name for path in folder.glob("bad-*")], [])
 
 
 def grouped(bodies: Iterable[str]) -> dict[str, list[str]]:
@@ -764,8 +775,19 @@ def grouped(bodies: Iterable[str]) -> dict[str, list[str]]:
     return {group: sorted(bodies) for group, bodies in groups.items()}
 
 
-def make_job(folder: Path, direction: str, name: str, batches: int, chance: random.Random) -> Job:
-    """Make a job of a direction, a stream of so many batches, of a size and kind as chance has it."""
+def make_job(
+    folder: Path, direction: str, name: str, batches: int, chance: random.Random, *, has_bad: bool = False
+) -> Job:
+    """Make a job of a direction, a stream of so many batches, of a size and kind as chance has it.
+
+    Args:
+        folder: the folder that all lies in.
+        direction: the direction.
+        name: its name.
+        batches: how many epochs or batches a stream has.
+        chance: what the random choices come from.
+        has_bad: whether a stream out of a queue meets bad messages in any case.
+    """
     if direction == WRITER:
         rows, parts = chance.choice([(60, 3), (150, 2), (240, 4), (1500, 1)])
         return WriterJob(folder, Run(WRITER, name, rows, parts, has_id=chance.random() < 0.3))
@@ -774,7 +796,8 @@ def make_job(folder: Path, direction: str, name: str, batches: int, chance: rand
         rows = chance.randrange(20, 120)
         return StreamOut(folder, Run(STREAM_OUT, name, rows, 2, batches, available_now=available_now))
     rows, to_queue = chance.randrange(10, 60), chance.random() < 0.3
-    run = Run(STREAM_IN, name, rows, 1, batches, available_now=available_now, to_queue=to_queue)
+    bad = 4 if has_bad or chance.random() < 0.5 else 0
+    run = Run(STREAM_IN, name, rows, 1, batches, available_now=available_now, to_queue=to_queue, bad=bad)
     return StreamIn(folder, replace(run, lease=SHORT_LEASE) if chance.random() < 0.1 else run)
 
 
@@ -886,8 +909,9 @@ class Torture:
         (direction,) = chance.choices(list(weights), list(weights.values()))
         with self._lock:
             self._jobs[direction] += 1
+            is_first = self._jobs[direction] == 1
             name = f"{direction.replace('-', '')}{self._jobs[direction]}"
-        job = make_job(self._folder, direction, name, self._batches, chance)
+        job = make_job(self._folder, direction, name, self._batches, chance, has_bad=is_first)
         job.prepare(chance.choice(["none", "none", "file", "full"]))
         return job
 

@@ -46,7 +46,7 @@ INNER = {
     "Record", "Message.records", "Subscription.records",  # tests/torture/record_cases.py has scenes for them
     "Root.doctor", "Queue.doctor",  # they try the file system in a folder of their own: tests/promises/test_doctor.py
     "finish", "roll_forward", "idle_ms", "job_folders", "is_job_name",
-    "lapsed_claim", "runs", "check_semantics", "is_committed", "has_manifest", "select", "each",
+    "batch_key", "lapsed_claim", "runs", "check_semantics", "is_committed", "has_manifest", "select", "each",
     "sweep",  # of staging: a part of Queue.sweep
 }  # fmt: skip
 #: Seconds for which short leases and delays of a scene last, and by which its clock goes on before a verb is called.

@@ -1,0 +1,84 @@
+"""Which messages of a batch have bad bodies: a small file for each, written by the process that read the body.
+
+Invariant: a verdict moves nothing. The message stays claimed until its batch is settled; then it is rejected with the
+reason in the verdict, and the other messages are acknowledged. So whoever reads the batch again, whenever a process
+died, finds the same messages and leaves out the same bodies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from dropq.errors import LeaseLost
+from dropq.lifecycle.context import QueueContext
+from dropq.queue.message import Message
+from dropq.storage import reading
+
+
+class Verdicts:
+    """The verdicts of one run on one batch, in a folder of their own.
+
+    Args:
+        context: the queue.
+        folder: the folder; a run that reads the batch again has another one, as it may read bodies in another way.
+    """
+
+    def __init__(self, context: QueueContext, folder: str) -> None:
+        self.folder = folder
+        self._context = context
+
+    def begin(self) -> None:
+        """Make the folder, before any process reads the batch."""
+        self._context.storage.make_folder(self.folder)
+
+    def add(self, key: str, reason: str) -> None:
+        """Note that a message is to be rejected; this survives a power cut if the queue's durability is `full`.
+
+        RACE: two tries of a task may note the same message; they write the same.
+
+        Args:
+            key: identifies the message in its batch.
+            reason: what is wrong with its body.
+
+        Raises:
+            DropqError: the batch was settled, or another run reads it: what this process reads is not wanted any more.
+        """
+        with self._context.error_context("a bad body was found, and its message stays claimed"):
+            self._context.storage.write_small(f"{self.folder}/{key}", json.dumps({"reason": reason}).encode())
+
+    def keys(self) -> set[str]:
+        """Return the keys of the messages that are to be rejected."""
+        return {name for name in reading.names_in(self.folder) if not name.startswith(".")}  # those are drafts
+
+    def reasons(self) -> dict[str, str]:
+        """Return why messages are to be rejected, by their keys."""
+        return {key: _reason(f"{self.folder}/{key}") for key in self.keys()}
+
+    def drop(self) -> None:
+        """Forget all verdicts, when every message of the batch is settled."""
+        self._context.storage.remove_tree(self.folder)
+
+
+def reject_bad(messages: Mapping[str, Message], reasons: Mapping[str, str]) -> list[Message]:
+    """Reject those messages for which there is a reason; return them, without those whose claims were gone."""
+    rejected = []
+    for key in messages.keys() & reasons.keys():
+        with suppress(LeaseLost):  # RACE: somebody settled it by its receipt, or its lease ran out
+            if messages[key].held:
+                messages[key].reject(reasons[key])
+                rejected.append(messages[key])
+    return rejected
+
+
+def all_reasons(verdicts: Iterable[Verdicts]) -> dict[str, str]:
+    """Return why messages are to be rejected, by any of some verdicts."""
+    return {key: reason for each in verdicts for key, reason in each.reasons().items()}
+
+
+def _reason(path: str) -> str:
+    try:
+        return str(reading.parse_json(reading.read_small(path) or b"")["reason"])  # type: ignore[index]
+    except (ValueError, TypeError, KeyError):
+        return "the body cannot be read"  # somebody damaged the verdict; that it is there is what counts

@@ -1,0 +1,149 @@
+"""What becomes of a body that does not fit the schema: the option badBodies.
+
+Invariant: no row of a bad body goes on, unless the read fails. So where a read may go past a bad body, the rows of each
+body are held until all of it was parsed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from shlex import quote
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from dropq.errors import DropqError
+from dropq.queue.stream_journal import batch_key
+from dropq.queue.verdicts import Verdicts
+from dropq.spark.arrow_cast import BadBody
+from dropq.spark.options import ReadOptions
+
+log = logging.getLogger("dropq")
+
+
+class BadBodies:
+    """The bodies of a part that a task reads: one that is bad fails the query.
+
+    Args:
+        options: the options of the read.
+        folder: the folder that the bodies lie in.
+        is_held: whether they belong to a claiming batch, or to a batch of a stream.
+    """
+
+    def __init__(self, options: ReadOptions, folder: str, *, is_held: bool) -> None:
+        self._options = options
+        self._folder = folder
+        self._is_held = is_held
+
+    def wanted(self, files: Iterable[str]) -> Iterable[str]:
+        """Return the files that are to be read."""
+        return files
+
+    def rows(self, file: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a body.
+
+        Raises:
+            DropqError: the body is bad; the error names the message, and says how to go past it.
+        """
+        try:
+            yield from batches
+        except BadBody as error:
+            raise DropqError(f"{self._folder}/{file} {self._problem(error)}; {self._way_out(file)}") from error
+
+    def report(self) -> None:
+        """Log how many bodies of the part were bad."""
+
+    def _problem(self, error: BadBody) -> str:
+        return f"cannot be read as {self._options.body_format} with this schema: {error}"
+
+    def _way_out(self, file: str) -> str:
+        if not self._is_held:
+            return "badBodies=null makes it a row of nulls, and a read without bodyFormat has its bytes"
+        place = f"{quote(self._options.queue)} {quote(file)} --root {quote(self._options.root)}"
+        return f"`dropq reject {place}` rejects this message, and badBodies=reject every such message"
+
+
+class Rejected(BadBodies):
+    """The bodies of a part: a message whose body is bad has no rows, and is rejected when its batch is settled.
+
+    A body that an earlier try of the task found bad is not read again, so that each try has the same rows.
+
+    Args:
+        options: the options of the read.
+        folder: the folder that the bodies lie in.
+        verdicts: where bad bodies are noted.
+    """
+
+    def __init__(self, options: ReadOptions, folder: str, verdicts: Verdicts) -> None:
+        super().__init__(options, folder, is_held=True)
+        self._verdicts = verdicts
+        self._bad: list[str] = []
+
+    def wanted(self, files: Iterable[str]) -> Iterable[str]:
+        known = self._verdicts.keys()
+        return (file for file in files if batch_key(file) not in known)
+
+    def rows(self, file: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            held = list(batches)
+        except BadBody as error:
+            reason = f"the body {self._problem(error)}"
+            self._verdicts.add(batch_key(file), reason)
+            self._bad.append(f"{file}: {reason}")
+        else:
+            yield from held
+
+    def report(self) -> None:
+        if self._bad:
+            warning = "%d messages in %s will be rejected, and have no rows: the first is %s"
+            log.warning(warning, len(self._bad), self._folder, self._bad[0])
+
+
+class Nulls(BadBodies):
+    """The bodies of a part: one that is bad is a row of nulls, and the column for that, if there is one, has the error.
+
+    Args:
+        options: the options of the read.
+        folder: the folder that the bodies lie in.
+        schema: the columns of the rows.
+    """
+
+    def __init__(self, options: ReadOptions, folder: str, schema: pa.Schema) -> None:
+        super().__init__(options, folder, is_held=False)
+        self._schema = schema
+        self._column = options.corrupt_column
+
+    def rows(self, file: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            held = list(batches)
+        except BadBody as error:
+            path = os.fsencode(f"{self._folder}/{file}").decode("utf-8", "replace")
+            yield pa.RecordBatch.from_pylist([{self._column: f"{path} {self._problem(error)}"}], schema=self._schema)
+        else:
+            yield from map(self._with_column, held)
+
+    def _with_column(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        index = self._schema.get_field_index(self._column)
+        if index < 0:
+            return batch
+        columns = batch.columns
+        columns.insert(index, pa.nulls(batch.num_rows, self._schema.field(index).type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def bad_bodies(options: ReadOptions, folder: str, schema: pa.Schema, *, is_held: bool, verdicts: Verdicts) -> BadBodies:
+    """Return what becomes of the bad bodies of a part.
+
+    Args:
+        options: the options of the read.
+        folder: the folder that the bodies lie in.
+        schema: the columns of the rows.
+        is_held: whether they belong to a claiming batch, or to a batch of a stream.
+        verdicts: where bad bodies are noted that are to be rejected.
+    """
+    if options.bad_bodies == "reject":
+        return Rejected(options, folder, verdicts)
+    if options.bad_bodies == "null":
+        return Nulls(options, folder, schema)
+    return BadBodies(options, folder, is_held=is_held)

@@ -1,0 +1,209 @@
+"""Writes columns as JSON in Arrow's loops, many values at a time.
+
+Invariant: the text of a value does not depend on the values beside it. Arrow writes the values whose text it knows, and
+Python each of the others: `_by_python` has their reasons.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as compute  # type: ignore[import-untyped]
+from pyarrow import types
+
+from dropq.spark.arrow_cast import is_bytes, is_list, is_text
+
+#: The type of the texts. Its offsets have 64 bits, as quoting may make a text six times as long.
+TEXT = pa.large_string()
+
+_text = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def objects(names: Sequence[str], members: Sequence[pa.Array], rows: int) -> pa.Array:
+    """Return an object for each row, without the members that are null.
+
+    Args:
+        names: the names of the members.
+        members: their JSON, as `values` returns it.
+        rows: how many rows there are.
+    """
+    parts: list[Any] = [pa.repeat(_scalar(""), rows)]
+    for name, texts in zip(names, members, strict=True):
+        key = f",{_text(name)}:"
+        parts += [_join(key, texts)] if texts.null_count else [key, texts]
+    # "skip" in place of "replace" would shorten the array by each row of nulls alone (pyarrow 26).
+    joined = _join(*parts, null_handling="replace", null_replacement="")
+    return _join(compute.binary_replace_slice(joined, 0, 1, "{"), "}")
+
+
+def values(column: pa.Array) -> pa.Array:
+    """Return the JSON of each value of a column, and null for null.
+
+    Raises:
+        OverflowError: a date or a timestamp has a year outside 1 to 9999.
+    """
+    for known, write in _WRITERS:
+        if known(column.type):
+            return write(column)
+    raise TypeError(f"json does not hold {column.type}")  # the driver has refused such a column
+
+
+# -- nested types --------------------------------------------------------------------------------------------------
+
+
+def _struct(column: pa.Array) -> pa.Array:
+    names = [field.name for field in column.type]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a struct has a name twice: {', '.join(names)}")
+    return _only_valid(column, objects(names, list(map(values, column.flatten())), len(column)))
+
+
+def _list(column: pa.Array) -> pa.Array:
+    return _only_valid(column, _join("[", _items(column, _or_null(values(column.flatten()))), "]"))
+
+
+def _map(column: pa.Array) -> pa.Array:
+    key, item = column.type.key_field, column.type.item_field
+    pairs = column.cast(pa.list_(pa.struct([key, item])))
+    keys, items = pairs.flatten().flatten()
+    names = values(keys) if is_text(key.type) else _join('"', values(keys), '"')
+    return _only_valid(column, _join("{", _items(pairs, _join(names, ":", _or_null(values(items)))), "}"))
+
+
+def _items(lists: pa.Array, items: pa.Array) -> pa.Array:
+    """Return the texts of the items of each list with commas between them, and an empty text for a null list."""
+    ends = compute.cumulative_sum(compute.list_value_length(lists).fill_null(0))
+    offsets = pa.concat_arrays([pa.array([0], ends.type), ends]).cast(pa.int32())
+    # Arrow joins no lists of large strings.
+    joined = compute.binary_join(pa.ListArray.from_arrays(offsets, items.cast(pa.string())), ",")
+    return joined.cast(TEXT)
+
+
+def _or_null(texts: pa.Array) -> pa.Array:
+    return texts.fill_null("null")
+
+
+def _only_valid(column: pa.Array, texts: pa.Array) -> pa.Array:
+    return compute.if_else(column.is_valid(), texts, pa.scalar(None, TEXT)) if column.null_count else texts
+
+
+# -- values --------------------------------------------------------------------------------------------------------
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    return column.cast(TEXT)
+
+
+def _double(column: pa.Array) -> pa.Array:
+    size = compute.abs(column)
+    # Arrow writes an exponent for larger and smaller numbers than Python does, and another NaN and infinity.
+    plain = compute.or_(compute.and_(compute.greater(size, 1e-3), compute.less(size, 1e9)), compute.equal(size, 0))
+    fraction = compute.if_else(compute.equal(compute.floor(column), column), _scalar(".0"), _scalar(""))
+    return _by_python(_join(column.cast(TEXT), fraction), column, compute.invert(plain), _float)
+
+
+def _single(column: pa.Array) -> pa.Array:
+    return _all_by_python(column, lambda value: _float(_shortest(value)))  # Arrow may choose other digits
+
+
+def _decimal(column: pa.Array) -> pa.Array:
+    texts = column.cast(TEXT)
+    return _by_python(texts, column, compute.match_substring(texts, "E"), lambda value: format(value, "f"))
+
+
+def _date(column: pa.Array) -> pa.Array:
+    _check_years(column)
+    return _join('"', column.cast(TEXT), '"')
+
+
+def _timestamp(column: pa.Array) -> pa.Array:
+    _check_years(column)
+    instant = column.cast(pa.timestamp("us", column.type.tz))
+    texts = compute.binary_replace_slice(instant.view(pa.timestamp("us")).cast(TEXT), 10, 11, "T")
+    in_ms = compute.ends_with(texts, "000")
+    texts = compute.if_else(in_ms, compute.utf8_slice_codeunits(texts, 0, len("2024-01-01T00:00:00.000")), texts)
+    return _join('"', texts, 'Z"' if column.type.tz else '"')
+
+
+def _string(column: pa.Array) -> pa.Array:
+    texts = column.cast(TEXT)
+    special = compute.match_substring_regex(texts, r'["\\\x00-\x1f]')
+    return _by_python(_join('"', texts, '"'), column, special, _text)
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    return _all_by_python(column, _base64)  # Arrow has no base64
+
+
+def _nothing(column: pa.Array) -> pa.Array:
+    return pa.nulls(len(column), TEXT)
+
+
+#: A test of a type, and the function that writes its values.
+_WRITERS: tuple[tuple[Callable[[Any], bool], Callable[[pa.Array], pa.Array]], ...] = (
+    (is_text, _string),
+    (types.is_integer, _plain),
+    (types.is_float32, _single),
+    (types.is_floating, _double),
+    (types.is_boolean, _plain),
+    (types.is_decimal, _decimal),
+    (types.is_date, _date),
+    (types.is_timestamp, _timestamp),
+    (is_bytes, _binary),
+    (types.is_struct, _struct),
+    (types.is_map, _map),
+    (is_list, _list),
+    (types.is_null, _nothing),
+)
+
+
+def _by_python(texts: pa.Array, column: pa.Array, chosen: pa.Array, write: Callable[[Any], str]) -> pa.Array:
+    """Return the texts of a column, of which Python writes those of the chosen values anew."""
+    if not compute.any(chosen).as_py():
+        return texts
+    written = pa.array(map(write, column.filter(chosen).to_pylist()), TEXT)
+    return compute.replace_with_mask(texts, chosen, written)
+
+
+def _all_by_python(column: pa.Array, write: Callable[[Any], str]) -> pa.Array:
+    return pa.array([None if value is None else write(value) for value in column.to_pylist()], TEXT)
+
+
+def _check_years(column: pa.Array) -> None:
+    """Raise OverflowError for a year that neither Python nor plain ISO 8601 has."""
+    compute.min_max(column).as_py()
+
+
+def _float(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+
+
+def _shortest(value: float) -> float:
+    """Return the double with the fewest digits that rounds to the same 32-bit float."""
+    for digits in range(6, 9) if math.isfinite(value) else ():
+        short = float(f"{value:.{digits}g}")
+        if struct.unpack("f", struct.pack("f", short))[0] == value:
+            return short
+    return value
+
+
+def _base64(value: bytes) -> str:
+    return f'"{base64.b64encode(value).decode()}"'
+
+
+def _join(*parts: Any, **nulls: Any) -> pa.Array:
+    """Join texts, value by value; the result is null where a part is, unless `nulls` says otherwise."""
+    scalars = [_scalar(part) if isinstance(part, str) else part for part in parts]
+    return compute.binary_join_element_wise(*scalars, _scalar(""), **nulls)
+
+
+def _scalar(text: str) -> pa.Scalar:
+    return pa.scalar(text, TEXT)
