@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-nfs test-fuse fresh torture torture-spark mutants model lint bench bench-spark
+.PHONY: help setup demo test test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants model lint bench bench-spark
 .PHONY: clean
 
 help: ## list these targets
@@ -32,6 +32,16 @@ test-nfs: $(STAMP) ## run two clients of a real NFS server, v3 and v4.2, and pow
 
 test-fuse: $(STAMP) ## run on FUSE file systems: bindfs, mergerfs, fuse-overlayfs, and one that has nothing but rename
 	@PYTHONPATH=tests $(RUN) -m torture --only fuse $(ARGS)
+
+# No registry has Hadoop's servers by name: the jars of Spark 2.4 contain them.
+$(VENV)/hadoop: | $(STAMP)
+	@echo "Fetching Hadoop 2.7 (210 MB)"
+	@$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --dest $@.part pyspark==2.4.8
+	@mkdir $@.part/jars && tar -xzf $@.part/*.tar.gz -C $@.part/jars --strip-components 3 --wildcards '*/deps/jars/*.jar'
+	@mv $@.part/jars $@ && rm -r $@.part
+
+test-hdfs: $(STAMP) $(VENV)/hadoop ## run on HDFS by FUSE: a NameNode and a DataNode of Hadoop 2.7, which are fetched first
+	@PYTHONPATH=tests $(RUN) -m torture --only hdfs $(ARGS)
 
 fresh: $(STAMP) ## run both commands of the README in a bare Debian, its oldest and newest release that will do (takes root)
 	@PYTHONPATH=tests $(RUN) -m torture --only fresh $(ARGS)
@@ -77,7 +87,7 @@ $(STAMP): setup.cfg pyproject.toml
 	        echo "$(PY) has no venv. On Debian and Ubuntu it comes with:"; \
 	        echo "    sudo apt install $$($(PY) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-venv"; exit 1; }; \
 	    $(PY) -m venv --clear $(VENV); }
-	@echo "Installing dropq and its tools into $(VENV): this fetches 400 MB of Spark, unpacks 900, and takes a minute or more."
+	@echo "Installing dropq and its tools into $(VENV): this fetches 400 MB of Spark, unpacks 1100, and takes a minute or more."
 	@$(PIP) wheel  # without it an old pip warns of how it builds Spark
 	@$(PIP) --editable '.[dev]'
 	@touch $@

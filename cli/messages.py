@@ -246,17 +246,12 @@ def _sources(files: list[str] | None, *, id: str | None = None, lines: bool = Fa
 
 
 def _properties(texts: list[str] | None) -> dict[str, Typed]:
-    return dict(_property(text) for text in texts or ())
+    from dropq.format.typed import read_property
 
-
-def _property(text: str) -> tuple[str, Typed]:
-    from dropq import Typed
-
-    head, equals, value = text.partition("=")
-    name, _, kind = head.partition(":")
-    if not equals or not name:
-        raise UsageError(f"-p {text}: NAME=VALUE or NAME:TYPE=VALUE is allowed, with a TYPE of B Y H I L F D S")
-    return name, Typed.read(kind or "S", value)
+    try:
+        return dict(map(read_property, texts or ()))
+    except ValueError as error:
+        raise UsageError(f"-p {error}") from error
 
 
 class Sending:

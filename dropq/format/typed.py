@@ -109,6 +109,20 @@ def _float(typed: Typed, value: float) -> float:
         raise _misfit(typed.type, value) from None
 
 
+def read_property(text: str) -> tuple[str, Typed]:
+    """Return the name and the value of a property that people write: NAME=VALUE, or NAME:TYPE=VALUE.
+
+    Raises:
+        ValueError: it has no name or no =, or the value does not have the type.
+    """
+    head, equals, value = text.partition("=")
+    name, _, kind = head.partition(":")
+    if not equals or not name:
+        allowed = "NAME=VALUE or NAME:TYPE=VALUE is allowed"
+        raise ValueError(f"{text}: {allowed}, with a TYPE of {' '.join(TYPES)}")
+    return name, Typed.read(kind or "S", value)
+
+
 def check_text(what: str, value: str) -> None:
     """Raise a ValueError, which calls a text `what`, if UTF-8 cannot encode the text."""
     if not value.isascii() and LONE_SURROGATE.search(value):

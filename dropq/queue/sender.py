@@ -456,7 +456,9 @@ class Sender:
             try:
                 writing.flush()
                 store.sync_file(fd)
+                size = writing.tell()
                 writing.close()
+                store.await_whole(path, size)
             except OSError as error:
                 raise self._transitions.not_sent(error) from error
         except BaseException:

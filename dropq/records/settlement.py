@@ -333,11 +333,13 @@ class RecordTransitions(Transitions):
                 copy_part(file, cast(IO[bytes], step), hand.format, head=hand.head, begin=begin, end=end, empty=empty)
             if synced:
                 self._storage.sync_file(fd)
+            size = os.lseek(fd, 0, os.SEEK_CUR)
         except ValueError as error:
             raise OSError(errno.EIO, f"{error}; its body was changed while it was worked on", claim.path) from error
         finally:
             os.close(fd)
             file.seek(place)
+        self._storage.await_whole(path, size)
 
     def _renew(self, claim: Claim) -> None:
         """Renew the lease, so that it lasts while a step is written."""

@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import field as of_class
+from typing import Any
 
 from pyspark.sql import types as t
 
@@ -17,12 +19,18 @@ from dropq.api import Queue, Root
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError
 from dropq.filters import check_chooses, compile_filter
+from dropq.format.escapes import is_int32
 from dropq.format.layout import STATES
+from dropq.format.names import check_property, check_property_name
+from dropq.format.typed import Typed, read_property
 from dropq.spark.columns import COLUMNS, MESSAGE
 
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
-WRITE_OPTIONS = ("root", "queue", "topic", "messagePer", "bodyFormat", "maxRecordsPerMessage", "jobId")
-STREAM_WRITE_OPTIONS = ("root", "queue", "topic", "messagePer", "bodyFormat", "maxRecordsPerMessage")
+STREAM_WRITE_OPTIONS = (
+    "root", "queue", "topic", "messagePer", "bodyFormat", "recordsPerMessage", "maxRecordsPerMessage", "keyColumns",
+    "type", "priority", "expiresIn", "delay", "properties",
+)  # fmt: skip
+WRITE_OPTIONS = (*STREAM_WRITE_OPTIONS, "jobId")
 READ_OPTIONS = (
     "root", "queue", "topic", "state", "filter", "bodyFormat", "badBodies", "corruptRecordColumn", "numPartitions",
     "claimed",
@@ -54,9 +62,11 @@ _OTHER_USE = {
 #: The column of a table that has the error of a bad body.
 CORRUPT_COLUMN = "_corrupt_record"
 #: What becomes a message; the first is the default.
-MESSAGE_PER = ("row", "partition")
+MESSAGE_PER = ("row", "partition", "key")
 #: The formats in which the rows of a partition become a body; the first is the default.
 BODY_FORMATS = ("jsonl", "csv", "parquet", "arrow", "text")
+#: The formats in which values become the records of a bundle.
+RECORD_FORMATS = ("text", "frames", "jsonl")
 
 _INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 _TEXT = (t.StringType, t.CharType, t.VarcharType)
@@ -81,7 +91,15 @@ _COLUMNS: dict[str, tuple[tuple[type[t.DataType], ...], str]] = {
     "expires_in": (_PERIOD, "string (a duration such as 30s) or a number of seconds"),
     "delay": (_PERIOD, "string (a duration such as 30s) or a number of seconds"),
     "properties": ((t.MapType,), "map<string,string>"),
+    "message_id": (_TEXT, "string"),
 }
+#: The columns, and options, that rows do not have which share a message, and why.
+_NOT_SHARED = {
+    "type": "the type of a bundle is the format of its records",
+    "message_id": "each bundle gets an id of its own",
+}
+#: The columns that can make a key, which is a text in the name of its message.
+_KEYS = (*_TEXT, *_INTEGERS, t.BooleanType, t.DateType)
 
 
 @dataclass(frozen=True)
@@ -111,12 +129,18 @@ class Options:
 
 @dataclass(frozen=True)
 class WriteOptions(Options):
-    """The options of a write."""
+    """The options of a write.
+
+    `body_format` is "" where the type of the values decides. `max_records` is the most rows of a message, and None for
+    any number; None makes each row a message where `message_per` is row. `headers` are arguments of `Queue.send`.
+    """
 
     message_per: str
     body_format: str
     max_records: int | None
     job_id: str | None
+    key_columns: tuple[str, ...] = ()
+    headers: Mapping[str, Any] = of_class(default_factory=dict)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> WriteOptions:
@@ -127,15 +151,18 @@ class WriteOptions(Options):
         """
         values = by_name(options, STREAM_WRITE_OPTIONS if stream else WRITE_OPTIONS, "save()", stream=stream)
         message_per = _choice(values, "messagePer", MESSAGE_PER)
-        for option in ("bodyFormat", "maxRecordsPerMessage"):
-            if message_per == "row" and option.lower() in values:
-                raise ConfigError(f"option {option} needs messagePer=partition, as it says how partitions are written")
+        _check_uses(values, message_per)
+        is_row = message_per == "row"
         return cls(
             *_place(values),
             message_per=message_per,
-            body_format=_choice(values, "bodyFormat", BODY_FORMATS),
-            max_records=_count(values, "maxRecordsPerMessage"),
+            body_format=_choice(values, "bodyFormat", RECORD_FORMATS if is_row else BODY_FORMATS)
+            if not is_row or "bodyformat" in values
+            else "",
+            max_records=_count(values, "recordsPerMessage" if is_row else "maxRecordsPerMessage"),
             job_id=_job_id(values),
+            key_columns=_key_columns(values),
+            headers=_headers(values),
         )
 
     @property
@@ -155,9 +182,30 @@ class WriteOptions(Options):
         """
         names = schema.fieldNames()
         problems = [f"column {name} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
-        problems += _row_problems(schema) if self.message_per == "row" else body_problems(schema, self.body_format)
+        if self.message_per == "row":
+            problems += _row_problems(schema, is_shared=self.max_records is not None)
+        else:
+            problems += [*body_problems(schema, self.body_format), *self._key_problems(schema)]
         if problems:
             raise ConfigError(f"these columns cannot be sent: {'; '.join(problems)}")
+
+    def _key_problems(self, schema: t.StructType) -> Iterator[str]:
+        kinds = {field.name: field.dataType for field in schema.fields}
+        for name in self.key_columns:
+            if name not in kinds:
+                near = difflib.get_close_matches(name, kinds, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds)}"
+                yield f"keyColumns names {name}, which is not there ({hint})"
+                continue
+            if not isinstance(kinds[name], _KEYS):
+                allowed = "a string, an integer, a boolean or a date"
+                yield f"column {name} of keyColumns is {kinds[name].simpleString()}, and must be {allowed}: cast it"
+            if name in self.headers.get("properties", ()):
+                yield f"the property {name} is in keyColumns and in the option properties: leave it out of one"
+            try:
+                check_property_name(name)
+            except ValueError as error:
+                yield f"column {name} of keyColumns cannot be a property ({error}): rename it, by withColumnRenamed"
 
 
 @dataclass(frozen=True)
@@ -244,7 +292,7 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
                 "a subscription of it as the queue, such as sales.eu/audit.hq"
             )
         if key not in spelling:
-            near = difflib.get_close_matches(key, spelling, n=1)
+            near = difflib.get_close_matches(key, spelling, n=1, cutoff=0.7)
             hint = f"did you mean {spelling[near[0]]}? " if near else ""
             raise ConfigError(f"option {key} is unknown: {hint}{call} takes {', '.join(allowed)}")
     return values
@@ -271,6 +319,74 @@ def _missing(option: str, instead: str) -> ConfigError:
         f"option {option} is missing: give the options root and queue, {instead}; in SQL, say "
         "WITH (root = '...', queue = '...') behind the table's name, as a table made by CREATE TABLE loses its OPTIONS"
     )
+
+
+def _check_uses(values: Mapping[str, str], message_per: str) -> None:
+    """Refuse the options of a write that would have no effect, or lack another one."""
+    is_row = message_per == "row"
+    is_shared = is_row and "recordspermessage" in values
+    for option, is_used, needed in (
+        ("bodyFormat", is_shared or not is_row, "messagePer=partition or key, or recordsPerMessage"),
+        ("maxRecordsPerMessage", not is_row, "messagePer=partition or key; for rows there is recordsPerMessage"),
+        ("recordsPerMessage", is_row, "messagePer=row; for partitions and keys there is maxRecordsPerMessage"),
+        ("keyColumns", message_per == "key", "messagePer=key"),
+    ):
+        if option.lower() in values and not is_used:
+            raise ConfigError(f"option {option} needs {needed}")
+    if is_shared and "type" in values:
+        raise ConfigError(f"option type does not go with recordsPerMessage: {_NOT_SHARED['type']}, see bodyFormat")
+    if message_per == "key" and "keycolumns" not in values:
+        raise ConfigError("option keyColumns is missing: name the columns that make the key of a message, with commas")
+
+
+def _key_columns(values: Mapping[str, str]) -> tuple[str, ...]:
+    text = values.get("keycolumns")
+    if text is None:
+        return ()
+    columns = tuple(column.strip() for column in text.split(","))
+    if not all(columns) or len({*columns}) < len(columns):
+        raise ConfigError(f"option keyColumns = {text!r}: names of columns are allowed, each once, with commas")
+    return columns
+
+
+def _headers(values: Mapping[str, str]) -> dict[str, Any]:
+    """Return the headers that the options give to all messages, as arguments of `Queue.send`."""
+    if values.get("type") == "":
+        raise ConfigError("option type is empty: name the type, or leave the option out")
+    headers = {
+        "type": values.get("type"),
+        "priority": _priority(values),
+        "expires_in": _duration(values, "expiresIn"),
+        "delay": _duration(values, "delay"),
+        "properties": _properties(values),
+    }
+    return {name: header for name, header in headers.items() if header is not None}
+
+
+def _priority(values: Mapping[str, str]) -> int | None:
+    text = values.get("priority")
+    if text is None:
+        return None
+    if not (re.fullmatch(r"[+-]?[0-9]{1,10}", text) and is_int32(int(text))):
+        raise ConfigError(f"option priority = {text!r:.40}: an integer from -2147483648 to 2147483647 is allowed")
+    return int(text)
+
+
+def _properties(values: Mapping[str, str]) -> dict[str, Typed] | None:
+    text = values.get("properties")
+    if text is None:
+        return None
+    properties: dict[str, Typed] = {}
+    for pair in text.split(","):
+        try:
+            name, typed = read_property(pair.lstrip())
+            check_property(name, typed)
+        except ValueError as error:
+            raise ConfigError(f"option properties = {text!r}: {error}; a comma begins the next property") from error
+        if name in properties:
+            raise ConfigError(f"option properties = {text!r}: {name} is there twice")
+        properties[name] = typed
+    return properties
 
 
 def _claimed(values: Mapping[str, str]) -> str | None:
@@ -321,16 +437,18 @@ def _states(values: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(states))
 
 
-def _period(values: Mapping[str, str], option: str) -> float | None:
+def _duration(values: Mapping[str, str], option: str) -> float | None:
     text = values.get(option.lower())
-    if text is None:
-        return None
     try:
-        seconds = parse_duration(text)
+        return None if text is None else parse_duration(text)
     except ValueError as error:
         raise ConfigError(f"option {option} = {text!r}: {error}") from error
-    if not seconds:
-        raise ConfigError(f"option {option} = {text!r}: a claim that outlives its process needs a lease, such as 10m")
+
+
+def _period(values: Mapping[str, str], option: str) -> float | None:
+    seconds = _duration(values, option)
+    if seconds == 0:
+        raise ConfigError(f"option {option} = 0: a claim that outlives its process needs a lease, such as 10m")
     return seconds
 
 
@@ -369,7 +487,7 @@ def _count(values: Mapping[str, str], option: str) -> int | None:
     return int(text)
 
 
-def _row_problems(schema: t.StructType) -> Iterator[str]:
+def _row_problems(schema: t.StructType, *, is_shared: bool) -> Iterator[str]:
     if "value" not in schema.fieldNames():
         yield "the column value, the body of each message, is missing"
     of_a_read = [name for name in schema.fieldNames() if name in COLUMNS and name not in _COLUMNS]
@@ -386,6 +504,8 @@ def _row_problems(schema: t.StructType) -> Iterator[str]:
             hint = f"did you mean {near[0]}?" if near else "messagePer=partition sends any columns"
             yield f"column {field.name} is unknown where each row is a message ({hint})"
             continue
+        if is_shared and field.name in _NOT_SHARED:
+            yield f"column {field.name} does not go with recordsPerMessage: {_NOT_SHARED[field.name]}"
         kinds, allowed = _COLUMNS[field.name]
         kind = field.dataType
         pair = (kind.keyType, kind.valueType) if isinstance(kind, t.MapType) else ()

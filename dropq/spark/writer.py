@@ -10,17 +10,23 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
-from operator import itemgetter
+from functools import partial
+from itertools import chain, groupby, pairwise, repeat
+from operator import attrgetter
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as compute  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from dropq.api import Queue
 from dropq.errors import ConfigError
+from dropq.queue.sender import Headers
+from dropq.spark.bundles import RowError, bodies, check_records, write_records
 from dropq.spark.encoders import BODIES, in_utc
 from dropq.spark.options import WriteOptions
 from dropq.staging.jobs import Attempt, Epoch, Job, Staged
@@ -33,6 +39,8 @@ QUERY_ID = "sql.streaming.queryId"
 EPOCH = "streaming.sql.batchId"
 #: What they may be at most: a UUID, and a number of so many digits.
 LONGEST_QUERY, LONGEST_BATCH = "0" * 36, "9" * 10
+#: How many characters, or bytes, of a value an error shows.
+SHOWN = 40
 
 
 @dataclass
@@ -90,7 +98,7 @@ class QueueWriter(DataSourceArrowWriter):
             job = Job(queue._goal, job_id)
             if self.options.is_per_batch and job.sent:
                 log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, self.options.queue)
-            _commit(queue, job, _staged(messages))
+            _commit(queue, job, self.options, _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the job; if Spark calls this after a commit that failed halfway, send the job instead."""
@@ -140,7 +148,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 log.warning(
                     "%s was sent to queue %s before: this run of it sends nothing", epoch.id, self.options.queue
                 )
-            _commit(queue, epoch, _staged(messages))
+            _commit(queue, epoch, self.options, _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop an epoch, unless it was committed; the query runs it again under the same number."""
@@ -175,13 +183,17 @@ def _job_of_batch(options: WriteOptions) -> str:
     return options.job_of(query, batch)
 
 
-def _commit(queue: Queue, job: Job, staged: list[Staged]) -> None:
+def _commit(queue: Queue, job: Job, options: WriteOptions, staged: list[Staged]) -> None:
     """Send everything that a job staged, as soon as the queue has room for it, or to where its overflow selector sends.
 
     A job that was sent before needs no room.
+
+    Raises:
+        ValueError: two tasks staged rows of one key; nothing was sent.
     """
     count, overflow = sum(len(part.files) for part in staged), ""
     if count and not job.sent:
+        _refuse_keys_of_two_tasks(queue, options, staged)
         taker = queue._admit_job(count)
         if taker is None:
             job.abort()
@@ -229,10 +241,12 @@ def stage(
         attempt = job.attempt(f"p{partition:05d}-a{number}")
         try:
             rows = chain([first], batches)
-            if options.message_per == "row":
-                _stage_rows(queue, attempt, rows, partition)
+            if options.message_per != "row":
+                _stage_bodies(queue, attempt, first.schema, rows, options)
+            elif options.max_records is not None:
+                _stage_records(queue, attempt, first.schema, rows, options, partition)
             else:
-                _stage_bodies(queue, attempt, rows, options.body_format, options.max_records)
+                _stage_rows(queue, attempt, rows, options.headers, partition)
             return attempt.finish()
         except BaseException:
             attempt.discard()
@@ -241,81 +255,246 @@ def stage(
         raise storage_error(error, f"partition {partition} of job {job.id} was not staged") from error
 
 
-def _stage_rows(queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], partition: int) -> None:
+def _stage_rows(
+    queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], headers: Mapping[str, Any], partition: int
+) -> None:
     """Stage a message for each row; bodies are written straight from Arrow's memory."""
     number = 0
     for batch in batches:
-        value = batch.column(batch.schema.get_field_index("value"))
-        message_class = "B" if pa.types.is_binary(value.type) or pa.types.is_large_binary(value.type) else "T"
-        try:
-            files = _files(queue, batch, message_class)
-        except RowError as error:
-            raise ValueError(f"row {number + error.row} of partition {partition} (from 0): {error}") from error
+        value = batch.column("value")
+        with _named_rows(value, number, partition):
+            files = _files(queue, batch, headers)
         attempt.write_all(files, bodies(value))
         number += batch.num_rows
 
 
-class RowError(ValueError):
-    """Raised when a row cannot be a message; `row` is its number in the batch, from 0."""
+@contextmanager
+def _named_rows(value: pa.Array, first: int, partition: int) -> Iterator[None]:
+    """Let an error about a row of a batch tell which row it is, and how its value begins.
 
-    def __init__(self, row: int, reason: object) -> None:
-        super().__init__(str(reason))
-        self.row = row
+    Args:
+        value: the values of the batch.
+        first: the number of the batch's first row in the partition, from 0.
+        partition: the number of the partition.
+    """
+    try:
+        yield
+    except RowError as error:
+        text = value[error.row].as_py()
+        begins = f", whose value begins with {text[:SHOWN]!r}" if text else ""
+        raise ValueError(f"row {first + error.row} of partition {partition} (from 0){begins}: {error}") from error
 
 
-def _files(queue: Queue, batch: pa.RecordBatch, message_class: str) -> list[str]:
-    """Return the file names of rows; null in a column other than `value` counts as absent."""
-    value = batch.column(batch.schema.get_field_index("value"))
-    if value.null_count:
-        row = value.is_null().to_pylist().index(True)
-        raise RowError(row, "value is null, and a message must have a body, which may be empty")
-    others = [name for name in batch.schema.names if name != "value"]
-    if not others:
+def _files(queue: Queue, batch: pa.RecordBatch, headers: Mapping[str, Any]) -> list[str]:
+    """Return the file names of rows."""
+    value = batch.column("value")
+    _refuse_null(value)
+    message_class = "B" if _is_binary(value.type) else "T"
+    others = _others(batch.schema)
+    if not (others or headers):
         return queue._plain_addresses(batch.num_rows, message_class)
+    columns = [batch.column(name).to_pylist() for name in others]
+    rows = zip(*columns, strict=True) if others else repeat((), batch.num_rows)
     files = []
-    for row, cells in enumerate(zip(*(batch.column(name).to_pylist() for name in others), strict=True)):
-        fields = {name: cell for name, cell in zip(others, cells, strict=True) if cell is not None}
-        if "properties" in fields:
-            fields["properties"] = {key: value for key, value in fields["properties"] if value is not None}
+    for row, cells in enumerate(rows):
         try:
+            fields = _fields(headers, others, cells)
             files.append(queue._address(b"", message_class=message_class, **fields)[0])
         except ValueError as error:
             raise RowError(row, error) from error
     return files
 
 
-def bodies(column: pa.Array) -> Iterator[memoryview]:
-    """Yield the values of a column of text or binary, without nulls, as slices of Arrow's memory."""
-    if not any(known(column.type) for known in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string)):
-        column = column.cast(pa.large_binary())
-    wide = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
-    _, offsets, data = column.buffers()
-    ends = memoryview(offsets).cast("q" if wide else "i")[column.offset : column.offset + len(column) + 1]
-    whole = memoryview(data) if data is not None else memoryview(b"")
-    return (whole[start:end] for start, end in pairwise(ends))
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _others(schema: pa.Schema) -> list[str]:
+    """Return the columns that say something of the message that a row is, or is in."""
+    return [name for name in schema.names if name != "value"]
+
+
+def _refuse_null(value: pa.Array) -> None:
+    if value.null_count:
+        row = value.is_null().to_pylist().index(True)
+        raise RowError(row, "value is null, and a message must have a body, which may be empty")
+
+
+def _fields(headers: Mapping[str, Any], columns: Sequence[str], cells: Sequence[Any]) -> dict[str, Any]:
+    """Return what a row says of its message; the headers stand where a column is null, or has no such property."""
+    own = {name: cell for name, cell in zip(columns, cells, strict=True) if cell is not None}
+    if "properties" in own:
+        properties = {key: value for key, value in own["properties"] if value is not None}
+        own["properties"] = {**headers.get("properties", {}), **properties}
+    return {**headers, **own}
+
+
+# -- many rows in a message ------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Rows of one batch that go into one message.
+
+    Attributes:
+        message: the number of the message in the task, from 0.
+        row: the number of the first row in the task, from 0.
+        shared: the cells that all rows of the message have in common.
+        batch: the rows.
+    """
+
+    message: int
+    row: int
+    shared: tuple[Any, ...]
+    batch: pa.RecordBatch
+
+
+def cut(
+    batches: Iterable[pa.RecordBatch], shared: Callable[[pa.RecordBatch], list[pa.Array]], most: int | None
+) -> Iterator[Part]:
+    """Cut batches where a message ends: where a shared column changes, and after `most` rows.
+
+    Args:
+        batches: the rows, in order; no batch is empty.
+        shared: returns the columns that all rows of a message have in common.
+        most: how many rows a message has at most; None for any number.
+    """
+    message, row, rows, last = -1, 0, 0, None
+    for batch in batches:
+        columns = shared(batch)
+        ends = {end for column in columns for end in compute.run_end_encode(column).run_ends.to_pylist()}
+        for start, end in pairwise([0, *sorted(ends | {batch.num_rows})]):
+            cells = tuple(column[start].as_py() for column in columns)
+            while start < end:
+                if cells != last or rows == most:
+                    message, rows, last = message + 1, 0, cells
+                count = end - start if most is None else min(end - start, most - rows)
+                yield Part(message, row, cells, batch.slice(start, count))
+                start, row, rows = start + count, row + count, rows + count
+
+
+def _messages(parts: Iterable[Part]) -> Iterator[tuple[Part, Iterator[Part]]]:
+    """Yield the first part of each message, and all of its parts, to be read before the next message is taken."""
+    for _, group in groupby(parts, key=attrgetter("message")):
+        first = next(group)
+        yield first, chain([first], group)  # noqa: B031 - the first one, and those behind it
+
+
+def _stage_body(
+    attempt: Attempt,
+    parts: Iterable[Part],
+    write: Callable[[IO[bytes], Iterator[pa.RecordBatch]], None],
+    name: Callable[[int], str],
+) -> None:
+    """Stage a message of many rows.
+
+    Args:
+        attempt: where to stage it.
+        parts: its rows.
+        write: writes them as a body.
+        name: returns the name of the file, from the number of its rows.
+    """
+    count = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal count
+        for part in parts:
+            count += part.batch.num_rows
+            yield part.batch
+
+    with attempt.open(lambda: name(count)) as body:
+        write(body, counted())
+
+
+def _stage_records(
+    queue: Queue,
+    attempt: Attempt,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    options: WriteOptions,
+    partition: int,
+) -> None:
+    """Stage a bundle for every `max_records` rows whose columns say the same of it; its JMS type is the format."""
+    others = _others(schema)
+    body_format = options.body_format or ("frames" if _is_binary(schema.field("value").type) else "text")
+    longest = queue._goal.config.max_record_bytes
+
+    def write(first: Part, body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
+        def checked() -> Iterator[pa.Array]:
+            row = first.row
+            for batch in rows:
+                value = batch.column("value")
+                with _named_rows(value, row, partition):
+                    _refuse_null(value)
+                    check_records(value, body_format, longest)
+                yield value
+                row += batch.num_rows
+
+        write_records(body, body_format, checked())
+
+    def name(first: Part, count: int) -> str:
+        with _named_rows(first.batch.column("value"), first.row, partition):
+            try:
+                headers = Headers(**_fields(options.headers, others, first.shared), type=body_format)
+                return queue._address_of(b"", headers, records=count)[0]
+            except ValueError as error:
+                raise RowError(0, error) from error
+
+    parts = cut(batches, lambda batch: [batch.column(name) for name in others], options.max_records)
+    for first, rest in _messages(parts):
+        _stage_body(attempt, rest, partial(write, first), partial(name, first))
 
 
 def _stage_bodies(
-    queue: Queue, attempt: Attempt, batches: Iterable[pa.RecordBatch], body_format: str, max_records: int | None
+    queue: Queue, attempt: Attempt, schema: pa.Schema, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> None:
-    """Stage a message for every `max_records` rows, or for all; its JMS type is the format of its body."""
-    for _, group in groupby(_numbered(batches, max_records), key=itemgetter(0)):
-        parts = (part for _, part in group)
-        first = next(parts)
-        schema = in_utc(first.schema)
-        file, _, _ = queue._address(b"", message_class="B", type=body_format)
-        with attempt.open(file) as body:
-            BODIES[body_format](body, schema, (part.cast(schema) for part in chain([first], parts)))
+    """Stage a message for each key, or for all rows; more than one where there are more than `max_records` rows.
+
+    Raises:
+        ValueError: a key comes again after another one.
+    """
+    keys, body_format, schema = options.key_columns, options.body_format, in_utc(schema)
+    seen: set[tuple[str | None, ...]] = set()
+    last = None
+
+    def write(body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
+        BODIES[body_format](body, schema, (batch.cast(schema) for batch in rows))
+
+    def name(first: Part, count: int) -> str:
+        fields = _fields(options.headers, ("properties",), ([*zip(keys, first.shared, strict=True)],))
+        headers = Headers(**{"type": body_format, **fields}, message_class="B")
+        return queue._address_of(b"", headers, records=count)[0]
+
+    def texts(batch: pa.RecordBatch) -> list[pa.Array]:
+        return [batch.column(key).cast(pa.string()) for key in keys]
+
+    for first, parts in _messages(cut(batches, texts, options.max_records)):
+        if first.shared != last and first.shared in seen:
+            raise _not_grouped(keys, first.shared, "again in a task, behind other keys")
+        seen.add(first.shared)
+        last = first.shared
+        _stage_body(attempt, parts, write, partial(name, first))
 
 
-def _numbered(batches: Iterable[pa.RecordBatch], max_records: int | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut batches where a message ends; yield each part with the number of its message."""
-    number = rows = 0
-    for batch in batches:
-        rest = batch
-        while max_records is not None and rows + rest.num_rows > max_records:
-            yield number, rest.slice(0, max_records - rows)
-            rest = rest.slice(max_records - rows)
-            number, rows = number + 1, 0
-        rows += rest.num_rows
-        yield number, rest
+def _refuse_keys_of_two_tasks(queue: Queue, options: WriteOptions, staged: Iterable[Staged]) -> None:
+    """Raise ValueError if two tasks staged rows of one key, which is in the names of their files."""
+    sidecars = queue._goal.sidecars
+    tasks: dict[tuple[str | None, ...], str] = {}
+    for part in staged if options.key_columns else ():
+        for file in part.files:
+            properties = sidecars.full(sidecars.parse(file)).properties
+            key = tuple(properties[name].text if name in properties else None for name in options.key_columns)
+            if tasks.setdefault(key, part.attempt) != part.attempt:
+                raise _not_grouped(options.key_columns, key, "in two tasks")
+
+
+def _not_grouped(columns: Sequence[str], key: Sequence[str | None], where: str) -> ValueError:
+    names = ", ".join(f'"{column}"' for column in columns)
+    cells = ", ".join(f"{column}={_shown(cell)}" for column, cell in zip(columns, key, strict=True))
+    return ValueError(
+        f"the key {cells} comes {where}, and messagePer=key sends each key once: group the rows first, by "
+        f"df.repartition({names}).sortWithinPartitions({names}); nothing was sent"
+    )
+
+
+def _shown(cell: str | None) -> str:
+    return "null" if cell is None else repr(cell[:SHOWN])

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +38,8 @@ from dropq.storage.mounts import rename_leads
 log = logging.getLogger("dropq")
 
 MANIFEST = "manifest.json"
+#: How the file of a body begins that has no name yet; no manifest can list it.
+DRAFT_PREFIX = ".draft-"
 #: Milliseconds for which the ledger remembers that a job was sent: 7 days; the last epoch of a query: 30 days. It
 #: remembers the last list of a transfer for good.
 LEDGER_AGE = 7 * 86_400_000
@@ -87,15 +89,26 @@ class Attempt:
         self.files += files
 
     @contextmanager
-    def open(self, file: str) -> Iterator[IO[bytes]]:
-        """Stage a message piece by piece; if the block raises, the message is not listed."""
+    def open(self, name: Callable[[], str]) -> Iterator[IO[bytes]]:
+        """Stage a message piece by piece; if the block raises, the message is not listed.
+
+        Args:
+            name: returns the name of its file; it is called when the body is complete, as the name may say how many
+                records that has.
+        """
+        draft = f"{self.folder}/{DRAFT_PREFIX}{secrets.token_hex(6)}"
         with error_context(UNSENT):
-            fd = self.context.storage.create(f"{self.folder}/{file}")
+            fd = self.context.storage.create(draft)
         with BufferedWriter(Draft(fd, lambda error: storage_error(error, UNSENT))) as body:
             yield body
             body.flush()
             with error_context(UNSENT):
                 self.context.storage.sync_file(fd)
+            size = body.tell()
+        file = name()
+        with error_context(UNSENT):
+            self.context.storage.await_whole(draft, size)
+            self.context.storage.place(draft, f"{self.folder}/{file}")
         self.files.append(file)
 
     def finish(self) -> Staged:

@@ -25,8 +25,9 @@ from dropq.format.layout import GONE_PREFIX, PRIVATE
 from dropq.storage import system_calls
 from dropq.storage.exclusive_rename import ExclusiveRename, raise_unless_done
 from dropq.storage.failures import describe
+from dropq.storage.mounts import mount_at
 from dropq.storage.reading import READ_SIZE, entries, open_body
-from dropq.storage.system_calls import CREATE, FILE_MODE, NO_FLAGS, READ, TOUCH, open_file
+from dropq.storage.system_calls import CREATE, FILE_MODE, HERE, NO_FLAGS, READ, TOUCH, open_file
 
 log = logging.getLogger("dropq")
 
@@ -34,6 +35,8 @@ log = logging.getLogger("dropq")
 DIR_MODE = 0o775
 #: Seconds after which `drain` gives up a folder that does not become empty.
 DRAIN_LIMIT = 10.0
+#: Seconds to wait until a file system shows all of a file that was written and closed.
+WHOLE_LIMIT = 60.0
 #: Threads that share a long list of renames: one runs Python while the other is in the kernel, which makes one rename
 #: between folders of a file system at a time.
 THREADS = 2
@@ -117,6 +120,7 @@ class Storage:
         self._lenient = lenient
         self._create_mode = FILE_MODE if file_mode is None else file_mode
         self._owns = file_mode is not None or group is not None
+        self._finishes_late: bool | None = None  # until the first file is written
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
 
     # -- writing -----------------------------------------------------------------------------------------
@@ -150,10 +154,42 @@ class Storage:
                     os.fsync(fd)
             finally:
                 os.close(fd)
+            self.await_whole(path, len(data))
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
+
+    def await_whole(self, path: str, size: int, *, at: int | None = None) -> None:
+        """Wait until the file system shows all of a file that was written and closed; do this before it is renamed.
+
+        Over FUSE a close() may return too early. HDFS shows an empty file until its client has finished it, and who
+        looks at it then believes for a minute that it is empty.
+
+        Args:
+            path: the file.
+            size: how many bytes were written.
+            at: the descriptor of the folder that a relative `path` begins in.
+
+        Raises:
+            OSError: with EIO, the rest did not come within `WHOLE_LIMIT`.
+        """
+        if not self._is_late(os.path.dirname(path), at):
+            return
+        give_up = time.monotonic() + WHOLE_LIMIT
+        while (shown := system_calls.size_asked(path, HERE if at is None else at)) is not None and shown < size:
+            if time.monotonic() > give_up:
+                said = f"the file system shows {shown} of its {size} bytes {WHOLE_LIMIT:.0f} s after they were written"
+                raise OSError(errno.EIO, said, path)
+            time.sleep(0.002)
+
+    def _is_late(self, folder: str, at: int | None) -> bool:
+        """Return whether the file system may finish files after their close(); it is one file system for all calls."""
+        if self._finishes_late is None:
+            path = folder if at is None else f"/proc/self/fd/{at}"
+            mount = mount_at(os.path.realpath(path), os.stat(path).st_dev)
+            self._finishes_late = mount is not None and mount.finishes_late
+        return self._finishes_late
 
     @contextlib.contextmanager
     def together(self, folder: str, count: int) -> Iterator[bool]:
@@ -205,7 +241,7 @@ class Storage:
         *,
         synced: bool,
     ) -> None:
-        mode, owns = self._create_mode, self._owns
+        mode, owns, sizes = self._create_mode, self._owns, list[int]()
         for path, data in zip(paths, bodies, strict=True):
             fd = os.open(path, CREATE, mode, dir_fd=at)
             try:
@@ -219,6 +255,10 @@ class Storage:
                     os.fsync(fd)
             finally:
                 os.close(fd)
+            sizes.append(len(data))
+        if sizes and self._is_late(os.path.dirname(paths[0]), at):
+            for path, size in zip(paths, sizes, strict=True):  # after all: they are finished beside each other
+                self.await_whole(path, size, at=at)
 
     def write_small(self, path: str, data: bytes, *, by: str | None = None) -> None:
         """Replace a small file of ours: a reader sees the old content or the new, also after a crash.
@@ -234,18 +274,22 @@ class Storage:
             self.unlink(by)  # an error may have left it
         self.write_new(temporary, data)
         try:
-            try:
-                self.rename(temporary, path)
-            except OSError as error:
-                if not self._exclusive.is_taken(error, path):
-                    raise
-                self.unlink(path)
-                self.rename(temporary, path)
+            self.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
         self.sync(folder)
+
+    def replace(self, source: str, destination: str) -> None:
+        """Rename a file of ours over another of ours; where a rename replaces nothing, the other is removed first."""
+        try:
+            self.rename(source, destination)
+        except OSError as error:
+            if not self._exclusive.is_taken(error, destination):
+                raise
+            self.unlink(destination)
+            self.rename(source, destination)
 
     def touch(self, path: str) -> None:
         """Make an empty file of ours, such as a read-lock, unless it exists."""
@@ -265,13 +309,9 @@ class Storage:
     def renew(self, path: str) -> bool:
         """Give a file of ours the file server's time; return False if it is gone."""
         try:
-            fd = open_file(path, TOUCH & ~os.O_CREAT)
+            os.utime(path, follow_symlinks=False)  # not opened: HDFS empties a file that is opened for writing
         except FileNotFoundError:
             return False
-        try:
-            os.utime(fd)
-        finally:
-            os.close(fd)
         return True
 
     def adopt(self, path: str) -> None:
@@ -341,6 +381,8 @@ class Storage:
                     _set_times(fd, (found.st_atime_ns, found.st_mtime_ns))
                     if synced:
                         self.sync_file(fd)
+                    size = os.lseek(fd, 0, os.SEEK_CUR)
+                self.await_whole(destination, size)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(destination)

@@ -60,7 +60,8 @@ class Presence:
             self._storage.write_new(draft, mark(self._folder), synced=False)
             lock.acquire()
             # RACE: a sweep forgets a file that nobody has locked; so the file gets its name when it is locked.
-            self._storage.rename(draft, self._path)
+            # One is there under that name after a FUSE mount came back, which numbers its files anew.
+            self._storage.replace(draft, self._path)
         except OSError as error:
             lock.release()
             self._storage.unlink(draft)

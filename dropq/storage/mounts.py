@@ -45,6 +45,11 @@ class Mount:
         return _SHARED.match(self.kind) is not None
 
     @property
+    def finishes_late(self) -> bool:
+        """Whether a close() may return before the file is whole: FUSE waits for no more than its own process says."""
+        return self.kind.startswith("fuse")
+
+    @property
     def keeps_locks(self) -> bool:
         """Whether a lock may be known to this mount alone: it is shared, and not known to pass locks on."""
         return self.shared and (self._passing is None or not _LOCAL_LOCKS.isdisjoint(self.options))

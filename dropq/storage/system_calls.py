@@ -25,6 +25,9 @@ NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSU
 #: The current folder of the process, in the place of a folder's descriptor.
 HERE = -100
 _RENAME_NOREPLACE = 1
+#: Of `statx`: the size alone, of a link itself, and asked of the file system, whatever the kernel remembers. The answer
+#: has the size at byte 40.
+_SIZE, _NO_FOLLOW, _ASKED, _STATX_BYTES, _SIZE_AT = 0x200, 0x100, 0x2000, 256, 40
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 #: File systems that one call syncs as a whole. It syncs btrfs, too, but there a file that is renamed after it may have
 #: both names after a power cut, until both folders are synced; a file that was synced by itself has one.
@@ -41,6 +44,7 @@ def _from_c_library(name: str) -> ctypes._NamedFuncPointer | None:
 # Called with int and bytes alone: ctypes passes those on without argtypes, and faster.
 _renameat2 = _from_c_library("renameat2")
 _syncfs = _from_c_library("syncfs")
+_statx = _from_c_library("statx")
 
 
 def rename_noreplace(source: str, destination: str, folder: int = HERE, source_folder: int = HERE) -> None:
@@ -62,6 +66,25 @@ def rename_noreplace(source: str, destination: str, folder: int = HERE, source_f
     if _renameat2(source_folder, old, folder, new, _RENAME_NOREPLACE) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source, None, destination)
+
+
+def size_asked(path: str, folder: int = HERE) -> int | None:
+    """Return a file's size in bytes as its file system has it now, whatever the kernel remembers.
+
+    Args:
+        path: the file.
+        folder: the descriptor of the folder that a relative `path` begins in.
+
+    Returns:
+        The size; None where the C library cannot ask.
+    """
+    if _statx is None:
+        return None
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if _statx(folder, path.encode(_ENCODING, _ERRORS), _ASKED | _NO_FOLLOW, _SIZE, answer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return int.from_bytes(answer.raw[_SIZE_AT : _SIZE_AT + 8], sys.byteorder)
 
 
 def sync_whole(fd: int, path: str) -> None:

@@ -168,7 +168,9 @@ def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part
         body.flush()
         with error_context(APART):
             storage.sync_file(fd)
+        size = body.tell()
     with error_context(APART):
+        storage.await_whole(f"{folder}/{DRAFT}", size)
         storage.sync(layout.folder(state), folder)  # no part may be in its state after a power cut
         try:
             # RACE: with a sweep that takes this process for dead. Whichever renames the draft first decides.

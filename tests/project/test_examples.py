@@ -839,7 +839,7 @@ def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_pat
     assert "Every file is accounted for." in done.stdout
     assert "order-1105\tok\trequeued to shipping" in done.stdout
     assert SHIPPED.findall(done.stdout).count("order 1105 to uk") == 1
-    assert "3 now in error/" in done.stdout
+    assert "1 now in error/" in done.stdout
     assert len(done.stdout.splitlines()) < 140
 
     demo = module("demo").Demo(folder)

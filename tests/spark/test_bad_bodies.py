@@ -5,16 +5,20 @@ Most of it is read in this process, as Spark's workers would do it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
 import shlex
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import Run, base, drop, make_queue, reopened, where
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import types as t
 
@@ -66,9 +70,9 @@ def table(queue: Queue, schema: t.StructType = A, **options: object) -> list[dic
 class Batch:
     """A claiming batch whose frame is read in this process."""
 
-    def __init__(self, queue: Queue, **options: object) -> None:
+    def __init__(self, queue: Queue, *, n: int = 10, **options: object) -> None:
         self.subscription: Subscription = queue.subscribe(client_id="spark", max_backlog=None)
-        self.messages: list[Message] = self.subscription.receive_many(10)
+        self.messages: list[Message] = self.subscription.receive_many(n)
         self.claimed = f"{self.subscription.id}:{len(self.messages)}"
         self.verdicts: Verdicts = verdicts_of(queue.context, self.claimed)
         self.verdicts.begin()
@@ -168,6 +172,24 @@ def test_a_try_that_dies_before_it_noted_a_bad_body_leaves_that_to_the_next(
     assert batch.bad() == []
     assert batch.read() == []
     assert batch.bad() == [BAD]
+
+
+@given(st.lists(st.sampled_from([GOOD, BAD, b"", b"\xff", b"{}\n", b'{"a": 1}\n' * 3]), max_size=12), st.integers(1, 4))
+@settings(max_examples=25)
+def test_whatever_bodies_come_in_whatever_order_the_good_have_all_rows_and_the_bad_none(
+    sent: list[bytes], tasks: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        queue = make_queue(Path(folder) / "root")
+        queue.send_many(sent)
+        batch = Batch(queue, n=len(sent) or 1, badBodies="reject", numPartitions=tasks)
+        bad = [body for body in sent if body in (BAD, b"\xff")]
+        rows = [
+            json.loads(line).get("a") for body in sent if body not in bad for line in body.splitlines() if line.strip()
+        ]
+        assert (batch.read(), batch.read()) == (rows, rows)
+        assert sorted(batch.bad()) == sorted(bad)
+        batch.subscription.close()
 
 
 # -- null --------------------------------------------------------------------------------------------------------------

@@ -281,7 +281,7 @@ def test_a_schema_without_columns_is_no_empty_queue(spark: SparkSession, queue: 
         ({"path": "/r/q"}, r"load\(\) takes no path here"),
         ({"states": "target"}, "option states is unknown: did you mean state?"),
         ({"bodyFormats": "csv"}, "did you mean bodyFormat?"),
-        ({"messagePer": "row"}, r"option messageper is unknown: .*load\(\) takes root, queue, state"),
+        ({"messagePer": "row"}, r"option messageper is unknown: .*load\(\) takes root, queue, topic, state"),
         ({"maxMessagesPerTrigger": "5"}, "option maxmessagespertrigger is unknown"),
         ({"state": "target,done"}, "option state = 'target,done': one or more of target, delayed"),
         ({"state": "working"}, "one or more of target"),

@@ -340,7 +340,7 @@ VALUES = StructType().add("value", StringType())
     ("options", "schema", "said"),
     [
         ({"messagesPer": "row"}, VALUES, "option messagesper is unknown: did you mean messagePer"),
-        ({"jobId": "mine"}, VALUES, r"option jobid is unknown: .*save\(\) takes root, queue, messagePer"),
+        ({"jobId": "mine"}, VALUES, r"option jobid is unknown: .*save\(\) takes root, queue, topic, messagePer"),
         ({"bodyFormat": "csv"}, VALUES, "needs messagePer=partition"),
         ({"queue": "nowhere"}, VALUES, "nowhere"),
         ({}, StructType().add("value", LongType()), "column value is bigint, and must be string or binary"),

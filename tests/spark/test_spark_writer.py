@@ -31,7 +31,14 @@ from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 import dropq.spark
 from dropq import ConfigError, Message, NoSuchQueue, Queue, Root
 from dropq.spark.datasource import DropqDataSource
-from dropq.spark.options import BODY_FORMATS, READ_OPTIONS, STREAM_READ_OPTIONS, WRITE_OPTIONS, WriteOptions
+from dropq.spark.options import (
+    BODY_FORMATS,
+    READ_OPTIONS,
+    RECORD_FORMATS,
+    STREAM_READ_OPTIONS,
+    WRITE_OPTIONS,
+    WriteOptions,
+)
 from dropq.spark.writer import QueueWriter
 from dropq.storage.files import Storage
 
@@ -326,11 +333,11 @@ def test_columns_that_cannot_be_written_are_refused_by_name(columns: str, option
         ({"root": ""}, "option root is missing"),
         ({"queue": ""}, "option queue is missing"),
         ({"path": "/r/q"}, r"save\(\) takes no path"),
-        ({"messageper": "rows"}, "option messagePer = 'rows': row or partition is allowed"),
+        ({"messageper": "rows"}, "option messagePer = 'rows': row, partition or key is allowed"),
         ({"jobId": ""}, "option jobId is empty"),
         ({"jobId": " "}, "option jobId is empty"),
         ({"messagesPer": "row"}, "option messagesper is unknown: did you mean messagePer?"),
-        ({"compression": "gzip"}, r"option compression is unknown: save\(\) takes root, queue, messagePer"),
+        ({"compression": "gzip"}, r"option compression is unknown: save\(\) takes root, queue, topic, messagePer"),
         ({"bodyFormat": "csv"}, "bodyFormat needs messagePer=partition"),
         ({"maxRecordsPerMessage": "5"}, "maxRecordsPerMessage needs messagePer=partition"),
         ({"messagePer": "partition", "bodyFormat": "json"}, "'json': jsonl, csv, parquet, arrow or text is allowed"),
@@ -396,7 +403,7 @@ def test_spark_refuses_in_the_driver_what_the_format_refuses(spark: SparkSession
 
 def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> None:
     root = Root.create(tmp_path / "root")
-    orders, sales = root.create_queue("orders"), root.create_queue("sales")
+    orders, sales, stores, clicks = (root.create_queue(name) for name in ("orders", "sales", "stores", "clicks"))
     blocks = re.findall(r"^```python\n(.*?)^```", PAPER.read_text(), re.MULTILINE | re.DOTALL)
     namespace: dict[str, Any] = {}
     exec("\n".join(blocks).replace("/tmp/", f"{tmp_path}/").replace("/mnt/queues", str(root.path)), namespace)
@@ -407,12 +414,14 @@ def test_the_examples_of_the_paper_run(spark: SparkSession, tmp_path: Path) -> N
     ]
     assert sum(pq.read_table(io.BytesIO(message.body)).num_rows for message in sales.browse()) == 1000
     assert namespace["rows"].count() == 1000
+    assert sorted(message.properties["store"] for message in stores.browse(filter="store <> '6'")) == list("012345")
+    assert sum(message.record_count or 0 for message in clicks.browse()) == 5000
     assert sorted(message.text for message in orders.browse()) == list("01234")  # by the stream out
 
 
 def test_the_paper_tells_every_option_and_format() -> None:
     paper = PAPER.read_text()
-    told = (*WRITE_OPTIONS, *READ_OPTIONS, *STREAM_READ_OPTIONS, *BODY_FORMATS)
+    told = (*WRITE_OPTIONS, *READ_OPTIONS, *STREAM_READ_OPTIONS, *BODY_FORMATS, *RECORD_FORMATS)
     assert [option for option in told if f"`{option}`" not in paper] == []
 
 

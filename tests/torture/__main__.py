@@ -34,6 +34,7 @@ PARTS = (
     "powercut",
     "nfs",
     "fuse",
+    "hdfs",
     "strangers",
     "clocks",
     "model",

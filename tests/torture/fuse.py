@@ -31,6 +31,7 @@ from dropq import (
 )
 from dropq.queue.stream_journal import Journal
 from dropq.staging.jobs import Epoch, Job
+from dropq.storage.system_calls import size_asked
 from dropq.upkeep import bulk
 from torture import mounts
 from torture.account import Account, Found, body, judge, look
@@ -162,10 +163,10 @@ def sends(case: Case) -> None:
         raise ZeroDivisionError
     beside = case.path / "beside"
     for name, moved in (("copied", False), ("moved", True)):
-        beside.write_bytes(case.body(name, "target", 5000))
+        written(beside, case.body(name, "target", 5000))
         queue.send_file(beside, move=moved)
     assert not beside.exists()
-    beside.write_bytes(case.body("open", "target"))
+    written(beside, case.body("open", "target"))
     with beside.open("rb") as reading:
         queue.send_file(reading)
     elsewhere = case.fs.path.with_name(f"{case.name}-elsewhere")
@@ -556,8 +557,14 @@ VERBS: tuple[Callable[[Case], None], ...] = (
 
 def drop(queue: Path, name: str, content: bytes) -> None:
     """Send a file as a script does."""
-    (queue / "working" / name).write_bytes(content)
+    written(queue / "working" / name, content)
     os.rename(queue / "working" / name, queue / "target" / name)
+
+
+def written(path: Path, content: bytes) -> None:
+    """Write a file as a careful script does: wait for all of it where the file system finishes it later."""
+    path.write_bytes(content)
+    until(lambda: size_asked(str(path)) in (len(content), None), f"{path} to be whole")
 
 
 def with_one(queue: Queue, act: Callable[[Any], object]) -> None:

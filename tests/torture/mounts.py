@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,8 @@ APT = "apt install fuse3 bindfs mergerfs fuse-overlayfs"
 class Kind:
     """A kind of file system: its program, what that is started with, and how many folders it shows as one.
 
-    One that does not follow what changes in those folders says so, and is not asked to.
+    One that does not follow what changes in those folders says so, and is not asked to. Where the folders show nothing
+    by themselves, `behind` makes them show what the file system has.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Kind:
     command: Callable[[list[Path], Path], list[str]]
     folders: int = 1
     follows: bool = True
+    behind: Callable[[list[Path]], AbstractContextManager[None]] = lambda folders: nullcontext()
 
 
 def _bindfs(folders: list[Path], mount: Path) -> list[str]:
@@ -53,15 +55,17 @@ def _overlay(folders: list[Path], mount: Path) -> list[str]:
     return ["fuse-overlayfs", "-f", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", str(mount)]
 
 
-def passthrough(*offers: str, taken: str = "EEXIST") -> Kind:
-    """Return the kind that has nothing but what is offered."""
+def passthrough(*offers: str, taken: str = "EEXIST", hdfs: bool = False) -> Kind:
+    """Return the kind that has nothing but what is offered, and is like HDFS in all else if asked."""
 
     def command(folders: list[Path], mount: Path) -> list[str]:
-        return [sys.executable, str(PASSTHROUGH), str(folders[0]), str(mount), "--taken", taken, "--offers", *offers]
+        how = ["--taken", taken, *(["--hdfs"] if hdfs else []), "--offers", *offers]
+        return [sys.executable, str(PASSTHROUGH), str(folders[0]), str(mount), *how]
 
-    return Kind("passthrough", sys.executable, command)
+    return Kind("passthrough like HDFS" if hdfs else "passthrough", sys.executable, command)
 
 
+HDFS_LIKE = passthrough("local-locks", "modes", taken="EIO", hdfs=True)
 BINDFS = Kind("bindfs", "bindfs", _bindfs)
 MERGERFS = Kind("mergerfs", "mergerfs", _mergerfs("category.create=rand"), folders=2)
 #: A new file goes where its folder is; so the folders of a queue may end on different branches.
@@ -84,7 +88,11 @@ class Mounted:
         with open(self._log, "ab") as log:
             command = self.kind.command(self.folders, self.path)
             self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        until(lambda: os.path.ismount(self.path) or self._daemon.poll() is not None, f"{self.kind.name} mounted")
+        until(
+            lambda: os.path.ismount(self.path) or self._daemon.poll() is not None,
+            f"{self.kind.name} mounted",
+            timeout=60,
+        )
         if not os.path.ismount(self.path):
             raise NotRun(f"{self.kind.name} cannot mount: {self._log.read_text().strip()[-200:]}")
 
@@ -95,9 +103,7 @@ class Mounted:
 
     def unmount(self) -> None:
         """Take it away, also where its process died, or somebody has a file open."""
-        with suppress(FileNotFoundError):
-            if not _run("fusermount3", "-u", str(self.path)) and not _run("fusermount", "-u", str(self.path)):
-                _run("umount", "-l", str(self.path))
+        unmounted(self.path)
         try:
             self._daemon.wait(5)
         except subprocess.TimeoutExpired:
@@ -107,6 +113,13 @@ class Mounted:
         """Mount it anew after its process was killed."""
         self.unmount()
         self.mount()
+
+
+def unmounted(path: Path) -> None:
+    """Take a mount away, also where its process died, or somebody has a file open."""
+    with suppress(FileNotFoundError):
+        if not _run("fusermount3", "-u", str(path)) and not _run("fusermount", "-u", str(path)):
+            _run("umount", "-l", str(path))
 
 
 def _run(*command: str) -> bool:
@@ -126,11 +139,12 @@ def mounted(kind: Kind, folder: Path) -> Iterator[Mounted]:
     mount = folder / "mount"
     for path in (*folders, mount):
         path.mkdir(exist_ok=True)
-    shown = Mounted(kind, mount, folders)
-    try:
-        yield shown
-    finally:
-        shown.unmount()
+    with kind.behind(folders):
+        shown = Mounted(kind, mount, folders)
+        try:
+            yield shown
+        finally:
+            shown.unmount()
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 It shows a folder as HDFS and the like show theirs: no links, no locks, no flags of a rename, no modes and no inode
 numbers that outlive the mount; a name that is taken is never replaced, and the kernel remembers names and attributes
 for a minute. Whatever is offered is passed on as it is.
+
+With `--hdfs` it does all else, too, as HDFS does by its FUSE client, to which hdfs_points.py holds it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +26,12 @@ from mfusepy import FUSE
 OFFERS = ("links", "local-locks", "shared-locks", "modes", "replaces")
 #: Seconds for which the kernel may remember names and attributes, which is what HDFS's own client says.
 REMEMBERED = 60
+#: Bytes of the longest name that HDFS makes.
+LONGEST = 255
+#: How the kernel asks for a file's time to be now, in ns.
+NOW = (1 << 30) - 1
+#: Seconds that a file takes to be finished after its close(), where that is late.
+FINISHES = 0.02
 _TIMES = {"st_atime": "st_atime_ns", "st_mtime": "st_mtime_ns", "st_ctime": "st_ctime_ns"}
 _KEPT = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid")
 
@@ -88,7 +97,8 @@ class Passthrough:
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
         self._need("modes", errno.ENOSYS)
-        os.utime(self._at(path), ns=times or (time.time_ns(),) * 2)
+        read, changed = (time.time_ns() if at == NOW else at for at in times or (NOW, NOW))
+        os.utime(self._at(path), ns=(read, changed))
 
     def create(self, path: str, mode: int, info: Any = None) -> int:
         mode = mode if "modes" in self._offers else 0o644
@@ -125,6 +135,74 @@ class Passthrough:
         fcntl.flock(fh, operation | fcntl.LOCK_NB)
 
 
+class LikeHdfs(Passthrough):
+    """What the kernel asks of HDFS's FUSE client, where that answers in another way."""
+
+    def __init__(self, backing: str, offers: frozenset[str], taken: int) -> None:
+        super().__init__(backing, offers, taken)
+        self._unfinished: Counter[int] = Counter()  # inodes of files that are written
+        self._writing: dict[int, int] = {}  # the inode of each open file that is written
+
+    def _at(self, path: str) -> str:
+        name = os.path.basename(path)
+        if not name.isprintable() and "\udc80" <= max(name) <= "\udcff":
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super()._at(path)
+
+    def getattr(self, path: str | None, fh: int | None = None) -> dict[str, int]:
+        if len(os.fsencode(os.path.basename(path or ""))) > LONGEST:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        told = super().getattr(path, fh)
+        if stat.S_ISREG(told["st_mode"]):
+            inode = os.lstat(self._at(path)).st_ino if path is not None else os.fstat(fh or 0).st_ino
+            told["st_size"] = 0 if self._unfinished[inode] else told["st_size"]
+            told["st_ctime"] = told["st_mtime"]  # a rename changes no time
+        for name in _TIMES:
+            told[name] = told[name] // 10**9 * 10**9
+        return told
+
+    def create(self, path: str, mode: int, info: Any = None) -> int:
+        name = os.path.basename(path)
+        if ":" in name:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if len(os.fsencode(name)) > LONGEST:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._to_write(os.open(self._at(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode))
+
+    def open(self, path: str, flags: int) -> int:
+        access = flags & os.O_ACCMODE
+        if access == os.O_RDONLY or access == os.O_RDWR:
+            return os.open(self._at(path), os.O_RDONLY)
+        how = os.O_APPEND if flags & os.O_APPEND else os.O_TRUNC
+        return self._to_write(os.open(self._at(path), os.O_WRONLY | how))
+
+    def _to_write(self, fh: int) -> int:
+        inode = os.fstat(fh).st_ino
+        self._unfinished[inode] += 1
+        self._writing[fh] = inode
+        return fh
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        if fh not in self._writing:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if os.lseek(fh, 0, os.SEEK_END) != offset:
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+        return os.write(fh, data)
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> None:
+        """Cut to nothing; say that it is done for any other length."""
+        if length == 0:
+            os.truncate(self._at(path), 0)
+
+    def release(self, path: str, fh: int) -> None:
+        """Finish a file; the kernel does not wait for it."""
+        inode = self._writing.pop(fh, None)
+        if inode is not None:
+            time.sleep(FINISHES)
+            self._unfinished[inode] -= 1
+        os.close(fh)
+
+
 class _Mounted(FUSE):  # type: ignore[misc, unused-ignore]
     def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
         if flags:
@@ -137,9 +215,11 @@ def main() -> None:
     parser.add_argument("backing")
     parser.add_argument("mount")
     parser.add_argument("--offers", nargs="*", default=[], choices=OFFERS)
+    parser.add_argument("--hdfs", action="store_true", help="be like HDFS in all that hdfs_points.py lists")
     parser.add_argument("--taken", default="EEXIST", help="what a rename to a name that is taken says")
     asked = parser.parse_args()
-    shown = Passthrough(os.path.abspath(asked.backing), frozenset(asked.offers), getattr(errno, asked.taken))
+    kind = LikeHdfs if asked.hdfs else Passthrough
+    shown = kind(os.path.abspath(asked.backing), frozenset(asked.offers), getattr(errno, asked.taken))
     remembered = {"attr_timeout": REMEMBERED, "entry_timeout": REMEMBERED}
     _Mounted(shown, asked.mount, foreground=True, fsname="dropq-test", subtype="passthrough", **remembered)
 
