@@ -15,6 +15,8 @@ import pyarrow.compute as compute  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import types
 
+from dropq.spark.columns import missing_message_column
+
 #: The most rows of a batch.
 ROWS = 4096
 
@@ -44,7 +46,8 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
     """Return the wanted columns that a body has.
 
     Raises:
-        BadBody: the body has a wanted column twice, or it has columns, but no wanted one.
+        BadBody: the body has a wanted column twice, or it has columns, but no wanted one; or a column of messages that
+            it lacks is wanted.
     """
     columns = [name for name in schema.names if name in names]
     for name in columns:
@@ -52,6 +55,8 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
             raise BadBody(f"column {name} is there twice")
     if names and schema.names and not columns:
         raise BadBody(f"none of the wanted columns is there: the body has {shortened(json.dumps(names)[1:-1])}")
+    if problem := missing_message_column(schema.names, names):
+        raise BadBody(problem)
     return columns
 
 

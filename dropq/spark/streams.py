@@ -133,7 +133,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         journal = self._opened(end)
         context, batches = self.options.open().context, range(first, end["batch"] + 1)
         waiting = {batch: listed(context, (message.file for message in journal.messages(batch))) for batch in batches}
-        size = part_size(sum(map(len, waiting.values())), self.options)
+        size = part_size(sum(len(files.names) for files in waiting.values()), self.options)
         return [
             part
             for batch, files in waiting.items()
