@@ -17,13 +17,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as compute  # type: ignore[import-untyped]
 from pyarrow import types
 
-from dropq.spark.arrow_cast import is_bytes, is_list, is_text
+from dropq.spark.arrow_cast import extent, is_bytes, is_list, is_text
 
 #: The type of the texts. Its offsets have 64 bits, as quoting may make a text six times as long.
 TEXT = pa.large_string()
-
-#: A function that cuts a part from an array.
-Part = Callable[[pa.Array], pa.Array]
 
 _text = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -71,33 +68,21 @@ def _struct(column: pa.Array) -> pa.Array:
 
 
 def _list(column: pa.Array) -> pa.Array:
-    return _join("[", _items(column, lambda part: _or_null(values(part(column.values)))), "]")
+    starts, own = extent(column)
+    return _join("[", _joined(starts, _or_null(values(own(column.values)))), "]")
 
 
 def _map(column: pa.Array) -> pa.Array:
-    # Not by a cast to a list of structs: of a slice, pyarrow 26 makes an array that it then dies of.
-    def pairs(part: Part) -> pa.Array:
-        keys = values(part(column.keys))
-        return _join(
-            keys if is_text(column.type.key_type) else _join('"', keys, '"'), ":", _or_null(values(part(column.items)))
-        )
-
-    return _join("{", _items(column, pairs), "}")
+    starts, own = extent(column)
+    keys, items = values(own(column.keys)), _or_null(values(own(column.items)))
+    names = keys if is_text(column.type.key_type) else _join('"', keys, '"')
+    return _join("{", _joined(starts, _join(names, ":", items)), "}")
 
 
-def _items(lists: pa.Array, write: Callable[[Part], pa.Array]) -> pa.Array:
-    """Return the texts of the items of each list, with commas between them.
-
-    Args:
-        lists: the lists, or maps.
-        write: returns the texts of all items, given a function that cuts from an array what belongs to the lists.
-    """
-    offsets = lists.offsets  # of a slice they do not begin with 0
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    texts = write(lambda array: array.slice(first, last - first))
-    starts = compute.subtract(offsets, first).cast(pa.int32())
+def _joined(starts: pa.Array, items: pa.Array) -> pa.Array:
+    """Return the texts of the items of each list, with commas between them."""
     # Arrow joins no lists of large strings.
-    return compute.binary_join(pa.ListArray.from_arrays(starts, texts.cast(pa.string())), ",").cast(TEXT)
+    return compute.binary_join(pa.ListArray.from_arrays(starts, items.cast(pa.string())), ",").cast(TEXT)
 
 
 def _or_null(texts: pa.Array) -> pa.Array:

@@ -36,13 +36,13 @@ MISFITS = 3
 Maker = Callable[[Sequence[str], pa.DataType], pa.Array]
 
 _WHOLE = r"(?:0|-?[1-9][0-9]*+)"
-_DECIMAL = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+"
-_NUMBER = rf"{_DECIMAL}(?:[eE][-+]?+[0-9]++)?+"
+_DECIMAL = r"-?(?:0|[1-9][0-9]*+)(?>\.[0-9]++)?+"
+_NUMBER = rf"{_DECIMAL}(?>[eE][-+]?+[0-9]++)?+"
 # The reader of lines takes `-0` for a whole number, and so for no negative zero.
 _FLOAT = rf"(?!-0[^.eE]){_NUMBER}"
 _EMPTY_LINES = re.compile(r"^\n", re.MULTILINE)
 _PLAIN = r'[^"\\\x00-\x1f]*+'
-_OPEN_TEXT = rf'"{_PLAIN}(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{{4}}){_PLAIN})*+'
+_OPEN_TEXT = rf'"{_PLAIN}(?>\\(?:["\\/bfnrt]|u[0-9a-fA-F]{{4}}){_PLAIN})*+'
 _MOMENT = r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{3}(?:[0-9]{3})?)?"
 _ANY = rf'(?:{_OPEN_TEXT}"|{_NUMBER}|true|false)'
 
@@ -105,14 +105,15 @@ class Layout:
             return False
         members = "".join(map(self._member, self._names))
         # Two groups more, as `findall` returns tuples only where there are several.
-        self._pattern = re.compile(rf"^()()\{{{members}\}}\r?+\n", re.MULTILINE)
+        layout = rf"^()()\{{{members}\}}\r?+\n"
+        self._pattern = re.compile(layout, re.MULTILINE)
         return True
 
     def _member(self, name: str) -> str:
         """Return the expression of a member that may be missing, and of the comma behind it."""
         keys = "|".join({re.escape(json.dumps(name, ensure_ascii=ascii)) for ascii in (True, False)})
         value = self._kinds[name][0] if name in self._kinds else _ANY
-        return rf'(?:(?:{keys}): ?+(?:null|{value})(?:, ?+(?=")|(?=\}})))?+'
+        return rf'(?>(?:{keys}): ?+(?:null|{value})(?:, ?+(?=")|(?=\}})))?+'
 
     def _batch(self, rows: list[tuple[str, ...]]) -> pa.RecordBatch | None:
         wanted = [name for name in self._names if name in self._kinds]

@@ -414,6 +414,15 @@ def test_a_map_with_a_key_twice_is_refused_at_any_depth(
 
 
 @pytest.mark.parametrize("body_format", COLUMNAR)
+def test_maps_of_structs_with_columns_of_nulls_are_read_beyond_the_first_batch(body_format: str) -> None:
+    kind = pa.map_(pa.int8(), pa.struct([("x", pa.null()), ("y", pa.int64())]))
+    table = pa.table({"m": pa.array([[(1, {"x": None, "y": 2})]] * (2 * ROWS + 9), kind)})
+    file = io.BytesIO()
+    BODIES[body_format](file, table.schema, table.to_batches())
+    assert read(body_format, file.getvalue(), table.schema) == table.to_pylist()
+
+
+@pytest.mark.parametrize("body_format", COLUMNAR)
 def test_a_wanted_field_of_a_struct_that_is_there_twice_is_refused(body_format: str) -> None:
     struct = pa.StructArray.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"])
     body = write(body_format, pa.table({"s": struct}))
