@@ -499,6 +499,7 @@ _PRIORITY = r"(?:0|-?[1-9]\d{0,8})"
 _GENERATED_HEAD = _PRIORITY + r"\.\d{16}-\d{10}\.[MBSPOT]"
 #: Matches a plain name, which has only a priority, a generated id and a class.
 is_plain = re.compile(rf"{_GENERATED_HEAD}\Z", re.ASCII).match
+_ALL_PLAIN = re.compile(rf"(?>{_GENERATED_HEAD}\0)*+", re.ASCII).fullmatch
 #: Splits a plain name, for engines with their own regular expressions.
 PLAIN_PARTS = r"^(?P<priority>[^.]+)\.(?P<id>[^.]+)\.(?P<class>.)$"
 #: Matches a name with a priority in the usual form and a generated id, whatever follows.
@@ -521,6 +522,11 @@ _SIDECAR = re.compile(r"JMS_dropq_metaS=([0-9A-Za-z_-]+)").search
 def all_tell_time(filenames: Iterable[str]) -> bool:
     """Return whether `tells_time` matches every name."""
     return _ALL_TELL_TIME("\0".join([*filenames, ""])) is not None
+
+
+def all_plain(filenames: Iterable[str]) -> bool:
+    """Return whether `is_plain` matches every name."""
+    return _ALL_PLAIN("\0".join([*filenames, ""])) is not None
 
 
 def start_of(filename: str) -> tuple[tuple[int, str], str] | None:

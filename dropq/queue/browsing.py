@@ -6,9 +6,10 @@ A message may move on after the listing that shows it; then the verb that acts o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple, TypeVar
 
 from dropq.errors import NoSuchMessage
 from dropq.format import names
@@ -17,10 +18,20 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import committed, committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
+from dropq.lifecycle.view import TargetView
 from dropq.policies.build import view_of
 from dropq.policies.wanted import wanting
 from dropq.queue.message import Message, utc
 from dropq.storage import reading
+
+T = TypeVar("T")
+
+
+class ListedFiles(NamedTuple):
+    """The names of message files, in order, and when those arrived, in ms since 1970, whose names have no time."""
+
+    names: Sequence[str]
+    arrivals: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,20 @@ def listed(context: QueueContext, state: str = "target", filter: str | None = No
         for file in _in_order(context, state):
             if not _is_reserved(context, state, file.filename) and (matches is None or matches(file)):
                 yield file
+
+
+def listed_names(context: QueueContext, state: str = "target", filter: str | None = None) -> ListedFiles:
+    """Return what `listed` yields as names, which are quicker to make: most names contain their time."""
+    if filter is not None:
+        found: list[str | MessageFile] = list(listed(context, state, filter))
+    else:
+        with context.error_context("nothing was changed"):
+            found = list(_listed_by(context, state, TargetView.names_or_files))
+    filenames = [item if isinstance(item, str) else item.filename for item in found]
+    if state in SETTLED:
+        filenames = [name for name in filenames if not _is_reserved(context, state, name)]
+    arrivals = {item.filename: item.arrival for item in found if not isinstance(item, str) and item.arrival}
+    return ListedFiles(filenames, arrivals)
 
 
 def find_all(context: QueueContext, message_id: str, states: Iterable[str] = STATES) -> list[Message]:
@@ -95,8 +120,12 @@ def bearing(context: QueueContext, state: str, message_id: str) -> list[MessageF
 
 
 def _in_order(context: QueueContext, state: str) -> Iterator[MessageFile]:
+    return _listed_by(context, state, TargetView.files)
+
+
+def _listed_by(context: QueueContext, state: str, list_view: Callable[[TargetView], Iterator[T]]) -> Iterator[T]:
     try:
-        return view_of(context, state).files()
+        return list_view(view_of(context, state))
     except FileNotFoundError:
         if state != "delayed":
             raise

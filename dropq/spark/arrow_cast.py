@@ -15,6 +15,8 @@ import pyarrow.compute as compute  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import types
 
+from dropq.spark.columns import missing_message_column
+
 #: The most rows of a batch.
 ROWS = 4096
 
@@ -44,7 +46,8 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
     """Return the wanted columns that a body has.
 
     Raises:
-        BadBody: the body has a wanted column twice, or it has columns, but no wanted one.
+        BadBody: the body has a wanted column twice, or it has columns, but no wanted one; or a column of messages that
+            it lacks is wanted.
     """
     columns = [name for name in schema.names if name in names]
     for name in columns:
@@ -52,6 +55,8 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
             raise BadBody(f"column {name} is there twice")
     if names and schema.names and not columns:
         raise BadBody(f"none of the wanted columns is there: the body has {shortened(json.dumps(names)[1:-1])}")
+    if problem := missing_message_column(schema.names, names):
+        raise BadBody(problem)
     return columns
 
 
@@ -177,13 +182,24 @@ def _refuse(array: pa.Array, field: pa.Field, where: str) -> None:
     elif types.is_list(field.type):
         parts = [(array.flatten(), field.type.value_field, "[]")]
     elif types.is_map(field.type):
-        maps = array.drop_null().cast(pa.list_(pa.struct([field.type.key_field, field.type.item_field])))
-        keys, items = _members(maps.flatten())
-        if _repeats(keys, compute.list_parent_indices(maps)):
+        maps = array.drop_null()
+        starts, own = extent(maps)
+        keys, items = own(maps.keys), own(maps.items)
+        if _repeats(keys, compute.list_parent_indices(pa.ListArray.from_arrays(starts, keys))):
             raise BadBody(f"{where} has a key twice")
         parts = [(items, field.type.item_field, "{}")]
     for part, child, name in parts:
         _refuse(part, child, f"{where}{name}")
+
+
+def extent(lists: pa.Array) -> tuple[pa.Array, Callable[[pa.Array], pa.Array]]:
+    """Return where each of some lists or maps begins in their items, and what cuts these out of a child array.
+
+    A slice shares the child arrays of the whole. A cast of maps to lists of structs would cut, too, but pyarrow 26
+    makes an array of it that ends the process, if the structs have columns of nulls.
+    """
+    first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
+    return compute.subtract(lists.offsets, first).cast(pa.int32()), lambda child: child.slice(first, last - first)
 
 
 def _members(structs: pa.StructArray) -> list[pa.Array]:

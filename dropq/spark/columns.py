@@ -6,7 +6,8 @@ Only `length` and `value` need more than the file's name, and only `value` opens
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -40,6 +41,25 @@ COLUMNS: dict[str, t.DataType] = {
 
 SCHEMA = t.StructType([t.StructField(name, kind) for name, kind in COLUMNS.items()])
 
+#: The column with what is known of the message that a row of a body came from, and the fields that it may have.
+MESSAGE = "_message"
+MESSAGE_FIELDS: dict[str, t.DataType] = {
+    **{name: COLUMNS[name] for name in ("id", "priority", "type", "properties", "timestamp", "path")},
+    "receipt": t.StringType(),
+}
+
+
+class NotText(ValueError):
+    """Raised when a body that is wanted as a string is not UTF-8; the text says why.
+
+    Attributes:
+        row: the number of the body in its batch.
+    """
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row
+
 
 def check_columns(schema: t.StructType) -> None:
     """Refuse a schema that messages do not have.
@@ -51,15 +71,56 @@ def check_columns(schema: t.StructType) -> None:
     problems = [] if named else [f"it names no column of {', '.join(COLUMNS)}"]
     problems += [f"column {name} is there twice" for name in sorted({name for name in named if named.count(name) > 1})]
     for field in schema.fields:
-        kind = COLUMNS.get(field.name)
-        if not field.nullable:
-            problems.append(f"column {field.name} is declared NOT NULL, and may have nulls")
-        if kind is None:
-            problems.append(f"column {field.name} is not one of {', '.join(COLUMNS)}")
-        elif field.dataType.simpleString() != kind.simpleString():
-            problems.append(f"column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}")
+        if field.name == MESSAGE:
+            problems.append(f"column {MESSAGE} needs bodyFormat; without it, name the columns {', '.join(COLUMNS)}")
+        else:
+            problems += _field_problems(field, f"column {field.name}", COLUMNS)
     if problems:
         raise ConfigError(f"messages cannot be read with this schema: {'; '.join(problems)}")
+
+
+def message_problems(schema: t.StructType) -> Iterator[str]:
+    """Yield what is wrong with the column `_message` of a schema for rows of bodies, if there is one."""
+    for field in schema.fields:
+        if field.name.lower() != MESSAGE:
+            continue
+        if field.name != MESSAGE:
+            yield f"column {field.name} must be written {MESSAGE}"
+        elif not isinstance(field.dataType, t.StructType) or not field.dataType.fields:
+            yield f"column {MESSAGE} is a struct with any of {', '.join(MESSAGE_FIELDS)}"
+        else:
+            named = Counter(field.dataType.fieldNames())
+            yield from (f"field {MESSAGE}.{name} is there twice" for name in sorted(named) if named[name] > 1)
+            for inner in field.dataType.fields:
+                yield from _field_problems(inner, f"field {MESSAGE}.{inner.name}", MESSAGE_FIELDS)
+    if schema.fieldNames().count(MESSAGE) > 1:
+        yield f"column {MESSAGE} is there twice"
+    elif MESSAGE in schema.fieldNames() and len(schema.fields) == 1:
+        yield f"it names no column of the bodies besides {MESSAGE}"
+
+
+def _field_problems(field: t.StructField, what: str, allowed: Mapping[str, t.DataType]) -> Iterator[str]:
+    """Yield what is wrong with a column, or a field of `_message`, of which those that are allowed have given types."""
+    if not field.nullable:
+        yield f"{what} is declared NOT NULL, and may have nulls"
+    if field.name not in allowed:
+        yield f"{what} is not one of {', '.join(allowed)}"
+        return
+    kinds = [allowed[field.name].simpleString(), *(["string"] if field.name == "value" else [])]
+    if (kind := field.dataType.simpleString()) not in kinds:
+        yield f"{what} is {' or '.join(kinds)}, not {kind}"
+
+
+def missing_message_column(wanted: Iterable[str], body: Sequence[str]) -> str | None:
+    """Return what to say if a wanted column is one of messages, and a body has no such column; else None.
+
+    A null would look like a message that has no such header.
+    """
+    for name in wanted:
+        if name not in body and name.lower() in {*COLUMNS, *MESSAGE_FIELDS}:
+            way = f"{MESSAGE}.{name.lower()}" if name.lower() in MESSAGE_FIELDS else f"{MESSAGE} has no such field"
+            return f"the body has no column {name}: for that of its message, name {way}"
+    return None
 
 
 def arrow_schema(schema: t.StructType) -> pa.Schema:
@@ -78,6 +139,7 @@ class Columns:
     def __init__(self, schema: pa.Schema, sidecars: Sidecars) -> None:
         self._schema = schema
         self._sidecars = sidecars
+        self._repeated: dict[str, pa.Array] = {}
 
     def batch(
         self,
@@ -98,36 +160,71 @@ class Columns:
             lengths: the lengths of the bodies, None for a file that has moved; None if no column needs them.
             values: the bodies, None for a file that has moved; None if no column needs them.
         """
-        columns = _plain_columns(files) if all(map(names.is_plain, files)) else self._parsed(files, arrivals)
+        columns = _plain_columns(folder, files) if names.all_plain(files) else self._parsed(folder, files, arrivals)
         columns |= {
             "state": lambda: _Repeated(state),
-            "path": lambda: [_readable(f"{folder}/{file}") for file in files],
             "length": lambda: lengths,
             "value": lambda: values,
         }
-        arrays = [_array(columns[field.name](), field.type, len(files)) for field in self._schema]
+        arrays = [self._array(columns[field.name](), field, len(files)) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _parsed(self, files: Sequence[str], arrivals: Mapping[str, int]) -> dict[str, Callable[[], Any]]:
-        rows = [self.row(file, arrivals.get(file, 0)) for file in files]
-        return {name: lambda name=name: [row[name] for row in rows] for name in rows[0]}  # type: ignore[misc]
+    def _array(self, column: Any, field: pa.Field, rows: int) -> pa.Array:
+        if field.name == "value" and field.type in (pa.string(), pa.large_string()):
+            return _as_text(column, field.type)
+        if not isinstance(column, _Repeated):
+            return column.cast(field.type) if isinstance(column, pa.Array) else pa.array(column, field.type)
+        kept = self._repeated.get(field.name)
+        if kept is None or len(kept) < rows:  # to repeat an empty map takes as long as to read a file
+            kept = self._repeated[field.name] = pa.repeat(pa.scalar(column.value, field.type), rows)
+        return kept.slice(0, rows)
 
-    def row(self, file: str, arrival: int) -> dict[str, Any]:
-        """Return what a file's name says, by column; times in microseconds."""
-        message_file = self._sidecars.file(file)
-        name = self._sidecars.read(message_file)
-        return {
-            "id": _readable(name.id),
-            "priority": name.priority,
-            "class": name.message_class,
-            "timestamp": _microseconds(name.timestamp or name.since or arrival),
-            "expiration": _microseconds(name.expiration),
-            "correlation_id": name.correlation_id,
-            "reply_to": name.reply_to,
-            "type": name.type,
-            "properties": [(key, typed.text) for key, typed in name.properties.items()],
-            "delivery_count": min(message_file.delivery_count + name.cut, LARGEST),
-        }
+    def _parsed(self, folder: str, files: Sequence[str], arrivals: Mapping[str, int]) -> dict[str, Callable[[], Any]]:
+        rows = [name_columns(self._sidecars, file, arrivals.get(file, 0)) for file in files]
+        columns = {name: lambda name=name: [row[name] for row in rows] for name in rows[0]}
+        return {**columns, "path": lambda: [_readable(f"{folder}/{file}") for file in files]}
+
+
+def name_columns(sidecars: Sidecars, file: str, arrival: int) -> dict[str, Any]:
+    """Return what a file's name says, by column; times in microseconds.
+
+    Args:
+        sidecars: parses the name, and reads its sidecar.
+        file: the file's name.
+        arrival: when it came, in ms, if its name has no time.
+    """
+    message_file = sidecars.file(file)
+    name = sidecars.read(message_file)
+    return {
+        "id": _readable(name.id),
+        "priority": name.priority,
+        "class": name.message_class,
+        "timestamp": _microseconds(name.timestamp or name.since or arrival),
+        "expiration": _microseconds(name.expiration),
+        "correlation_id": name.correlation_id,
+        "reply_to": name.reply_to,
+        "type": name.type,
+        "properties": [(key, typed.text) for key, typed in name.properties.items()],
+        "delivery_count": min(message_file.delivery_count + name.cut, LARGEST),
+    }
+
+
+def _as_text(bodies: Sequence[bytes | None], kind: pa.DataType) -> pa.Array:
+    """Return bodies as strings.
+
+    Raises:
+        NotText: a body is not UTF-8.
+    """
+    binary = pa.large_binary() if kind == pa.large_string() else pa.binary()
+    try:
+        return pa.array(bodies, binary).cast(kind)
+    except pa.ArrowInvalid:
+        for row, body in enumerate(bodies):
+            try:
+                (body or b"").decode()
+            except UnicodeDecodeError as error:
+                raise NotText(row, f"{error.reason} at byte {error.start}") from error
+        raise
 
 
 class _Repeated(NamedTuple):
@@ -136,26 +233,68 @@ class _Repeated(NamedTuple):
     value: object
 
 
-def _plain_columns(files: Sequence[str]) -> dict[str, Callable[[], Any]]:
+def _plain_columns(folder: str, files: Sequence[str]) -> dict[str, Callable[[], Any]]:
     """Split plain names in Arrow's own loops."""
-    parts = compute.extract_regex(pa.array(files, pa.string()), names.PLAIN_PARTS)
+    filenames = pa.array(files, pa.string())
+    parts = compute.extract_regex(filenames, names.PLAIN_PARTS)
     priority, ids, classes = (parts.field(number) for number in range(3))
-    sent = compute.utf8_slice_codeunits(ids, 0, 13)
     return {
         "id": lambda: ids,
         "priority": lambda: priority,
         "class": lambda: classes,
-        "timestamp": lambda: compute.multiply(sent.cast(pa.int64()), 1000),
+        "timestamp": lambda: compute.multiply(compute.utf8_slice_codeunits(ids, 0, 13).cast(pa.int64()), 1000),
+        "path": lambda: compute.binary_join_element_wise(_readable(folder), filenames, "/"),
         "properties": lambda: _Repeated([]),
         "delivery_count": lambda: _Repeated(0),
         **{name: lambda: _Repeated(None) for name in ("expiration", "correlation_id", "reply_to", "type")},
     }
 
 
-def _array(column: Any, kind: pa.DataType, rows: int) -> pa.Array:
-    if isinstance(column, _Repeated):
-        return pa.repeat(pa.scalar(column.value, kind), rows)
-    return column.cast(kind) if isinstance(column, pa.Array) else pa.array(column, kind)
+class MessageColumn:
+    """Adds the column `_message` to the rows of bodies, where it is wanted.
+
+    Args:
+        schema: the wanted columns, in Arrow's types.
+        sidecars: parses names, and reads their sidecars.
+        arrivals: when files came, in ms, by name, for names without a time.
+
+    Attributes:
+        others: the other wanted columns.
+    """
+
+    def __init__(self, schema: pa.Schema, sidecars: Sidecars, arrivals: Mapping[str, int]) -> None:
+        self._schema = schema
+        self._sidecars = sidecars
+        self._arrivals = arrivals
+        self._at = schema.get_field_index(MESSAGE)
+        self.others = schema if self._at < 0 else schema.remove(self._at)
+
+    def added_to(
+        self, batches: Iterator[pa.RecordBatch], state: str, folder: str, file: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a body, with the column if it is wanted.
+
+        Args:
+            batches: the rows of the body, in the columns `others`.
+            state: the state of the message.
+            folder: the folder that its file was listed in.
+            file: the file's name.
+        """
+        if self._at < 0:
+            yield from batches
+            return
+        kind = self._schema.field(self._at).type
+        message = pa.scalar(self._message(state, folder, file), kind)
+        for batch in batches:
+            if batch.num_rows:  # Arrow repeats nothing no times
+                columns = batch.columns
+                columns.insert(self._at, pa.repeat(message, batch.num_rows))
+                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _message(self, state: str, folder: str, file: str) -> dict[str, Any]:
+        row = name_columns(self._sidecars, file, self._arrivals.get(file, 0))
+        is_claimed = state == "processing" and self._sidecars.file(file).claim is not None
+        return {**row, "path": _readable(f"{folder}/{file}"), "receipt": _readable(file) if is_claimed else None}
 
 
 def _microseconds(ms: int) -> int | None:

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StringType, StructType
 
 from dropq.errors import ConfigError
-from dropq.spark.columns import SCHEMA, check_columns
+from dropq.spark.columns import SCHEMA, check_columns, message_problems
 from dropq.spark.options import BODY_FORMATS, ReadOptions, WriteOptions, body_problems
 from dropq.spark.reader import QueueReader
 from dropq.spark.streams import QueueStreamReader
@@ -101,5 +101,6 @@ def _check_read(options: ReadOptions, schema: StructType) -> None:
         check_columns(schema)
         return
     columns = options.body_columns(schema)
-    if problems := [*body_problems(columns, options.body_format), *options.null_problems(schema)]:
+    problems = [*message_problems(schema), *body_problems(columns, options.body_format), *options.null_problems(schema)]
+    if problems:
         raise ConfigError(f"bodies cannot be read with this schema: {'; '.join(problems)}")

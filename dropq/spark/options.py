@@ -23,7 +23,7 @@ from dropq.format.escapes import is_int32
 from dropq.format.layout import STATES
 from dropq.format.names import check_property, check_property_name
 from dropq.format.typed import Typed, read_property
-from dropq.spark.columns import COLUMNS
+from dropq.spark.columns import COLUMNS, MESSAGE
 
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
 STREAM_WRITE_OPTIONS = (
@@ -258,10 +258,9 @@ class ReadOptions(Options):
         )
 
     def body_columns(self, schema: t.StructType) -> t.StructType:
-        """Return the columns of a schema that bodies have: not the one for the error of a bad body."""
-        if self.bad_bodies != "null":
-            return schema
-        return t.StructType([field for field in schema.fields if field.name != self.corrupt_column])
+        """Return the columns of a schema that bodies have: not `_message`, nor the one for the error of a bad body."""
+        others = {MESSAGE, self.corrupt_column} if self.bad_bodies == "null" else {MESSAGE}
+        return t.StructType([field for field in schema.fields if field.name not in others])
 
     def null_problems(self, schema: t.StructType) -> Iterator[str]:
         """Yield what keeps a bad body from being a row of nulls."""

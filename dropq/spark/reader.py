@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,16 +19,17 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from dropq.api import Queue
-from dropq.errors import LeaseLost, StorageError
+from dropq.errors import DropqError, LeaseLost, StorageError
 from dropq.format import names
-from dropq.format.claims import claim_order
+from dropq.format.claims import claim_order, split_claim
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
+from dropq.queue.browsing import ListedFiles
 from dropq.queue.verdicts import Verdicts
 from dropq.spark.bad_bodies import bad_bodies
-from dropq.spark.columns import Columns, arrow_schema
+from dropq.spark.columns import Columns, MessageColumn, NotText, arrow_schema
 from dropq.spark.decoders import LONGEST, PARSERS
 from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
@@ -59,14 +61,12 @@ class Part(InputPartition):
     verdicts: str = ""
 
 
-def parts(
-    state: str, files: Sequence[MessageFile], size: int, *, held: bool = False, verdicts: str = ""
-) -> Iterator[Part]:
+def parts(state: str, files: ListedFiles, size: int, *, held: bool = False, verdicts: str = "") -> Iterator[Part]:
     """Yield the listed files in parts of a size."""
-    for start in range(0, len(files), size):
-        chosen = files[start : start + size]
-        arrivals = {file.filename: file.arrival for file in chosen if file.arrival}
-        yield Part(state, [file.filename for file in chosen], arrivals, held, verdicts)
+    for start in range(0, len(files.names), size):
+        chosen = list(files.names[start : start + size])
+        arrivals = {name: files.arrivals[name] for name in chosen if name in files.arrivals}
+        yield Part(state, chosen, arrivals, held, verdicts)
 
 
 def part_size(messages: int, options: ReadOptions) -> int:
@@ -90,8 +90,8 @@ class Rows:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part."""
         freeze_imports()
-        if not isinstance(partition, Part):
-            return  # Spark makes one of its own if there is nothing to read
+        if not isinstance(partition, Part) or not partition.files:
+            return  # Spark makes a partition of its own if there is nothing to read
         files = _Files(self.options.open().context, partition)
         if self.options.body_format is None:
             yield from self._messages(files)
@@ -108,19 +108,26 @@ class Rows:
                 values = files.bodies(chosen) if wants_bodies else None
                 in_batch = chosen if values is None else chosen[: len(values)]
                 lengths = files.lengths(in_batch, values) if wants_lengths else None
-                yield columns.batch(part.state, files.folder, in_batch, part.arrivals, lengths, values)
+                try:
+                    batch = columns.batch(part.state, files.folder, in_batch, part.arrivals, lengths, values)
+                except NotText as error:
+                    where = f"{files.folder}/{in_batch[error.row]} is not UTF-8: {error}"
+                    raise DropqError(f"{where}; read it as binary, by a schema with `value binary`") from error
+                yield batch
                 chosen = chosen[len(in_batch) :]
 
     def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
         parse = PARSERS[body_format]
         part, verdicts = files.part, Verdicts(files.context, files.part.verdicts)
-        bad = bad_bodies(self.options, files.folder, self.schema, is_held=part.held, verdicts=verdicts)
+        message = MessageColumn(self.schema, files.context.sidecars, part.arrivals)
+        bad = bad_bodies(self.options, files.folder, message.others, is_held=part.held, verdicts=verdicts)
         for file in bad.wanted(part.files):
             body = files.read(file, reading.open_body)
             if body is None:
                 continue
             with body:
-                yield from bad.rows(file, parse(body, self._body_schema))
+                found = bad.rows(file, parse(body, self._body_schema, files.is_rest(file)))
+                yield from message.added_to(found, part.state, files.folder, file)
         bad.report()
 
 
@@ -142,12 +149,13 @@ class _Files:
         """
         bodies: list[bytes | None] = []
         size = 0
-        for file in files:
-            body = self.read(file, _value)
-            bodies.append(body)
-            size += len(body or b"")
-            if size > BATCH_BYTES:
-                break
+        with closing(reading.read_bodies(self.folder, files, LONGEST)) as read:
+            for file, found in zip(files, read, strict=True):
+                body = self.read(file, _value) if found is None else found
+                bodies.append(body)
+                size += len(body or b"")
+                if size > BATCH_BYTES:
+                    break
         return bodies[:-1] if len(bodies) > 1 and size > LONGEST else bodies
 
     def lengths(self, files: Sequence[str], values: Sequence[bytes | None] | None) -> list[int | None]:
@@ -185,6 +193,10 @@ class _Files:
             f"message {claimed.name.id} was not read: its claim {owner} is gone (its lease ran out, "
             "it expired, or somebody settled it or took it back)"
         )
+
+    def is_rest(self, file: str) -> bool:
+        """Return whether a message is what is left of a bundle, as its name says."""
+        return names.may_be_part(file) and self.context.sidecars.file(file).name.first > 0
 
     def report(self) -> None:
         """Log how many files have moved between the listing and the reading."""
@@ -245,9 +257,10 @@ class QueueReader(Rows, DataSourceReader):
         else:
             states, filter = self.options.states, self.options.filter
             check_words(queue.context, filter, states)
-            found = {state: list(browsing.listed(queue.context, state, filter)) for state in states}
-            listed = _each_once(queue.context, found)
-        size = part_size(sum(map(len, listed.values())), self.options)
+            listed = {state: browsing.listed_names(queue.context, state, filter) for state in states}
+            if len(states) > 1:
+                listed = _each_once(queue.context, listed)
+        size = part_size(sum(len(files.names) for files in listed.values()), self.options)
         claimed = self.options.claimed
         verdicts = verdicts_of(queue.context, claimed).folder if claimed else ""
         return [
@@ -257,15 +270,19 @@ class QueueReader(Rows, DataSourceReader):
         ]
 
 
-def _each_once(context: QueueContext, listed: dict[str, list[MessageFile]]) -> dict[str, list[MessageFile]]:
+def _each_once(context: QueueContext, listed: dict[str, ListedFiles]) -> dict[str, ListedFiles]:
     """Drop a message from the listing of a state if it moved to a later state before that state was listed."""
     seen = set[str]()
     for state, files in reversed(listed.items()):
         folder = context.layout.folder(state)
-        listed[state] = [
-            file for file in files if file.own_name not in seen or reading.exists(f"{folder}/{file.filename}")
+        own_names = [split_claim(file)[1] for file in files.names]
+        there = [
+            file
+            for file, own_name in zip(files.names, own_names, strict=True)
+            if own_name not in seen or reading.exists(f"{folder}/{file}")
         ]
-        seen.update(file.own_name for file in files)
+        listed[state] = ListedFiles(there, files.arrivals)
+        seen.update(own_names)
     return listed
 
 
@@ -274,7 +291,7 @@ def verdicts_of(context: QueueContext, claimed: str) -> Verdicts:
     return Verdicts(context, f"{context.layout.streams}/{claimed.rpartition(':')[0]}/bad")
 
 
-def held(queue: Queue, claimed: str) -> list[MessageFile]:
+def held(queue: Queue, claimed: str) -> ListedFiles:
     """Return the files of a claiming batch, in the order in which they were claimed.
 
     Args:
@@ -296,12 +313,11 @@ def held(queue: Queue, claimed: str) -> list[MessageFile]:
     )
 
 
-def listed(context: QueueContext, filenames: Iterable[str]) -> list[MessageFile]:
+def listed(context: QueueContext, filenames: Iterable[str]) -> ListedFiles:
     """Return claimed files for a read; if a name has no time, the time of the body counts, which no rename changes."""
     files = [context.sidecars.file(filename, context.layout.processing) for filename in filenames]
-    for file in files:
-        file.arrival = _written_ms(file)
-    return files
+    arrivals = {file.filename: arrival for file in files if (arrival := _written_ms(file))}
+    return ListedFiles([file.filename for file in files], arrivals)
 
 
 def _written_ms(file: MessageFile) -> int:

@@ -122,9 +122,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         self._backlog = self._backlog or Backlog(self.options.open().context)
         try:
             return {**self._latest, **self._backlog.report()}
-        except (
-            OSError
-        ) as error:  # a report is no reason to end a query; where it matters, the next look for a batch does
+        except OSError as error:  # a report is no reason to end a query
             log.warning("the backlog of queue %s is not reported: %s", self.options.queue, describe(error))
             return None
 
@@ -135,7 +133,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         journal = self._opened(end)
         context, batches = self.options.open().context, range(first, end["batch"] + 1)
         waiting = {batch: listed(context, (message.file for message in journal.messages(batch))) for batch in batches}
-        size = part_size(sum(map(len, waiting.values())), self.options)
+        size = part_size(sum(len(files.names) for files in waiting.values()), self.options)
         return [
             part
             for batch, files in waiting.items()

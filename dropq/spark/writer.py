@@ -241,7 +241,7 @@ def stage(
         queue: the queue.
         job: the job.
         options: the options of the write.
-        batches: the task's batches, at least one, which are read to their end.
+        batches: the task's batches that have rows, at least one; they are read to their end.
         begins: whether the tasks begin the job; else the driver has begun it.
     """
     if job.sent:

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import IO, NamedTuple
@@ -329,16 +329,57 @@ def read_body(path: str, limit: int | None = None) -> bytes:
     except BlockingIOError:
         fd = open_file(path, READ)
     try:
-        body = os.read(fd, READ_SIZE)
-        if not (more := os.read(fd, READ_SIZE)):
-            return body
-        if limit is not None and os.fstat(fd).st_size > limit:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        chunks = [body, more]
-        while more := os.read(fd, READ_SIZE):
-            chunks.append(more)
+        return _read_open(fd, path, limit)
     finally:
         os.close(fd)
+
+
+def read_bodies(folder: str, names: Iterable[str], limit: int | None = None) -> Generator[bytes | None]:
+    """Yield the bodies of messages in one folder, each read when it is asked for.
+
+    A body that cannot be read is None; `read_body` of its path then raises the error, or finds the body after all.
+
+    RACE: while this runs, bodies come from the folder that was opened, even after it was renamed, as a queue is that is
+    deleted. A reader by paths that is a little quicker reads the same bodies.
+
+    Args:
+        folder: the folder.
+        names: the names of the bodies.
+        limit: the most bytes of a body that is read.
+    """
+    try:
+        below = os.open(folder, _FOLDER)
+    except OSError:
+        yield from (None for _ in names)
+        return
+    try:
+        for name in names:
+            try:
+                # To look up a short body's whole path would take a fifth of the time of reading the body.
+                fd = os.open(name, READ, dir_fd=below)
+            except OSError:
+                yield None
+                continue
+            try:
+                body: bytes | None = _read_open(fd, name, limit)
+            except OSError:
+                body = None
+            finally:
+                os.close(fd)
+            yield body
+    finally:
+        os.close(below)
+
+
+def _read_open(fd: int, path: str, limit: int | None) -> bytes:
+    body = os.read(fd, READ_SIZE)
+    if not (more := os.read(fd, READ_SIZE)):
+        return body
+    if limit is not None and os.fstat(fd).st_size > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+    chunks = [body, more]
+    while more := os.read(fd, READ_SIZE):
+        chunks.append(more)
     return b"".join(chunks)
 
 
