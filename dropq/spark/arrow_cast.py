@@ -190,8 +190,8 @@ def _refuse(array: pa.Array, field: pa.Field, where: str) -> None:
 def extent(lists: pa.Array) -> tuple[pa.Array, Callable[[pa.Array], pa.Array]]:
     """Return where each of some lists or maps begins in their items, and what cuts these out of a child array.
 
-    A slice shares the child arrays of the whole. A cast of maps to lists of structs would cut, too, but pyarrow 26 makes
-    an array of it that ends the process, if the structs have columns of nulls.
+    A slice shares the child arrays of the whole. A cast of maps to lists of structs would cut, too, but pyarrow 26 then
+    makes an array that ends the process, if the structs have columns of nulls.
     """
     first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
     return compute.subtract(lists.offsets, first).cast(pa.int32()), lambda child: child.slice(first, last - first)
