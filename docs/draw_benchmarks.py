@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent / "benchmarks"
-WIDTH, LEFT, BAR, GAP, TOP = 860, 330, 18, 14, 56
+WIDTH, LEFT, BAR, GAP, TOP = 880, 350, 18, 14, 56
 #: Pixels of the ratio 1.
 SCALE = 330
 COLOURS = {"tmpfs": "#3b6ea5", "disk": "#c17d3a"}
