@@ -1,8 +1,9 @@
-"""Measure the Spark format against what plain processes, and Spark's own sink, do with the same rows.
+"""Measure the Spark format against what plain processes, and Spark's own sinks and readers, do with the same rows.
 
 In each round all contenders run one after the other, so that a noisy machine disturbs each of them; what counts are the
 ratios within a round, and of those the median. Every message is accounted for: files and bytes are counted each time.
---write puts the figures into docs/benchmarks/spark.json.
+Spark's workers are slower where pandas is installed, as they import it: --pandas says whether to measure with it, and
+`no` hides an installed one. --write puts the figures into docs/benchmarks/spark.json, and leaves those of the other.
 """
 
 from __future__ import annotations
@@ -13,27 +14,47 @@ import multiprocessing
 import os
 import platform
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dropq
 import dropq.spark
 from bench import median, scratch
+from dropq.spark.columns import SCHEMA
+from dropq.spark.options import ReadOptions
+from dropq.spark.reader import QueueReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import InputPartition
 
 ROWS = 100_000
 BODY = 100
 WORKERS = 2
 TEXT_ROWS = 1_000_000
 PARTS = 8
-#: What each row is measured against, and the ratio that is asked for; the last one is asked for in seconds.
-GOALS = {"write rows": 0.8, "write partitions": 1.0, "read rows": 1.0, "small job": 0.25}
+TINY = 200
+FORMATS = ("jsonl", "csv", "parquet")
+COLUMNS = "number bigint, text string, half double, even boolean"
+#: The ratios that are asked for.
+RATIOS = {
+    "write rows": 0.7,
+    "write rows as records of 1,000": 5.0,
+    "write partitions": 0.9,
+    "write 200 tiny partitions": 0.75,
+    "read rows, all columns": 0.85,
+    "read rows, bodies alone": 1.0,
+    **{f"{verb} {name}": 0.6 for verb in ("write", "read") for name in FORMATS},
+}
+#: What is asked for in seconds.
+SECONDS = {"list 100,000 names": 0.2, "small job": 0.25}
 
 Contender = Callable[[str], float]
+Row = dict[str, Any]
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -82,6 +103,14 @@ class Bench:
         assert queue.counts()["target"] == rows
         return seconds
 
+    def dropq_records(self, folder: str) -> float:
+        """Send the same data frame, a thousand rows a message, each of which consumers settle by itself."""
+        queue = made(folder)
+        seconds = timed(lambda: self.save(self.rows(ROWS), queue, recordsPerMessage="1000"))
+        assert queue.counts()["target"] == ROWS // 1000
+        assert sum(message.body.count(b"\n") for message in queue.browse()) == ROWS
+        return seconds
+
     def rows(self, count: int) -> DataFrame:
         """Return rows of 100 bytes, in as many partitions as there are workers."""
         return self.spark.range(0, count, 1, WORKERS).selectExpr(f"rpad(cast(id as string), {BODY}, 'x') as value")
@@ -113,7 +142,65 @@ class Bench:
         self.lines = lines.cache()
         assert self.lines.count() == TEXT_ROWS
 
-    # -- rows in ------------------------------------------------------------------------------------------------------
+    def tiny_sink(self, folder: str) -> float:
+        """Write partitions of one line each by Spark's own text sink."""
+        seconds = timed(lambda: self.tiny().write.text(f"{folder}/text"))
+        assert len([name for name in os.listdir(f"{folder}/text") if name.startswith("part-")]) == TINY
+        return seconds
+
+    def dropq_tiny(self, folder: str) -> float:
+        """Send the same partitions, a message each."""
+        queue = made(folder)
+        seconds = timed(lambda: self.save(self.tiny(), queue, messagePer="partition", bodyFormat="text"))
+        assert queue.counts()["target"] == TINY
+        return seconds
+
+    def tiny(self) -> DataFrame:
+        """Return a line in each of many partitions."""
+        return self.spark.range(0, TINY, 1, TINY).selectExpr("cast(id as string) as value")
+
+    # -- the formats of bodies, written and read ----------------------------------------------------------------------
+
+    def cache_table(self) -> None:
+        """Compute a million rows of four types once, so that only their writing is measured."""
+        rows = self.spark.range(0, TEXT_ROWS, 1, PARTS)
+        table = rows.selectExpr("id as number", "concat('text ', id) as text", "id / 2 as half", "id % 2 = 0 as even")
+        self.table = table.cache()
+        assert self.table.count() == TEXT_ROWS
+
+    def write_by_spark(self, folder: str, body_format: str) -> float:
+        """Write the table by one of Spark's own sinks."""
+        writer = self.table.write.format(body_format.removesuffix("l")).option("header", True)
+        return timed(lambda: writer.save(f"{folder}/{body_format}"))
+
+    def write_by_dropq(self, folder: str, body_format: str) -> float:
+        """Send the table, a message a partition."""
+        queue = made(folder)
+        seconds = timed(lambda: self.save(self.table, queue, messagePer="partition", bodyFormat=body_format))
+        assert queue.counts()["target"] == PARTS
+        return seconds
+
+    def write_for_readers(self, folder: str, body_format: str) -> None:
+        """Write the table in both ways, for all who read; see that both have all rows."""
+        self.written = folder
+        self.write_by_spark(folder, body_format)
+        self.write_by_dropq(folder, body_format)
+        for rows in (self.from_spark(body_format), self.from_dropq(body_format)):
+            told = rows.selectExpr("count(*)", "sum(number)", "count(text)", "sum(half)", "count_if(even)").first()
+            every = TEXT_ROWS * (TEXT_ROWS - 1) // 2
+            assert tuple(told or ()) == (TEXT_ROWS, every, TEXT_ROWS, every / 2, TEXT_ROWS // 2), told
+
+    def from_spark(self, body_format: str) -> DataFrame:
+        """Return what one of Spark's own readers reads."""
+        reader = self.spark.read.format(body_format.removesuffix("l")).option("header", True).schema(COLUMNS)
+        return reader.load(f"{self.written}/{body_format}")
+
+    def from_dropq(self, body_format: str) -> DataFrame:
+        """Return what the messages read as."""
+        reader = self.spark.read.format("dropq").option("root", f"{self.written}/root").option("queue", "q")
+        return reader.option("bodyFormat", body_format).schema(COLUMNS).load()
+
+    # -- rows in -----------------------------------------------------------------------------------------------------
 
     def fill(self, folder: str) -> None:
         """Let so many messages wait, for all who read: a read takes nothing; then read all once."""
@@ -140,6 +227,18 @@ class Bench:
         rows = (reader.schema(schema) if schema else reader).load()
         seconds = timed(lambda: rows.write.format("noop").mode("append").save())
         assert rows.count() == ROWS
+        return seconds
+
+    def plain_listing(self, folder: str) -> float:
+        """List the folder."""
+        return timed(lambda: os.listdir(f"{self.waiting}/q/target"))
+
+    def dropq_listing(self, folder: str) -> float:
+        """List the messages, and divide them among tasks: what the driver does before a read."""
+        options = ReadOptions.parse({"root": self.waiting, "queue": "q", "numPartitions": str(WORKERS)})
+        found: list[InputPartition] = []
+        seconds = timed(lambda: found.extend(QueueReader(options, SCHEMA).partitions()))
+        assert len(found) == WORKERS
         return seconds
 
     def small_job(self, folder: str) -> float:
@@ -190,72 +289,152 @@ def rounds(bench: Bench, times: int, *contenders: Contender) -> list[list[float]
     return measured
 
 
-def row(what: str, label: str, measured: list[list[float]], *names: str) -> dict[str, object]:
-    """Make a row of the table: the last contender is dropq, the first what it is measured against."""
+def row(what: str, measured: list[list[float]], against: str, contender: int = 1) -> Row:
+    """Make a row of the table: one of the contenders, against the first of them."""
+    theirs, ours = ([one[number] for one in measured] for number in (0, contender))
     return {
         "what": what,
-        "on": label,
-        "seconds": {name: round(median([one[n] for one in measured]), 3) for n, name in enumerate(names)},
-        "range": [round(pick(one[-1] for one in measured), 3) for pick in (min, max)],
-        "ratio": round(median([one[0] / one[-1] for one in measured]), 2),
-        "goal": GOALS[what.partition(",")[0]],
+        "seconds": {against: round(median(theirs), 3), "dropq": round(median(ours), 3)},
+        "range": [round(min(ours), 3), round(max(ours), 3)],
+        "ratio": round(median([one[0] / one[contender] for one in measured]), 2),
+        "goal": SECONDS.get(what) or RATIOS[what],
+        "goal_in": "seconds" if what in SECONDS else "ratio",
     }
 
 
-def measure(spark: SparkSession, base: str, label: str, times: int) -> list[dict[str, object]]:
+def measure(spark: SparkSession, base: str, times: int) -> Iterator[Row]:
     """Measure everything on one file system."""
     bench = Bench(spark, base)
     for _ in range(2):  # a worker's first job imports what it needs
         with scratch(base) as folder:
             bench.small_job(folder)
-    table = []
-    plain = "two plain processes"
-    table.append(row("write rows", label, rounds(bench, times, bench.plain_writers, bench.dropq_rows), plain, "dropq"))
-    bench.cache_lines()
-    sink = "Spark's text sink"
-    found = rounds(bench, times, bench.text_sink, bench.dropq_partitions)
-    table.append(row("write partitions", label, found, sink, "dropq"))
-    bench.lines.unpersist()
-    loop = "a plain loop"
-    with scratch(base) as folder:
-        bench.fill(folder)
-        found = rounds(bench, times, bench.plain_reader, bench.dropq_reader)
-        table.append(row("read rows, all columns", label, found, loop, "dropq"))
-        found = rounds(bench, times, bench.plain_reader, bench.dropq_values)
-        table.append(row("read rows, bodies alone", label, found, loop, "dropq"))
+    yield from write_rows(bench, times)
+    yield from write_partitions(bench, times)
+    yield from read_rows(bench, times)
+    yield from both_ways(bench, times)
     found = rounds(bench, max(times, 9), bench.noop, bench.small_job)
-    table.append(row("small job", label, found, "a job that does nothing", "dropq"))
-    return table
+    yield row("small job", found, "a job that does nothing")
+
+
+def write_rows(bench: Bench, times: int) -> Iterator[Row]:
+    """Measure rows out: a message each, and as records of bundles."""
+    plain = "two plain processes"
+    found = rounds(bench, times, bench.plain_writers, bench.dropq_rows, bench.dropq_records)
+    yield row("write rows", found, plain)
+    yield row("write rows as records of 1,000", found, plain, 2)
+
+
+def write_partitions(bench: Bench, times: int) -> Iterator[Row]:
+    """Measure partitions out, large and tiny."""
+    sink = "Spark's text sink"
+    bench.cache_lines()
+    yield row("write partitions", rounds(bench, times, bench.text_sink, bench.dropq_partitions), sink)
+    bench.lines.unpersist()
+    yield row("write 200 tiny partitions", rounds(bench, times, bench.tiny_sink, bench.dropq_tiny), sink)
+
+
+def read_rows(bench: Bench, times: int) -> Iterator[Row]:
+    """Measure messages in, and their listing alone."""
+    with scratch(bench.base) as folder:
+        bench.fill(folder)
+        found = rounds(bench, times, bench.plain_reader, bench.dropq_reader, bench.dropq_values)
+        yield row("read rows, all columns", found, "a plain loop")
+        yield row("read rows, bodies alone", found, "a plain loop", 2)
+        yield row("list 100,000 names", rounds(bench, times, bench.plain_listing, bench.dropq_listing), "os.listdir")
+
+
+def both_ways(bench: Bench, times: int) -> Iterator[Row]:
+    """Measure each format of bodies, written and read."""
+    bench.cache_table()
+    for name in FORMATS:
+        writers = (partial(write, body_format=name) for write in (bench.write_by_spark, bench.write_by_dropq))
+        yield row(f"write {name}", rounds(bench, times, *writers), "Spark's own sink")
+        with scratch(bench.base) as folder:
+            bench.write_for_readers(folder, name)
+            readers = (partial(read_all, read, name) for read in (bench.from_spark, bench.from_dropq))
+            yield row(f"read {name}", rounds(bench, times, *readers), "Spark's own reader")
+    bench.table.unpersist()
+
+
+def read_all(read: Callable[[str], DataFrame], body_format: str, folder: str) -> float:
+    """Read all rows, and throw them away."""
+    return timed(lambda: read(body_format).write.format("noop").mode("append").save())
+
+
+# -- pandas ------------------------------------------------------------------------------------------------------------
+
+
+def hide_pandas(folder: str) -> None:
+    """Let no process that begins from now on import pandas."""
+    Path(folder, "pandas.py").write_text('raise ImportError("hidden by --pandas no")\n')
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+
+
+def has_pandas(spark: SparkSession) -> bool:
+    """Return whether Spark's workers can import pandas."""
+
+    def can_import(_: int) -> bool:
+        try:
+            import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: F401
+        except ImportError:
+            return False
+        return True
+
+    return spark.sparkContext.parallelize([0], 1).map(can_import).first()
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     """Run the benchmarks and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tmpfs", default="/dev/shm", help="a folder in memory")
     parser.add_argument("--disk", default=".", help="a folder on a disk")
     parser.add_argument("--only", choices=("tmpfs", "disk"), help="run one part")
+    parser.add_argument("--pandas", choices=("yes", "no"), help="with pandas or without; default: as installed")
     parser.add_argument("--write", action="store_true", help="keep the figures in docs/benchmarks/spark.json")
     given = parser.parse_args()
-    memory = {"spark.driver.memory": "4g"}
-    spark = dropq.spark.session(f"local[{WORKERS}]", app="dropq bench", **memory)
+    with tempfile.TemporaryDirectory() as hiding:
+        if given.pandas == "no":
+            hide_pandas(hiding)
+        spark = dropq.spark.session(f"local[{WORKERS}]", app="dropq bench", **{"spark.driver.memory": "4g"})
+        try:
+            return run(spark, given)
+        finally:
+            spark.stop()
+
+
+def run(spark: SparkSession, given: argparse.Namespace) -> int:
+    """Measure what was asked for, print it, and keep it."""
     spark.sparkContext.setLogLevel("ERROR")
     dropq.spark.register(spark)
-    table: list[dict[str, object]] = []
+    pandas = has_pandas(spark)
+    if given.pandas == "yes" and not pandas:
+        print(f"pandas is not installed: {sys.executable} -m pip install pandas", file=sys.stderr)
+        return 1
+    table: list[Row] = []
     for label in (given.only,) if given.only else ("tmpfs", "disk"):
-        for figures in measure(spark, given.tmpfs if label == "tmpfs" else given.disk, label, given.rounds):
-            print(json.dumps(figures), flush=True)
-            table.append(figures)
+        for figures in measure(spark, given.tmpfs if label == "tmpfs" else given.disk, given.rounds):
+            table.append({"on": label, "pandas": pandas, **figures})
+            print(json.dumps(table[-1]), flush=True)
     if given.write:
-        machine = (
-            f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
-        )
-        kept = {"machine": f"{machine}, Spark {spark.version}", "rounds": given.rounds, "rows": table}
-        path = Path(__file__).parent.parent / "docs/benchmarks/spark.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(kept, indent=1) + "\n")
-    spark.stop()
+        keep(table, given.rounds, spark.version)
     return 0
+
+
+def keep(table: list[Row], times: int, version: str) -> None:
+    """Put the rows into the kept figures, in the place of those that were measured in the same way."""
+    path = Path(__file__).parent.parent / "docs/benchmarks/spark.json"
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    measured = {(figures["on"], figures["pandas"]) for figures in table}
+    rows = [*table, *(old for old in before if (old["on"], old["pandas"]) not in measured)]
+    rows.sort(key=lambda figures: (figures["on"] != "tmpfs", figures["pandas"]))
+    machine = f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
+    kept = {"machine": f"{machine}, Spark {version}", "rounds": times, "rows": rows}
+    path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def drawn() -> dict[str, str]:
 
 def ratio(row: dict[str, Any]) -> float:
     """Return how a row stands to its goal: as quick as asked for is 1."""
-    if row["what"].startswith("small job"):
+    if row["goal_in"] == "seconds":
         return float(row["goal"]) / float(row["seconds"]["dropq"])
     return float(row["ratio"]) / float(row["goal"])
 
@@ -68,8 +68,9 @@ def plot(measured: dict[str, Any]) -> str:
         y = TOP + number * (BAR + GAP)
         value = ratio(row)
         length = min(value, 1.4) * SCALE
+        where = f"{row['on']}, with pandas" if row["pandas"] else row["on"]
         parts += [
-            f'<text x="{LEFT - 10}" y="{y + 13}" text-anchor="end">{row["what"]}, {row["on"]}</text>',
+            f'<text x="{LEFT - 10}" y="{y + 13}" text-anchor="end">{row["what"]}, {where}</text>',
             f'<rect x="{LEFT}" y="{y}" width="{length:.0f}" height="{BAR}" fill="{COLOURS[row["on"]]}"/>',
             f'<text x="{LEFT + length + 6:.0f}" y="{y + 13}" fill="#333">{value:.2f}</text>',
         ]
@@ -93,17 +94,17 @@ def table(measured: dict[str, Any]) -> str:
         "",
         "![speed against the goals](spark.svg)",
         "",
-        "| what | on | against, s | dropq, s | lowest, highest | ratio | goal |",
-        "|---|---|---|---|---|---|---|",
+        "| what | on | pandas | against, s | dropq, s | lowest, highest | ratio | goal |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in measured["rows"]:
         (other, seconds), (_, ours) = row["seconds"].items()
         low, high = row["range"]
-        small = row["what"].startswith("small job")
-        goal = f"{row['goal']} s" if small else f"{row['goal']:.2f}"
+        absolute = row["goal_in"] == "seconds"
+        goal = f"{row['goal']} s" if absolute else f"{row['goal']:.2f}"
         lines.append(
-            f"| {row['what']} | {row['on']} | {other}: {seconds:.2f} | {ours:.2f} | {low:.2f}, {high:.2f} | "
-            f"{'' if small else format(row['ratio'], '.2f')} | {goal} |"
+            f"| {row['what']} | {row['on']} | {'yes' if row['pandas'] else 'no'} | {other}: {seconds:.2f} | "
+            f"{ours:.2f} | {low:.2f}, {high:.2f} | {'' if absolute else format(row['ratio'], '.2f')} | {goal} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -19,6 +19,7 @@ from dropq.diagnosis import health as health_module
 from dropq.lifecycle.timing import Timing
 from dropq.storage import clock, exclusive_rename, reading, system_calls
 from dropq.storage import files as storage_files
+from dropq.storage.system_calls import HERE
 
 #: What the fixture `make` is: it makes a queue with the given options.
 Make = Callable[..., Queue]
@@ -266,9 +267,10 @@ class RecordingOs:
         """Watch dropq.storage from now on, renameat2 included."""
         real = system_calls.rename_noreplace
 
-        def rename_noreplace(source: str, destination: str) -> None:
-            real(source, destination)
-            self.calls.append(("rename", source, destination))
+        def rename_noreplace(source: str, destination: str, folder: int = HERE, source_folder: int = HERE) -> None:
+            real(source, destination, folder, source_folder)
+            within = (self._paths.get(source_folder, ""), self._paths.get(folder, ""))
+            self.calls.append(("rename", os.path.join(within[0], source), os.path.join(within[1], destination)))
 
         whole = system_calls.sync_whole
 

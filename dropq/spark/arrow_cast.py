@@ -182,13 +182,24 @@ def _refuse(array: pa.Array, field: pa.Field, where: str) -> None:
     elif types.is_list(field.type):
         parts = [(array.flatten(), field.type.value_field, "[]")]
     elif types.is_map(field.type):
-        maps = array.drop_null().cast(pa.list_(pa.struct([field.type.key_field, field.type.item_field])))
-        keys, items = _members(maps.flatten())
-        if _repeats(keys, compute.list_parent_indices(maps)):
+        maps = array.drop_null()
+        starts, own = extent(maps)
+        keys, items = own(maps.keys), own(maps.items)
+        if _repeats(keys, compute.list_parent_indices(pa.ListArray.from_arrays(starts, keys))):
             raise BadBody(f"{where} has a key twice")
         parts = [(items, field.type.item_field, "{}")]
     for part, child, name in parts:
         _refuse(part, child, f"{where}{name}")
+
+
+def extent(lists: pa.Array) -> tuple[pa.Array, Callable[[pa.Array], pa.Array]]:
+    """Return where each of some lists or maps begins in their items, and what cuts these out of a child array.
+
+    A slice shares the child arrays of the whole. A cast of maps to lists of structs would cut, too, but pyarrow 26
+    makes an array of it that ends the process, if the structs have columns of nulls.
+    """
+    first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
+    return compute.subtract(lists.offsets, first).cast(pa.int32()), lambda child: child.slice(first, last - first)
 
 
 def _members(structs: pa.StructArray) -> list[pa.Array]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from typing import IO, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -29,6 +29,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import types
 
 from dropq.format.escapes import LARGEST
+from dropq.records.formats import is_empty
 from dropq.spark.arrow_cast import (
     ROWS,
     BadBody,
@@ -41,9 +42,11 @@ from dropq.spark.arrow_cast import (
     shortened,
     with_int96,
 )
+from dropq.spark.json_layout import Layout
 
-#: A function that reads the batches of a body, in the wanted schema.
-Parser = Callable[[IO[bytes], pa.Schema], Iterator[pa.RecordBatch]]
+#: A function that reads the batches of a body, in the wanted schema. If the body is what is left of a bundle, an empty
+#: line in it is a record that was settled, and no row.
+Parser = Callable[[IO[bytes], pa.Schema, bool], Iterator[pa.RecordBatch]]
 #: Bytes of text that are read at a time; a line may be longer.
 CHUNK = 256 << 10
 #: Bytes of the longest value that Spark or Arrow can hold, and so of a line, or a row of csv.
@@ -56,20 +59,26 @@ _FINER = re.compile(r"[.,]\d{6}0*[1-9]|[+-]\d\d:?\d\d:?\d\d[.,]")
 _ARROW_ERROR = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )?(?:Row #(\d+): )?(.*)")
 
 
-def read_jsonl(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_jsonl(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[pa.RecordBatch]:
     """Read an object from each line; a missing key is null, and an empty line is skipped."""
     with _refusing("jsonl"):
-        decode = _object(list(schema), "the row", "column ")
-        for first, lines in _lines(file):
-            rows = [_row(line, number, decode) for number, line in enumerate(lines, first) if line.strip()]
-            if rows:
-                yield pa.RecordBatch.from_pylist(rows, schema=schema)
+        decode, layout = _object(list(schema), "the row", "column "), Layout(schema)
+        for first, data in _blocks(file):
+            batch = layout.read(data) if len(data) <= LONGEST else None
+            if batch is not None:
+                yield from (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS))
+                continue
+            for number, lines in _parts(first, data):
+                rows = [_row(line, at, decode) for at, line in enumerate(lines, number) if line.strip()]
+                if rows:
+                    yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-def read_csv(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_csv(file: IO[bytes], schema: pa.Schema, is_rest: bool) -> Iterator[pa.RecordBatch]:
     """Read a row from each line after the header; an empty field is null, a quoted empty field is an empty text.
 
-    An empty line is null in a table with one column; otherwise it is skipped.
+    An empty line is null in a table with one column, unless the body is what is left of a bundle; otherwise it is
+    skipped.
     """
     for field in schema:
         if not any(known(field.type) for known in _IN_CSV):
@@ -84,12 +93,12 @@ def read_csv(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             texts = [field.with_type(pa.string()) if _is_number(field.type) else field for field in schema]
             columns = {"column_types": pa.schema(texts), "include_columns": schema.names}
             row = 2
-            for batch in _open_csv(chain([first], blocks), skip_empty=len(names) > 1, **columns):
+            for batch in _open_csv(chain([first], blocks), skip_empty=is_rest or len(names) > 1, **columns):
                 yield from conform(_with_numbers(batch, schema, row), schema)
                 row += batch.num_rows
 
 
-def read_parquet(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_parquet(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[pa.RecordBatch]:
     """Read only the wanted columns of a Parquet file."""
     with _refusing("parquet"):
         body = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
@@ -98,7 +107,7 @@ def read_parquet(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]
             yield from conform(batch, schema)
 
 
-def read_arrow(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_arrow(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[pa.RecordBatch]:
     """Read an Arrow IPC stream."""
     with _refusing("arrow"):
         body = pa.ipc.open_stream(file)
@@ -107,15 +116,21 @@ def read_arrow(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             yield from conform(batch.select(wanted), schema)
 
 
-def read_text(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read each line into the only column, whatever its name; an empty line is an empty text."""
+def read_text(file: IO[bytes], schema: pa.Schema, is_rest: bool) -> Iterator[pa.RecordBatch]:
+    """Read each line into the only column, whatever its name.
+
+    An empty line is an empty text, unless the body is what is left of a bundle: then it is skipped.
+    """
     if [is_text(kind) for kind in schema.types] != [True]:
         wanted = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise BadBody(f"text is one column of strings, and {wanted} is wanted")
     with _refusing("text"):
-        for first, lines in _lines(file):
-            texts = [_utf8(line, number) for number, line in enumerate(lines, first)]
-            yield pa.RecordBatch.from_arrays([pa.array(texts, schema.field(0).type)], schema=schema)
+        for first, lines in chain.from_iterable(starmap(_parts, _blocks(file))):
+            texts = [
+                _utf8(line, number) for number, line in enumerate(lines, first) if not (is_rest and is_empty(line))
+            ]
+            if texts:
+                yield pa.RecordBatch.from_arrays([pa.array(texts, schema.field(0).type)], schema=schema)
 
 
 PARSERS: dict[str, Parser] = {
@@ -153,19 +168,28 @@ def _text_start(file: IO[bytes]) -> int:
     return file.seek(len(codecs.BOM_UTF8) if has_bom else 0)
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the lines of a body without their ends, in parts, each with the number of its first line."""
+def _blocks(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield a body in blocks of whole lines, each with the number of its first line.
+
+    The last line has no line feed. A line that is too long is cut off, and it may only be refused.
+    """
     _text_start(file)
     number = 1
     while data := file.read(CHUNK):
-        lines = (data + file.readline(LONGEST + 1)).removesuffix(b"\n").split(b"\n")
-        for start in range(0, len(lines), ROWS):
-            part = lines[start : start + ROWS]
-            if max(map(len, part)) > LONGEST:
-                long = next(index for index, line in enumerate(part, number) if len(line) > LONGEST)
-                raise BadBody(f"line {long} {_too_long()}")
-            yield number, part
-            number += len(part)
+        data = (data + file.readline(LONGEST + 1)).removesuffix(b"\n")
+        yield number, data
+        number += data.count(b"\n") + 1
+
+
+def _parts(number: int, data: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the lines of a block without their ends, in parts of a batch, each with the number of its first line."""
+    lines = data.split(b"\n")
+    for start in range(0, len(lines), ROWS):
+        part = lines[start : start + ROWS]
+        if max(map(len, part)) > LONGEST:
+            long = next(index for index, line in enumerate(part, number + start) if len(line) > LONGEST)
+            raise BadBody(f"line {long} {_too_long()}")
+        yield number + start, part
 
 
 def _too_long() -> str:

@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as compute  # type: ignore[import-untyped]
 from pyarrow import types
 
-from dropq.spark.arrow_cast import is_bytes, is_list, is_text
+from dropq.spark.arrow_cast import extent, is_bytes, is_list, is_text
 
 #: The type of the texts. Its offsets have 64 bits, as quoting may make a text six times as long.
 TEXT = pa.large_string()
@@ -48,49 +48,45 @@ def values(column: pa.Array) -> pa.Array:
     Raises:
         OverflowError: a date or a timestamp has a year outside 1 to 9999.
     """
+    if column.null_count and types.is_nested(column.type):  # what lies behind a null may be anything
+        texts = values(column.drop_null())
+        return compute.replace_with_mask(pa.nulls(len(column), TEXT), column.is_valid(), texts)
     for known, write in _WRITERS:
         if known(column.type):
             return write(column)
     raise TypeError(f"json does not hold {column.type}")  # the driver has refused such a column
 
 
-# -- nested types --------------------------------------------------------------------------------------------------
+# -- nested types: arrays without nulls ----------------------------------------------------------------------------
 
 
 def _struct(column: pa.Array) -> pa.Array:
     names = [field.name for field in column.type]
     if len(set(names)) < len(names):
         raise ValueError(f"a struct has a name twice: {', '.join(names)}")
-    return _only_valid(column, objects(names, list(map(values, column.flatten())), len(column)))
+    return objects(names, list(map(values, column.flatten())), len(column))
 
 
 def _list(column: pa.Array) -> pa.Array:
-    return _only_valid(column, _join("[", _items(column, _or_null(values(column.flatten()))), "]"))
+    starts, own = extent(column)
+    return _join("[", _joined(starts, _or_null(values(own(column.values)))), "]")
 
 
 def _map(column: pa.Array) -> pa.Array:
-    key, item = column.type.key_field, column.type.item_field
-    pairs = column.cast(pa.list_(pa.struct([key, item])))
-    keys, items = pairs.flatten().flatten()
-    names = values(keys) if is_text(key.type) else _join('"', values(keys), '"')
-    return _only_valid(column, _join("{", _items(pairs, _join(names, ":", _or_null(values(items)))), "}"))
+    starts, own = extent(column)
+    keys, items = values(own(column.keys)), _or_null(values(own(column.items)))
+    names = keys if is_text(column.type.key_type) else _join('"', keys, '"')
+    return _join("{", _joined(starts, _join(names, ":", items)), "}")
 
 
-def _items(lists: pa.Array, items: pa.Array) -> pa.Array:
-    """Return the texts of the items of each list with commas between them, and an empty text for a null list."""
-    ends = compute.cumulative_sum(compute.list_value_length(lists).fill_null(0))
-    offsets = pa.concat_arrays([pa.array([0], ends.type), ends]).cast(pa.int32())
+def _joined(starts: pa.Array, items: pa.Array) -> pa.Array:
+    """Return the texts of the items of each list, with commas between them."""
     # Arrow joins no lists of large strings.
-    joined = compute.binary_join(pa.ListArray.from_arrays(offsets, items.cast(pa.string())), ",")
-    return joined.cast(TEXT)
+    return compute.binary_join(pa.ListArray.from_arrays(starts, items.cast(pa.string())), ",").cast(TEXT)
 
 
 def _or_null(texts: pa.Array) -> pa.Array:
     return texts.fill_null("null")
-
-
-def _only_valid(column: pa.Array, texts: pa.Array) -> pa.Array:
-    return compute.if_else(column.is_valid(), texts, pa.scalar(None, TEXT)) if column.null_count else texts
 
 
 # -- values --------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from dropq.spark.columns import Columns, MessageColumn, NotText, arrow_schema
 from dropq.spark.decoders import LONGEST, PARSERS
 from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
+from dropq.spark.workers import freeze_imports
 from dropq.storage import reading
 
 log = logging.getLogger("dropq")
@@ -88,6 +89,7 @@ class Rows:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part."""
+        freeze_imports()
         if not isinstance(partition, Part) or not partition.files:
             return  # Spark makes a partition of its own if there is nothing to read
         files = _Files(self.options.open().context, partition)
@@ -124,7 +126,7 @@ class Rows:
             if body is None:
                 continue
             with body:
-                found = bad.rows(file, parse(body, self._body_schema))
+                found = bad.rows(file, parse(body, self._body_schema, files.is_rest(file)))
                 yield from message.added_to(found, part.state, files.folder, file)
         bad.report()
 
@@ -191,6 +193,10 @@ class _Files:
             f"message {claimed.name.id} was not read: its claim {owner} is gone (its lease ran out, "
             "it expired, or somebody settled it or took it back)"
         )
+
+    def is_rest(self, file: str) -> bool:
+        """Return whether a message is what is left of a bundle, as its name says."""
+        return names.may_be_part(file) and self.context.sidecars.file(file).name.first > 0
 
     def report(self) -> None:
         """Log how many files have moved between the listing and the reading."""

@@ -122,9 +122,7 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         self._backlog = self._backlog or Backlog(self.options.open().context)
         try:
             return {**self._latest, **self._backlog.report()}
-        except (
-            OSError
-        ) as error:  # a report is no reason to end a query; where it matters, the next look for a batch does
+        except OSError as error:  # a report is no reason to end a query
             log.warning("the backlog of queue %s is not reported: %s", self.options.queue, describe(error))
             return None
 

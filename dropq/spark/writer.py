@@ -29,6 +29,7 @@ from dropq.queue.sender import Headers
 from dropq.spark.bundles import RowError, bodies, check_records, write_records
 from dropq.spark.encoders import BODIES, in_utc
 from dropq.spark.options import WriteOptions
+from dropq.spark.workers import freeze_imports
 from dropq.staging.jobs import Attempt, Epoch, Job, Staged
 from dropq.storage.failures import storage_error
 
@@ -85,10 +86,15 @@ class QueueWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; stage nothing if it is empty, or if the job was sent before."""
-        queue, job_id, begins = self.options.open(), self.job_id, self.options.is_per_batch
+        freeze_imports()
+        job_id, begins = self.job_id, self.options.is_per_batch
         if begins:
             job_id = _job_of_batch(self.options)
-        staged = stage(queue, Job(queue._goal, job_id), self.options, iterator, begins=begins)
+        batches = _with_rows(iterator)
+        if batches is None:
+            return StagedFiles(job_id=job_id)
+        queue = self.options.open()
+        staged = stage(queue, Job(queue._goal, job_id), self.options, batches, begins=begins)
         return StagedFiles(staged, job_id=job_id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -131,13 +137,16 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition of an epoch, in a task; stage nothing if it is empty, or if the epoch was sent before."""
+        freeze_imports()
         query, epoch = _query_and_batch()
         if query is None or epoch is None:
             raise ConfigError("only micro-batches can be written to a queue: Spark gave no query and no epoch")
+        batches = _with_rows(iterator)
+        if batches is None:
+            return StagedFiles(query=query)
         queue = self.options.open()
-        return StagedFiles(
-            stage(queue, Epoch(queue._goal, query, int(epoch)), self.options, iterator, begins=True), query
-        )
+        job = Epoch(queue._goal, query, int(epoch))
+        return StagedFiles(stage(queue, job, self.options, batches, begins=True), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send everything that was staged for an epoch, in the driver."""
@@ -216,21 +225,26 @@ def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[Staged]:
     return [part.staged for part in messages if isinstance(part, StagedFiles) and part.staged is not None]
 
 
+def _with_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:
+    """Return the batches of a task that have rows; None if none has any: an empty partition opens no queue."""
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    return None if first is None else chain([first], filled)
+
+
 def stage(
-    queue: Queue, job: Job, options: WriteOptions, iterator: Iterator[pa.RecordBatch], *, begins: bool = False
+    queue: Queue, job: Job, options: WriteOptions, batches: Iterator[pa.RecordBatch], *, begins: bool = False
 ) -> Staged | None:
-    """Stage the batches of a task for a job; return None if there are none, or if the job was sent before.
+    """Stage the batches of a task for a job; return None if the job was sent before.
 
     Args:
         queue: the queue.
         job: the job.
         options: the options of the write.
-        iterator: the task's batches, which are read to their end.
+        batches: the task's batches that have rows, at least one; they are read to their end.
         begins: whether the tasks begin the job; else the driver has begun it.
     """
-    batches = (batch for batch in iterator if batch.num_rows)
-    first = next(batches, None)
-    if first is None or job.sent:
+    if job.sent:
         deque(batches, maxlen=0)  # Spark expects that all rows are read
         return None
     if begins:
@@ -240,6 +254,7 @@ def stage(
     try:
         attempt = job.attempt(f"p{partition:05d}-a{number}")
         try:
+            first = next(batches)
             rows = chain([first], batches)
             if options.message_per != "row":
                 _stage_bodies(queue, attempt, first.schema, rows, options)

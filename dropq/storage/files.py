@@ -15,10 +15,9 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy as shallow
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from dropq.errors import StorageError
 from dropq.format.layout import GONE_PREFIX, PRIVATE
@@ -37,19 +36,12 @@ DIR_MODE = 0o775
 DRAIN_LIMIT = 10.0
 #: Seconds to wait until a file system shows all of a file that was written and closed.
 WHOLE_LIMIT = 60.0
-#: Threads that share a long list of renames: one runs Python while the other is in the kernel, which makes one rename
-#: between folders of a file system at a time.
-THREADS = 2
-#: The length from which a list is worth a second thread.
-LONG_LIST = 1000
 #: From this many files on, one sync of their file system makes all of them durable: it is several times as quick as a
 #: sync of each. Fewer files are synced one by one, as the one sync waits for the writes of every process.
 SYNCED_TOGETHER = 32
 
 #: What a file system without modes raises, to the owner of a file, too.
 _NO_MODES = NO_FLAGS | {errno.EPERM}
-
-T = TypeVar("T")
 
 
 def refuse_links(folders: Iterable[str]) -> None:
@@ -527,6 +519,38 @@ class Storage:
                 left.append(file)
         return left
 
+    def place_all(self, source: str, destination: str, files: Sequence[str]) -> list[str]:
+        """Rename files of a folder into another, to names that are unique by construction, where `renameat2` works.
+
+        One thread renames them all. A kernel makes one rename into a folder at a time, and lets the others wait even
+        while a server or a FUSE daemon works at it: more threads, or processes, would only wait for each other. The
+        open folders save the walk along two paths to each file.
+
+        Args:
+            source: the folder that the files are in.
+            destination: the folder that they go to.
+            files: their names.
+
+        Returns:
+            The files that may not have been renamed, for the caller to look at one by one.
+        """
+        left: list[str] = []
+        if not self._exclusive.in_kernel:
+            return list(files)
+        with contextlib.ExitStack() as opened:
+            try:
+                at, to = (_opened(opened, folder) for folder in (source, destination))
+            except OSError:
+                return list(files)  # such as a folder that this user may not list, which a rename does not need
+            for number, file in enumerate(files):
+                try:
+                    system_calls.rename_noreplace(file, file, to, at)
+                except (FileExistsError, FileNotFoundError):
+                    left.append(file)
+                except OSError:
+                    return left + list(files[number:])
+        return left
+
     def rename_in(self, source: str, folder: int, name: str) -> None:
         """Rename a file into an open folder, to a name that is unique by construction; arguments as of `place_in`."""
         try:
@@ -757,6 +781,13 @@ class Storage:
                 raise
 
 
+def _opened(stack: contextlib.ExitStack, folder: str) -> int:
+    """Open a folder until a block ends; return its descriptor."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
+
+
 def _set_times(fd: int, times: tuple[int, int]) -> None:
     """Set when a file was read and written, in ns since 1970, where the file system can keep that."""
     try:
@@ -802,12 +833,3 @@ def _unless_gone(call: object, path: str, failed: tuple[type[BaseException], Bas
     """Let rmtree go on when something is gone: another process removed it, or NFS lost the reply."""
     if not isinstance(failed[1], FileNotFoundError):
         raise failed[1]
-
-
-def run_in_parts(items: Sequence[T], work: Callable[[Sequence[T]], None]) -> None:
-    """Do the work on all items; several threads share a long list. Raise what a part raises."""
-    if len(items) < LONG_LIST:
-        return work(items)
-    with ThreadPoolExecutor(THREADS) as pool:
-        for done in [pool.submit(work, items[part::THREADS]) for part in range(THREADS)]:
-            done.result()

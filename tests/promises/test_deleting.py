@@ -14,7 +14,7 @@ from helpers import Clock, Make, base, reopened, take, until, where
 from dropq import NoSuchQueue, Queue, Root, StorageError
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
-from dropq.storage import reading
+from dropq.storage import reading, system_calls
 from dropq.storage.files import Storage
 from dropq.upkeep import queues
 
@@ -154,21 +154,24 @@ def staged_job(queue: Queue, *rows: bytes) -> tuple[Job, list[Any]]:
     return job, [attempt.finish()]
 
 
+@pytest.mark.parametrize("by_path", [False, True], ids=["renameat2", "no renameat2"])
 def test_a_queue_that_is_renamed_away_and_back_while_a_job_is_sent_loses_no_row(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, by_path: bool
 ) -> None:
     queue = make()
+    queue.context.storage._exclusive.in_kernel = not by_path
     rows = [b"0", b"1", b"2", b"3"]
     job, listed = staged_job(queue, *rows)
     home, away = queue.layout.home, f"{queue.layout.home}.away"
-    place, moves = Storage.place, iter([None, (home, away), (away, home)])
+    owner, name = (Storage, "place") if by_path else (system_calls, "rename_noreplace")
+    rename, moves = getattr(owner, name), iter([None, None, (home, away), (away, home)])
 
-    def meanwhile(self: Storage, source: str, destination: str) -> None:
+    def meanwhile(*call: Any) -> None:
         if (move := next(moves, None)) is not None:
             os.rename(*move)
-        place(self, source, destination)
+        rename(*call)
 
-    monkeypatch.setattr(Storage, "place", meanwhile)
+    monkeypatch.setattr(owner, name, meanwhile)
     assert job.commit(listed) == len(rows)
     assert where(queue) == {"target": rows}
 

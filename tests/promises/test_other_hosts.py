@@ -205,8 +205,8 @@ def watching(monkeypatch: pytest.MonkeyPatch, client: Client) -> Client:
     monkeypatch.setattr(os.path, "isdir", client.isdir)
     real = system_calls.rename_noreplace
 
-    def rename_noreplace(source: str, destination: str) -> None:
-        real(source, destination)
+    def rename_noreplace(source: str, destination: str, *folders: int) -> None:
+        real(source, destination, *folders)
         client.renamed(source, destination)
 
     monkeypatch.setattr(system_calls, "rename_noreplace", rename_noreplace)

@@ -24,12 +24,14 @@ from dropq.lifecycle.context import QueueContext
 from dropq.staging import jobs
 from dropq.staging.jobs import Epoch, Job, Staged
 from dropq.storage import reading, system_calls
-from dropq.storage.files import LONG_LIST, Storage
+from dropq.storage.files import Storage
 
 #: The calls by which dropq changes a root.
 CALLS = ("open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir")
 #: The bodies of a job, as `stage` stages them; the last one is delayed.
 ALL = [b"0", b"1", b"2", b"3", b"later"]
+#: Bodies of a job whose renames take a while.
+MANY_BODIES = [b"%d" % number for number in range(100)]
 #: More steps than any commit of such a job takes.
 MANY = 400
 
@@ -49,7 +51,7 @@ def either_rename(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(system_calls, "rename_noreplace", refuse)
 
 
-def refuse(source: str, destination: str) -> None:
+def refuse(source: str, destination: str, *folders: int) -> None:
     raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source)
 
 
@@ -1119,27 +1121,62 @@ def test_whether_a_job_was_sent_is_not_guessed_where_the_ledger_cannot_be_read(
         assert not job.sent
 
 
-def test_many_messages_of_a_job_are_renamed_by_several_threads_and_an_error_of_one_is_told(
+def test_an_error_half_way_through_the_renames_of_a_job_is_raised_and_a_sweep_sends_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make_queue(tmp_path)
     job = Job(queue.context, "job")
-    many = [b"%d" % number for number in range(2 * LONG_LIST)]
-    listed = stage(queue, job, many)
-    place, left = Storage.place, iter(range(len(many) // 2))
+    listed = stage(queue, job, MANY_BODIES)
+    rename, left = system_calls.rename_noreplace, iter(range(len(MANY_BODIES) // 2))
 
-    def fail_half_way(self: Storage, source: str, destination: str) -> None:
+    def fail_half_way(source: str, *rest: Any) -> None:
         if next(left, None) is None:
             raise OSError(errno.EIO, os.strerror(errno.EIO), source)
-        place(self, source, destination)
+        rename(source, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "place", fail_half_way)
+        patch.setattr(system_calls, "rename_noreplace", fail_half_way)
         with pytest.raises(StorageError, match=r"Input/output error .* is committed"):
             job.commit(listed)
-    assert 0 < len(sent(queue)) < len(many)
+    assert len(sent(queue)) == len(MANY_BODIES) // 2 - 1  # the manifest's rename is one of them
     assert queue.sweep().jobs_finished == 1
-    assert (sent(queue), working(queue)) == (sorted(many), [])
+    assert (sent(queue), working(queue)) == (sorted(MANY_BODIES), [])
+
+
+def test_one_error_that_goes_away_does_not_stop_the_renames_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    listed = stage(queue, job, MANY_BODIES)
+    rename, calls = system_calls.rename_noreplace, count()
+
+    def fail_once(source: str, *rest: Any) -> None:
+        if next(calls) == 5:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+        rename(source, *rest)
+
+    monkeypatch.setattr(system_calls, "rename_noreplace", fail_once)
+    assert job.commit(listed) == len(MANY_BODIES)
+    assert (sent(queue), working(queue)) == (sorted(MANY_BODIES), [])
+
+
+def test_a_job_is_sent_where_its_user_may_not_list_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename into a folder asks for no right to list it."""
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    listed, opens = stage(queue, job), os.open
+
+    def refused(path: Any, *args: Any, **kwargs: Any) -> int:
+        if path == queue.layout.target:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opens(path, *args, **kwargs)
+
+    queue.context.storage.syncs_folders = False
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        assert job.commit(listed) == len(ALL)
+    assert sent(queue) == sorted(ALL)
 
 
 def test_an_epoch_of_nothing_leaves_the_one_before_it_in_the_ledger(make: Make) -> None:

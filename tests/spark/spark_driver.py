@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from dropq.spark import session
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.writer import QueueWriter
-from dropq.storage.files import Storage
+from dropq.storage import system_calls
 
 #: Rows of each job, and those of its messages that are renamed when `committing` stops.
 ROWS, RENAMED = 200, 70
@@ -80,14 +80,14 @@ class StopsCommitting(QueueWriter):
     """Stops after some of its renames."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        renamed, place = iter(range(RENAMED)), Storage.place
+        renamed, rename = iter(range(1 + RENAMED)), system_calls.rename_noreplace  # the manifest's is the first
 
-        def place_or_stop(storage: Storage, source: str, destination: str) -> None:
+        def rename_or_stop(*call: Any) -> None:
             if next(renamed, None) is None:
                 stop_for_ever(self)
-            place(storage, source, destination)
+            rename(*call)
 
-        with mock.patch.object(Storage, "place", place_or_stop):
+        with mock.patch.object(system_calls, "rename_noreplace", rename_or_stop):
             super().commit(messages)
 
 

@@ -39,7 +39,7 @@ def write(body_format: str, table: pa.Table) -> bytes:
 def read(body_format: str, body: bytes, schema: pa.Schema) -> list[Any]:
     """Return the rows of a body, having looked at the schema and the size of each batch and at the file."""
     file, rows = io.BytesIO(body), []
-    for batch in PARSERS[body_format](file, schema):
+    for batch in PARSERS[body_format](file, schema, False):
         batch.validate(full=True)
         assert batch.schema.equals(schema) and 0 < batch.num_rows <= ROWS
         rows += batch.to_pylist()
@@ -168,7 +168,7 @@ def test_text_comes_back_line_by_line_under_any_name(lines: list[str], name: str
 @pytest.mark.parametrize("body_format", COLUMNAR)
 def test_times_of_day_and_intervals_come_back(body_format: str) -> None:
     table = pa.table({"at": pa.array([1, None], pa.time64("ns")), "gap": pa.array([None, -5], pa.duration("us"))})
-    parsed = PARSERS[body_format](io.BytesIO(write(body_format, table)), table.schema)
+    parsed = PARSERS[body_format](io.BytesIO(write(body_format, table)), table.schema, False)
     assert pa.Table.from_batches(parsed).equals(table)  # as values, Python has no nanoseconds
 
 
@@ -184,7 +184,7 @@ def test_a_year_that_text_does_not_hold_is_refused_by_column(body_format: str, v
 @pytest.mark.parametrize("body_format", COLUMNAR)
 def test_years_that_text_does_not_hold_come_back_in_columns(body_format: str) -> None:
     table = pa.table({"at": pa.array([2**60, -(2**60)], pa.timestamp("us"))})
-    parsed = PARSERS[body_format](io.BytesIO(write(body_format, table)), table.schema)
+    parsed = PARSERS[body_format](io.BytesIO(write(body_format, table)), table.schema, False)
     assert pa.Table.from_batches(parsed).equals(table)
 
 
@@ -411,6 +411,15 @@ def test_a_map_with_a_key_twice_is_refused_at_any_depth(
     deep = pa.list_(pa.struct([("m", maps)]))
     body = write(body_format, pa.table({"l": pa.array([[], [{"m": value} for value in bad]], deep)}))
     assert refusal(body_format, body, fields(l=deep)) == "column l[].m has a key twice"
+
+
+@pytest.mark.parametrize("body_format", COLUMNAR)
+def test_maps_of_structs_with_columns_of_nulls_are_read_beyond_the_first_batch(body_format: str) -> None:
+    kind = pa.map_(pa.int8(), pa.struct([("x", pa.null()), ("y", pa.int64())]))
+    table = pa.table({"m": pa.array([[(1, {"x": None, "y": 2})]] * (2 * ROWS + 9), kind)})
+    file = io.BytesIO()
+    BODIES[body_format](file, table.schema, table.to_batches())
+    assert read(body_format, file.getvalue(), table.schema) == table.to_pylist()
 
 
 @pytest.mark.parametrize("body_format", COLUMNAR)
@@ -664,7 +673,7 @@ def test_the_first_rows_come_before_the_rest_is_read(body_format: str, monkeypat
     size = file.tell()
     file.seek(0)
     monkeypatch.setattr(decoders, "CHUNK", 4 << 10)  # Arrow reads ahead some blocks of csv
-    batches = PARSERS[body_format](file, table.schema)
+    batches = PARSERS[body_format](file, table.schema, False)
     first = next(batches)
     assert first.num_rows <= ROWS and file.tell() < size / 2
     assert pa.Table.from_batches([first, *batches]).equals(table)
@@ -673,7 +682,7 @@ def test_the_first_rows_come_before_the_rest_is_read(body_format: str, monkeypat
 def test_columns_of_parquet_that_nobody_wants_are_not_read() -> None:
     noise = random.Random(1).randbytes(1 << 20)
     file = Counted(write("parquet", pa.table({"noise": [noise, noise[::-1]], "a": [1, 2]})))
-    (batch,) = PARSERS["parquet"](file, fields(a=pa.int64()))
+    (batch,) = PARSERS["parquet"](file, fields(a=pa.int64()), False)
     assert batch.to_pylist() == [{"a": 1}, {"a": 2}]
     assert file.given < len(noise)
 
@@ -684,7 +693,7 @@ def test_a_quote_inside_a_field_of_csv_hides_no_row(field: bytes, end: bytes, mo
     monkeypatch.setattr(decoders, "CHUNK", 4 << 10)
     body = end.join([b"a,b", b"1," + field, *[b"2,of many"] * 50_000, b""])
     file = io.BytesIO(body)
-    batches = PARSERS["csv"](file, fields(a=pa.int64(), b=pa.string()))
+    batches = PARSERS["csv"](file, fields(a=pa.int64(), b=pa.string()), False)
     first = next(batches)
     assert first.column("b")[1].as_py() == "of many"
     assert file.tell() < len(body) / 2
@@ -767,7 +776,7 @@ def test_a_line_that_no_value_of_spark_holds_is_refused_and_not_read_whole(
     assert len(read(body_format, (before or b"a\n1\n") + long % (b"x" * 70) + b"\n", schema)) == 2
     file = io.BytesIO(before + long % (b"x" * (1 << 20)) + b"\n")
     with pytest.raises(BadBody) as caught:
-        list(PARSERS[body_format](file, schema))
+        list(PARSERS[body_format](file, schema, False))
     assert str(caught.value) == said and file.tell() <= chunk + 200
 
 
@@ -817,7 +826,7 @@ WHOLE = {body_format: whole_body(body_format) for body_format in BODIES}
 def outcome(body_format: str, body: bytes, schema: pa.Schema) -> str | None:
     """Read a body, and return what is said against it if anything."""
     try:
-        for batch in PARSERS[body_format](io.BytesIO(body), schema):
+        for batch in PARSERS[body_format](io.BytesIO(body), schema, False):
             batch.validate(full=True)
             assert batch.schema.equals(schema)
     except BadBody as error:
@@ -855,7 +864,7 @@ def test_a_length_that_no_memory_has_is_a_bad_body(tmp_path: Path) -> None:
     path = tmp_path / "body"
     path.write_bytes(body.replace(length, (1 << 50).to_bytes(8, "little")))
     with path.open("rb") as file, pytest.raises(BadBody, match="arrow body cannot be read: MemoryError"):
-        list(PARSERS["arrow"](file, schema))
+        list(PARSERS["arrow"](file, schema, False))
 
 
 class Failing(io.BytesIO):
@@ -873,7 +882,7 @@ class Failing(io.BytesIO):
 def test_a_disk_that_fails_is_no_bad_body(body_format: str) -> None:
     body, schema = WHOLE[body_format]
     with pytest.raises(OSError, match="Input/output error"):
-        list(PARSERS[body_format](Failing(body), schema))
+        list(PARSERS[body_format](Failing(body), schema, False))
 
 
 @pytest.mark.parametrize("body_format", BODY_FORMATS)
@@ -881,4 +890,4 @@ def test_a_body_that_memory_does_not_hold_is_a_bad_one(body_format: str, monkeyp
     body, schema = WHOLE[body_format]
     monkeypatch.setattr(Failing, "error", MemoryError())
     with pytest.raises(BadBody, match=f"^the {body_format} body cannot be read: "):
-        list(PARSERS[body_format](Failing(body), schema))
+        list(PARSERS[body_format](Failing(body), schema, False))

@@ -40,6 +40,7 @@ from dropq.spark.options import (
     WriteOptions,
 )
 from dropq.spark.writer import QueueWriter
+from dropq.storage import system_calls
 from dropq.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -477,17 +478,18 @@ def sudden_death() -> None:
 
 def register_faulty(spark: SparkSession, call: str, after: int, fault: Fault) -> None:
     """Register `faulty`: in its commit, but not in an abort, a call of the storage fails after so many."""
+    owner: Any = Storage if hasattr(Storage, call) else system_calls
 
     class FaultyWriter(QueueWriter):
         def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-            calls, real = iter(range(after)), getattr(Storage, call)
+            calls, real = iter(range(after)), getattr(owner, call)
 
-            def faulty(storage: Storage, *args: Any) -> Any:
+            def faulty(*args: Any) -> Any:
                 if next(calls, None) is None:
                     fault()
-                return real(storage, *args)
+                return real(*args)
 
-            with mock.patch.object(Storage, call, faulty):
+            with mock.patch.object(owner, call, faulty):
                 super().commit(messages)
 
     class Source(DropqDataSource):
@@ -506,10 +508,10 @@ def register_faulty(spark: SparkSession, call: str, after: int, fault: Fault) ->
     ("fault", "call", "after", "sent"),
     [
         (io_error, "move", 0, 0),
-        (io_error, "place", 17, 60),
+        (io_error, "rename_noreplace", 17, 60),
         (io_error, "remove_tree", 0, 60),
         (sudden_death, "move", 0, 0),
-        (sudden_death, "place", 17, 60),
+        (sudden_death, "rename_noreplace", 17, 60),
     ],
 )
 def test_a_commit_that_fails_half_way_is_finished_by_sparks_abort(

@@ -49,6 +49,7 @@ from dropq.spark.options import Options
 from dropq.spark.streams import QueueStreamReader
 from dropq.spark.writer import QueueStreamWriter, QueueWriter, StagedFiles
 from dropq.staging.jobs import MANIFEST
+from dropq.storage import system_calls
 from dropq.storage.files import Storage
 
 #: The three directions.
@@ -231,11 +232,17 @@ def sending(log: Log, verb: str, messages: Answers) -> Iterator[None]:
     """Tell the steps of a commit, or of the abort that may finish it."""
     step = steps(log, "renamed", count_staged(messages))
     place, move, remove_tree = Storage.place, Storage.move, Storage.remove_tree
+    rename = system_calls.rename_noreplace
     write_small, rename_folder = Storage.write_small, Storage.rename_folder
 
     def logged_place(storage: Storage, source: str, destination: str) -> None:
         place(storage, source, destination)
         step()
+
+    def logged_rename(source: str, destination: str, *folders: int) -> None:
+        rename(source, destination, *folders)
+        if folders:  # else `place` or `move` renames, and they tell
+            step()
 
     def logged_move(storage: Storage, source: str, destination: str) -> None:
         draw_out(DECISIVE)
@@ -261,14 +268,15 @@ def sending(log: Log, verb: str, messages: Answers) -> Iterator[None]:
         log("removed")
 
     log(f"{verb} begins")
-    with replaced(
+    storage_calls = replaced(
         Storage,
         place=logged_place,
         move=logged_move,
         write_small=logged_write_small,
         rename_folder=logged_rename_folder,
         remove_tree=logged_remove_tree,
-    ):
+    )
+    with storage_calls, mock.patch.object(system_calls, "rename_noreplace", logged_rename):
         yield
     log(f"{verb} ends")
 

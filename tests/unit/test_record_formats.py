@@ -544,7 +544,9 @@ def spark_rows(body_format: str, body: bytes, columns: dict[str, list[Any]]) -> 
     pa = pytest.importorskip("pyarrow")
     decoders = pytest.importorskip("dropq.spark.decoders")
     schema = pa.RecordBatch.from_pydict(columns).schema
-    return [row for batch in decoders.PARSERS[body_format](io.BytesIO(body), schema) for row in batch.to_pylist()]
+    return [
+        row for batch in decoders.PARSERS[body_format](io.BytesIO(body), schema, False) for row in batch.to_pylist()
+    ]
 
 
 COLUMNS: dict[str, list[Any]] = {
