@@ -15,6 +15,8 @@ import pyarrow.compute as compute  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import types
 
+from dropq.spark.columns import missing_message_column
+
 #: The most rows of a batch.
 ROWS = 4096
 
@@ -44,7 +46,8 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
     """Return the wanted columns that a body has.
 
     Raises:
-        BadBody: the body has a wanted column twice, or it has columns, but no wanted one.
+        BadBody: the body has a wanted column twice, or it has columns, but no wanted one; or a column of messages that
+            it lacks is wanted.
     """
     columns = [name for name in schema.names if name in names]
     for name in columns:
@@ -52,6 +55,8 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
             raise BadBody(f"column {name} is there twice")
     if names and schema.names and not columns:
         raise BadBody(f"none of the wanted columns is there: the body has {shortened(json.dumps(names)[1:-1])}")
+    if problem := missing_message_column(schema.names, names):
+        raise BadBody(problem)
     return columns
 
 
@@ -190,8 +195,8 @@ def _refuse(array: pa.Array, field: pa.Field, where: str) -> None:
 def extent(lists: pa.Array) -> tuple[pa.Array, Callable[[pa.Array], pa.Array]]:
     """Return where each of some lists or maps begins in their items, and what cuts these out of a child array.
 
-    A slice shares the child arrays of the whole. A cast of maps to lists of structs would cut, too, but pyarrow 26 then
-    makes an array that ends the process, if the structs have columns of nulls.
+    A slice shares the child arrays of the whole. A cast of maps to lists of structs would cut, too, but pyarrow 26
+    makes an array of it that ends the process, if the structs have columns of nulls.
     """
     first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
     return compute.subtract(lists.offsets, first).cast(pa.int32()), lambda child: child.slice(first, last - first)
