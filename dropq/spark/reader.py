@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from dropq.api import Queue
 from dropq.errors import DropqError, LeaseLost, StorageError
 from dropq.format import names
-from dropq.format.claims import claim_order, split_claim
+from dropq.format.claims import claim_order
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
@@ -275,7 +275,7 @@ def _each_once(context: QueueContext, listed: dict[str, ListedFiles]) -> dict[st
     seen = set[str]()
     for state, files in reversed(listed.items()):
         folder = context.layout.folder(state)
-        own_names = [split_claim(file)[1] for file in files.names]
+        own_names = [context.sidecars.file(file).own_name for file in files.names]
         there = [
             file
             for file, own_name in zip(files.names, own_names, strict=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -476,7 +475,7 @@ class Watched(QueueReader):
         with mock.patch.object(os, "lstat", lstat):
             yield from super().read(partition)
         with Path(self.options.root).with_name("touched").open("a") as log:
-            log.writelines(f"{line}\n" for line in sorted(touched) if re.split("[ /]", line)[-1] in ours)
+            log.writelines(f"{line}\n" for line in sorted(touched) if os.path.basename(line.partition(" ")[2]) in ours)
 
 
 def touched(queue: Queue) -> list[str]:
@@ -484,7 +483,7 @@ def touched(queue: Queue) -> list[str]:
     log = queue.root.path.with_name("touched")
     lines = log.read_text().splitlines()
     log.unlink()
-    return [f"{line.partition(' ')[0]} {os.path.basename(line)}" for line in lines]
+    return [f"{line.partition(' ')[0]} {os.path.basename(line.partition(' ')[2])}" for line in lines]
 
 
 def register(spark: SparkSession, name: str, kind: type[QueueReader]) -> None:
