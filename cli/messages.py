@@ -251,7 +251,7 @@ def _properties(texts: list[str] | None) -> dict[str, Typed]:
     try:
         return dict(map(read_property, texts or ()))
     except ValueError as error:
-        raise UsageError(f"-p {error}") from error
+        raise UsageError(f"-p {error}; nothing was sent") from error
 
 
 class Sending:
