@@ -104,7 +104,7 @@ class Bench:
         return seconds
 
     def dropq_records(self, folder: str) -> float:
-        """Send the same data frame, a thousand rows a message, each of which consumers settle by itself."""
+        """Send the same data frame, a thousand rows in each message; consumers settle each row by itself."""
         queue = made(folder)
         seconds = timed(lambda: self.save(self.rows(ROWS), queue, recordsPerMessage="1000"))
         assert queue.counts()["target"] == ROWS // 1000

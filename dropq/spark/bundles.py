@@ -68,7 +68,7 @@ def _frames(values: pa.Array) -> pa.Array:
 
 
 def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Join columns; what stands last stands between the others. The result is new: its data begins its buffer."""
+    """Join columns value by value; the last argument is the separator. The data of the result begin its buffer."""
     return compute.binary_join_element_wise(*parts)
 
 
