@@ -1,7 +1,7 @@
 """Which messages of a batch have bad bodies: a small file for each, written by the process that read the body.
 
 Invariant: a verdict moves nothing. The message stays claimed until its batch is settled; then it is rejected with the
-reason in the verdict, and the other messages are acknowledged. So a process that reads the batch again, after any crash,
+reason in the verdict, and the other messages are acknowledged. So a process that reads the batch again, after a crash,
 finds the same messages and leaves out the same bodies.
 """
 
