@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 
 from dropq.format import names
@@ -111,6 +112,8 @@ def absences(root: RootLayout, seen: Seen) -> Iterator[tuple[str, str]]:
 def is_missed(root: RootLayout, address: str) -> bool:
     """Return whether a queue that is not found by its address is known to the root: it may be on a disk that is away.
 
+    It is not, if it is found elsewhere, or its delete was decided, though not all of it is removed.
+
     Raises:
         OSError: that cannot be told.
     """
@@ -125,7 +128,16 @@ def is_missed(root: RootLayout, address: str) -> bool:
     if not notes:
         return False
     present = (_notes(root, layout.base, layout.private) for layout in queue_layouts(root))
-    return not notes <= set[str]().union(*present)
+    return not notes <= set[str]().union(_marks_of_deleted(root, address), *present)
+
+
+def _marks_of_deleted(root: RootLayout, address: str) -> Iterator[str]:
+    """Yield the marks of the queues that lay beside a queue's place, and were deleted, but are not wholly removed."""
+    places = (layout.base if layout.is_topic else layout.home for layout in layouts(root.path, address))
+    for entry in chain.from_iterable(map(entries, set(map(os.path.dirname, places)))):
+        if ".deleted-" in entry.name:
+            for layout in (QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)):
+                yield from marks_in(layout.private)
 
 
 def _write_note(root: RootLayout, name: str, base: str, storage: Storage) -> None:

@@ -849,6 +849,18 @@ def test_credits_are_freed_once_the_queue_that_they_were_spent_for_is_deleted(ro
     assert granted(source) == {"on": 0}
 
 
+def test_credits_are_freed_after_a_delete_that_died_once_it_was_decided(root: Root) -> None:
+    source, _ = chain(root, "source", "goal")
+    source.send("1")
+    source.route()
+    died = mock.patch("dropq.upkeep.queues.forget", side_effect=KeyboardInterrupt)
+    with died, pytest.raises(KeyboardInterrupt):
+        root.delete_queue("goal", force=True)
+    assert not Path(root.path, "goal").exists()
+    assert Looks(source.context).run_twice() == 1
+    assert granted(source) == {"on": 0}
+
+
 def test_a_selector_is_not_removed_before_a_queue_comes_back_that_holds_its_messages(
     root: Root, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
