@@ -1022,13 +1022,15 @@ class Transitions:
         time = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
         for file in self._kept_names(name):
             self._reasons.record(state, file, inode, {**details, "reason": reason, "time": time})
+            moved = f"{self._layout.folder(state)}/{file}"
             try:
-                self._storage.move(source, f"{self._layout.folder(state)}/{file}")
+                self._storage.move(source, moved)
                 return file
             except FileExistsError:  # a foreign file of the same name is there: both stay
                 self._reasons.drop(state, file, inode)
             except OSError:
-                self._reasons.drop(state, file, inode)
+                if reading.inode_or_none(moved) != inode:  # RACE: else another process moved it there: the reason stays
+                    self._reasons.drop(state, file, inode)
                 raise
         raise AssertionError("unreachable: the last name tried is unique")
 

@@ -52,8 +52,13 @@ def write_records(file: IO[bytes], body_format: str, columns: Iterable[pa.Array]
     for number, values in enumerate(columns):
         if not number:
             file.write(beginning(body_format, b"", bytes(next(bodies(values))[: len(MARK)])))
-        _, offsets, data = encode(values.cast(pa.large_binary())).buffers()
-        file.write(memoryview(data)[: memoryview(offsets).cast("q")[len(values)]])
+        write_values(file, encode(values.cast(pa.large_binary())))
+
+
+def write_values(file: IO[bytes], values: pa.Array) -> None:
+    """Write all values of a new column of large texts or large binaries, without nulls, one behind the other."""
+    _, offsets, data = values.buffers()  # a new column's data begin at the start of the buffer
+    file.write(memoryview(data)[: memoryview(offsets).cast("q")[len(values)]])
 
 
 def _lines(values: pa.Array) -> pa.Array:
@@ -68,7 +73,7 @@ def _frames(values: pa.Array) -> pa.Array:
 
 
 def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Join columns value by value; the last argument is the separator. The data of the result begin its buffer."""
+    """Join columns value by value; the last argument is the separator."""
     return compute.binary_join_element_wise(*parts)
 
 

@@ -16,6 +16,7 @@ import pyarrow.csv as pa_csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from dropq.spark import json_columns
+from dropq.spark.bundles import write_values
 from dropq.spark.json_columns import TEXT
 
 #: A function that writes the batches of a body, which have the schema, into a file.
@@ -103,10 +104,7 @@ def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _write_lines(file: IO[bytes], texts: pa.Array) -> None:
     """Write each of the texts, none of them null, and a line feed behind it."""
-    lines = compute.binary_join_element_wise(texts, *(pa.scalar(text, TEXT) for text in ("", "\n")))
-    _, offsets, data = lines.buffers()  # a new array, so its data begins at the start of the buffer
-    end = memoryview(offsets).cast("q")[len(lines)]
-    file.write(memoryview(data)[:end])
+    write_values(file, compute.binary_join_element_wise(texts, *(pa.scalar(text, TEXT) for text in ("", "\n"))))
 
 
 def _as_python(name: str, values: Callable[[], Any]) -> Any:

@@ -517,6 +517,14 @@ def inode(path: str) -> int:
     return os.lstat(path).st_ino
 
 
+def inode_or_none(path: str) -> int | None:
+    """Return a file's inode number; None if it is gone, or closed to this user."""
+    try:
+        return inode(path)
+    except OSError:
+        return None
+
+
 def inode_behind(path: str) -> int:
     """Return the inode number of what a link leads to; 0 if it leads nowhere."""
     try:

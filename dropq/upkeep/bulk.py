@@ -134,7 +134,7 @@ def requeue(
 
 def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
     context, state = message.context, message.state
-    inode = _inode(message) if state in WITH_REASON else None
+    inode = reading.inode_or_none(message.path) if state in WITH_REASON else None
     folder = context.layout.folder(state)
     file = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
     if file is not None and inode is not None:
@@ -514,10 +514,3 @@ def _records_of(context: QueueContext, state: str, bundles: Iterable[str]) -> di
         if (bundle := joining.bundle_of(message)) in found and bundle is not None:
             found[bundle].append(message.id)
     return found
-
-
-def _inode(message: Message) -> int | None:
-    try:
-        return reading.inode(message.path)
-    except OSError:
-        return None  # gone, or closed to this user: a sweep clears its reason

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
+import pytest
 from helpers import Make, base, drop, names_in, take
+
+from dropq import LeaseLost, StorageError
+from dropq.storage.files import Storage
 
 
 def test_reasons_name_what_they_are_about_and_go_with_it(make: Make) -> None:
@@ -36,3 +41,29 @@ def test_a_reason_is_not_taken_for_another_file_of_the_same_name(make: Make) -> 
     (found,) = queue.browse("error")
     if os.lstat(found.path).st_ino != json.loads(next(Path(queue.layout.reasons).rglob("*.json")).read_text())["inode"]:
         assert found.reason is None
+
+
+def test_of_two_that_move_a_message_at_once_the_second_leaves_the_reason_of_the_first(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    message, move = take(queue), Storage.move
+
+    def second(storage: Storage, source: str, destination: str) -> None:
+        move(storage, source, destination)  # by the first one, at this moment
+        move(storage, source, destination)
+
+    with mock.patch.object(Storage, "move", second), pytest.raises(LeaseLost):
+        message.reject("r")
+    (found,) = queue.browse("error")
+    assert found.reason is not None
+    assert found.reason["detail"] == "r"
+
+
+def test_a_message_that_could_not_be_moved_leaves_no_reason(make: Make) -> None:
+    queue = make()
+    queue.send(b"a")
+    message = take(queue)
+    (base(queue) / "error").rmdir()
+    with pytest.raises(StorageError):
+        message.reject("r")
+    assert list(Path(queue.layout.reasons).rglob("*.json")) == []
