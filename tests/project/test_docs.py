@@ -275,7 +275,7 @@ def is_tests(text: str) -> bool:
 def test_the_tests_of_a_handler_in_the_python_paper_pass(tmp_path: Path) -> None:
     (example,) = (text for _, text in blocks(TOP / "docs/python.md", "python") if is_tests(text))
     (tmp_path / "test_orders.py").write_text(example)
-    own = [f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'base'}"]  # a base of its own: else it clears what others left
+    own = [f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'base'}"]  # else it clears what others left
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, "test_orders.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
