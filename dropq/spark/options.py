@@ -184,6 +184,8 @@ class WriteOptions(Options):
         problems = [f"column {name} is there twice" for name in sorted({n for n in names if names.count(n) > 1})]
         if self.message_per == "row":
             problems += _row_problems(schema, is_shared=self.max_records is not None)
+        elif not names:
+            problems.append("there is none, so that a body would be empty")
         else:
             problems += [*body_problems(schema, self.body_format), *self._key_problems(schema)]
         if problems:

@@ -465,14 +465,14 @@ def _stage_bodies(
     """Stage a message for each key, or for all rows; more than one where there are more than `max_records` rows.
 
     Raises:
-        ValueError: a key comes again after another one.
+        ValueError: a key comes again after another one, or a text is not UTF-8.
     """
     keys, body_format, schema = options.key_columns, options.body_format, in_utc(schema)
     seen: set[tuple[str | None, ...]] = set()
     last = None
 
     def write(body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
-        BODIES[body_format](body, schema, (batch.cast(schema) for batch in rows))
+        BODIES[body_format](body, schema, (_with_valid_texts(batch.cast(schema)) for batch in rows))
 
     def name(first: Part, count: int) -> str:
         fields = _fields(options.headers, ("properties",), ([*zip(keys, first.shared, strict=True)],))
@@ -488,6 +488,19 @@ def _stage_bodies(
         seen.add(first.shared)
         last = first.shared
         _stage_body(attempt, parts, write, partial(name, first))
+
+
+def _with_valid_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch; raise ValueError if a text is not UTF-8, as Spark's may be: no reader could read the body."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise ValueError(
+                f"column {name} cannot be read from a body: {error}; repair its texts, as by make_valid_utf8({name}), "
+                "or cast them to binary; nothing was sent"
+            ) from error
+    return batch
 
 
 def _refuse_keys_of_two_tasks(queue: Queue, options: WriteOptions, staged: Iterable[Staged]) -> None:

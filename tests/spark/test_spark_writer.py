@@ -319,6 +319,7 @@ def struct(ddl: str) -> t.StructType:
         ("a:months", {"bodyFormat": "parquet"}, "column a is interval year to month"),
         ("a:deep", {"bodyFormat": "arrow"}, r"column a.x\[\].v is variant"),
         ("a:int a:int", {"bodyFormat": "csv"}, "column a is there twice"),
+        ("", {"bodyFormat": "jsonl"}, "these columns cannot be sent: there is none"),
     ],
 )
 def test_columns_that_cannot_be_written_are_refused_by_name(columns: str, options: dict[str, str], said: str) -> None:
@@ -427,6 +428,18 @@ def test_the_paper_tells_every_option_and_format() -> None:
 
 
 # -- all or nothing ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_format", BODY_FORMATS)
+def test_a_text_that_no_reader_could_read_fails_the_job(spark: SparkSession, queue: Queue, body_format: str) -> None:
+    rows = spark.sql("SELECT cast(X'6FFF' AS string) value UNION ALL SELECT 'b'")
+    with pytest.raises(PySparkException, match=r"column value cannot be read .*make_valid_utf8\(value\)"):
+        save(rows, queue, messagePer="partition", bodyFormat=body_format)
+    assert (bodies(queue), working(queue)) == ([], [])
+    save(rows.selectExpr("make_valid_utf8(value) value"), queue, messagePer="partition", bodyFormat=body_format)
+    reader = spark.read.format("dropq").option("root", str(queue.root.path)).option("queue", "q")
+    read = reader.option("bodyFormat", body_format).schema("value string").load()
+    assert sorted(row.value for row in read.collect()) == ["b", "o\ufffd"]
 
 
 def test_a_query_that_fails_leaves_nothing(spark: SparkSession, queue: Queue) -> None:
