@@ -30,8 +30,9 @@ def test_it_is_empty(root):
 def test_each_test_of_a_handler_has_an_empty_root(tmp_path: Path, conftest: str, head: str) -> None:
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "test_handler.py").write_text(head + TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    done = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    own = ["--rootdir", str(tmp_path), f"--basetemp={tmp_path / 'temporary'}"]  # else it clears what other runs left
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, "test_handler.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
 
