@@ -52,7 +52,7 @@ def write_csv(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBat
     with pa_csv.CSVWriter(file, schema) as body:
         for batch in batches:
             for name in times:  # Arrow would write a year without four digits in a form that nothing reads
-                _as_python(name, compute.min_max(batch.column(name)).as_py)
+                _as_python(name, partial(json_columns.check_years, batch.column(name)))
             body.write_batch(batch)
 
 

@@ -114,12 +114,12 @@ def _decimal(column: pa.Array) -> pa.Array:
 
 
 def _date(column: pa.Array) -> pa.Array:
-    _check_years(column)
+    check_years(column)
     return _join('"', column.cast(TEXT), '"')
 
 
 def _timestamp(column: pa.Array) -> pa.Array:
-    _check_years(column)
+    check_years(column)
     instant = column.cast(pa.timestamp("us", column.type.tz))
     texts = compute.binary_replace_slice(instant.view(pa.timestamp("us")).cast(TEXT), 10, 11, "T")
     in_ms = compute.ends_with(texts, "000")
@@ -171,7 +171,7 @@ def _all_by_python(column: pa.Array, write: Callable[[Any], str]) -> pa.Array:
     return pa.array([None if value is None else write(value) for value in column.to_pylist()], TEXT)
 
 
-def _check_years(column: pa.Array) -> None:
+def check_years(column: pa.Array) -> None:
     """Raise OverflowError for a year that neither Python nor plain ISO 8601 has."""
     compute.min_max(column).as_py()
 

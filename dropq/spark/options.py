@@ -167,12 +167,12 @@ class WriteOptions(Options):
 
     @property
     def is_per_batch(self) -> bool:
-        """Whether the tasks have to fill in the job id, as it has `{query}` or `{batch}`."""
-        return self.job_id is not None and (QUERY in self.job_id or BATCH in self.job_id)
+        """Whether the tasks have to fill in the job id, as it has `{query}` and `{batch}`."""
+        return self.job_id is not None and BATCH in self.job_id
 
-    def job_of(self, query: str, batch: str) -> str:
-        """Return the job id of a batch of a query."""
-        return (self.job_id or "").replace(QUERY, query).replace(BATCH, batch)
+    def job_of(self, query: str) -> str:
+        """Return the job id of the batches of a query, without the number of the batch."""
+        return (self.job_id or "").replace(QUERY, query)
 
     def check_columns(self, schema: t.StructType) -> None:
         """Refuse columns that these options cannot write.
@@ -302,6 +302,9 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
 
 def _place(values: Mapping[str, str]) -> tuple[str, str, bool]:
     """Return the root, the queue or the topic, and whether it is a topic."""
+    for option in ("root", "queue", "topic"):
+        if values.get(option) == "":
+            raise ConfigError(f"option {option} is empty: name the {option}, or leave the option out")
     root = values.get("root") or os.environ.get(ROOT_VARIABLE)
     if not root:
         raise _missing("root", f"or set {ROOT_VARIABLE} before Spark starts")
@@ -355,6 +358,11 @@ def _headers(values: Mapping[str, str]) -> dict[str, Any]:
     """Return the headers that the options give to all messages, as arguments of `Queue.send`."""
     if values.get("type") == "":
         raise ConfigError("option type is empty: name the type, or leave the option out")
+    body_format = values.get("bodyformat", BODY_FORMATS[0])
+    is_shared = values.get("messageper", MESSAGE_PER[0]) != "row"
+    if is_shared and values.get("type", body_format) in {*BODY_FORMATS, *RECORD_FORMATS} - {body_format}:
+        raise ConfigError(f"option type = {values['type']!r}: consumers would read the bodies, which are "
+                          f"{body_format}, in this format: leave the option out, or name no format")  # fmt: skip
     headers = {
         "type": values.get("type"),
         "priority": _priority(values),
@@ -470,6 +478,9 @@ def _job_id(values: Mapping[str, str]) -> str | None:
         raise ConfigError(f"option jobId = {job_id!r}: only {QUERY} and {BATCH} may be in braces")
     if QUERY in job_id and BATCH not in job_id:
         raise ConfigError(f"option jobId = {job_id!r} needs {BATCH}, too: else only the first batch would be sent")
+    if BATCH in job_id and QUERY not in job_id:
+        raise ConfigError(f"option jobId = {job_id!r} needs {QUERY}, too: a new checkpoint counts from 0 again, and "
+                          "what was sent under a number is not sent again")  # fmt: skip
     return job_id
 
 

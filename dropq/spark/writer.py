@@ -26,9 +26,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from dropq.api import Queue
 from dropq.errors import ConfigError
 from dropq.queue.sender import Headers
+from dropq.spark.arrow_cast import is_bytes
 from dropq.spark.bundles import RowError, bodies, check_records, write_records
 from dropq.spark.encoders import BODIES, in_utc
-from dropq.spark.options import WriteOptions
+from dropq.spark.options import BATCH, WriteOptions
 from dropq.spark.workers import freeze_imports
 from dropq.staging.jobs import Attempt, Epoch, Job, Staged
 from dropq.storage.failures import storage_error
@@ -46,11 +47,17 @@ SHOWN = 40
 
 @dataclass
 class StagedFiles(WriterCommitMessage):
-    """What a task staged, for the driver to commit; and the query, if it staged for an epoch, else the job's id."""
+    """What a task staged, for the driver to commit; and, where Spark tells tasks alone, for which epoch.
+
+    Attributes:
+        staged: the files; None for none.
+        query: the query of the epoch; for the job of a batch, the job's name, with its number left open.
+        batch: the number of a batch.
+    """
 
     staged: Staged | None = None
     query: str = ""
-    job_id: str = ""
+    batch: int = 0
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -58,7 +65,7 @@ class QueueWriter(DataSourceArrowWriter):
 
     Args:
         options: the options of the write.
-        job_id: names the job; if it has `{query}` or `{batch}`, the tasks fill them in, and tell the commit.
+        job_id: names the job; if it has `{query}` and `{batch}`, the tasks fill them in, and tell the commit.
     """
 
     def __init__(self, options: WriteOptions, job_id: str) -> None:
@@ -74,12 +81,13 @@ class QueueWriter(DataSourceArrowWriter):
             ValueError: the job id cannot name a job.
         """
         writer = cls(options, options.job_id or f"spark-{secrets.token_hex(10)}")
+        queue = options.open()
         if options.is_per_batch:
-            Job(options.open()._goal, options.job_of(LONGEST_QUERY, LONGEST_BATCH))  # raises if it may be too long
+            Job(queue._goal, options.job_of(LONGEST_QUERY).replace(BATCH, LONGEST_BATCH))  # raises if too long
             return writer
-        job = writer._job(writer.job_id)
+        job = Job(queue._goal, writer.job_id)
         if job.sent:
-            log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, options.queue)
+            _warn_of_sent(job, queue)
         else:
             job.begin()
         return writer
@@ -87,39 +95,35 @@ class QueueWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; stage nothing if it is empty, or if the job was sent before."""
         freeze_imports()
-        job_id, begins = self.job_id, self.options.is_per_batch
-        if begins:
-            job_id = _job_of_batch(self.options)
+        epoch = _job_of_batch(self.options) if self.options.is_per_batch else None
         batches = _with_rows(iterator)
-        if batches is None:
-            return StagedFiles(job_id=job_id)
-        queue = self.options.open()
-        staged = stage(queue, Job(queue._goal, job_id), self.options, batches, begins=begins)
-        return StagedFiles(staged, job_id=job_id)
+        staged = None
+        if batches is not None:
+            queue = self.options.open()
+            job = Epoch(queue._goal, *epoch) if epoch else Job(queue._goal, self.job_id)
+            staged = stage(queue, job, self.options, batches, begins=epoch is not None)
+        return StagedFiles(staged, *epoch or ())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything that was staged, in the driver."""
         queue = self.options.open()
-        for job_id in self._job_ids(messages):
-            job = Job(queue._goal, job_id)
+        for job in self._jobs(queue, messages):
             if self.options.is_per_batch and job.sent:
-                log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, self.options.queue)
+                _warn_of_sent(job, queue)
             _commit(queue, job, self.options, _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the job; if Spark calls this after a commit that failed halfway, send the job instead."""
-        for job_id in self._job_ids(messages):
-            if self._job(job_id).abort():
-                log.warning("job %s was committed before it failed: all of it is sent, do not send it again", job_id)
+        for job in self._jobs(self.options.open(), messages):
+            if job.abort():
+                log.warning("job %s was committed before it failed: all of it is sent, do not send it again", job.id)
 
-    def _job_ids(self, messages: Iterable[WriterCommitMessage | None]) -> list[str]:
-        """Return the ids of the job: one, or what the tasks filled in, which is none if no task was successful."""
+    def _jobs(self, queue: Queue, messages: Iterable[WriterCommitMessage | None]) -> list[Job]:
+        """Return the job; or what the tasks filled in, which is none if no task was successful."""
         if not self.options.is_per_batch:
-            return [self.job_id]
-        return sorted({part.job_id for part in messages if isinstance(part, StagedFiles)})
-
-    def _job(self, job_id: str) -> Job:
-        return Job(self.options.open()._goal, job_id)
+            return [Job(queue._goal, self.job_id)]
+        epochs = {(part.query, part.batch) for part in messages if isinstance(part, StagedFiles)}
+        return [Epoch(queue._goal, *epoch) for epoch in sorted(epochs)]
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
@@ -154,9 +158,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         for query in _queries(messages):
             epoch = Epoch(queue._goal, query, batchId)
             if epoch.sent:
-                log.warning(
-                    "%s was sent to queue %s before: this run of it sends nothing", epoch.id, self.options.queue
-                )
+                _warn_of_sent(epoch, queue)
             _commit(queue, epoch, self.options, _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -176,8 +178,12 @@ def _query_and_batch() -> tuple[str | None, str | None]:
     return context.getLocalProperty(QUERY_ID), context.getLocalProperty(EPOCH)
 
 
-def _job_of_batch(options: WriteOptions) -> str:
-    """Return the job id of the batch that a task works for.
+def _warn_of_sent(job: Job, queue: Queue) -> None:
+    log.warning("job %s was sent to queue %s before: this run sends nothing", job.id, queue.name)
+
+
+def _job_of_batch(options: WriteOptions) -> tuple[str, int]:
+    """Return the name of the job of the batch that a task works for, and the number of the batch.
 
     Raises:
         ConfigError: Spark does not tell the query and the batch.
@@ -189,7 +195,7 @@ def _job_of_batch(options: WriteOptions) -> str:
             "and not under Spark Connect; nothing was sent. Give a name of your own that changes with the checkpoint, "
             'such as f"{checkpoint_name}-{batch}"'
         )
-    return options.job_of(query, batch)
+    return options.job_of(query), int(batch)
 
 
 def _commit(queue: Queue, job: Job, options: WriteOptions, staged: list[Staged]) -> None:
@@ -254,8 +260,9 @@ def stage(
     try:
         attempt = job.attempt(f"p{partition:05d}-a{number}")
         try:
-            first = next(batches)
-            rows = chain([first], batches)
+            valid = map(_with_valid_texts, batches)
+            first = next(valid)
+            rows = chain([first], valid)
             if options.message_per != "row":
                 _stage_bodies(queue, attempt, first.schema, rows, options)
             elif options.max_records is not None:
@@ -304,7 +311,7 @@ def _files(queue: Queue, batch: pa.RecordBatch, headers: Mapping[str, Any]) -> l
     """Return the file names of rows."""
     value = batch.column("value")
     _refuse_null(value)
-    message_class = "B" if _is_binary(value.type) else "T"
+    message_class = "B" if is_bytes(value.type) else "T"
     others = _others(batch.schema)
     if not (others or headers):
         return queue._plain_addresses(batch.num_rows, message_class)
@@ -318,10 +325,6 @@ def _files(queue: Queue, batch: pa.RecordBatch, headers: Mapping[str, Any]) -> l
         except ValueError as error:
             raise RowError(row, error) from error
     return files
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _others(schema: pa.Schema) -> list[str]:
@@ -430,7 +433,7 @@ def _stage_records(
 ) -> None:
     """Stage a bundle for every `max_records` rows whose columns say the same of it; its JMS type is the format."""
     others = _others(schema)
-    body_format = options.body_format or ("frames" if _is_binary(schema.field("value").type) else "text")
+    body_format = options.body_format or ("frames" if is_bytes(schema.field("value").type) else "text")
     longest = queue._goal.config.max_record_bytes
 
     def write(first: Part, body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
@@ -465,14 +468,14 @@ def _stage_bodies(
     """Stage a message for each key, or for all rows; more than one where there are more than `max_records` rows.
 
     Raises:
-        ValueError: a key comes again after another one, or a text is not UTF-8.
+        ValueError: a key comes again after another one.
     """
     keys, body_format, schema = options.key_columns, options.body_format, in_utc(schema)
     seen: set[tuple[str | None, ...]] = set()
     last = None
 
     def write(body: IO[bytes], rows: Iterable[pa.RecordBatch]) -> None:
-        BODIES[body_format](body, schema, (_with_valid_texts(batch.cast(schema)) for batch in rows))
+        BODIES[body_format](body, schema, (batch.cast(schema) for batch in rows))
 
     def name(first: Part, count: int) -> str:
         fields = _fields(options.headers, ("properties",), ([*zip(keys, first.shared, strict=True)],))
@@ -491,13 +494,13 @@ def _stage_bodies(
 
 
 def _with_valid_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch; raise ValueError if a text is not UTF-8, as Spark's may be: no reader could read the body."""
+    """Return a batch; raise ValueError if a text is not UTF-8, as Spark's may be: no reader could read it."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
             raise ValueError(
-                f"column {name} cannot be read from a body: {error}; repair its texts, as by make_valid_utf8({name}), "
+                f"column {name} has what nobody could read: {error}; repair its texts, as by make_valid_utf8({name}), "
                 "or cast them to binary; nothing was sent"
             ) from error
     return batch

@@ -275,14 +275,14 @@ class Job:
 
 
 class Epoch(Job):
-    """A job that sends one epoch of a streaming query.
+    """A job that sends one epoch of a streaming query, or one batch of foreachBatch.
 
     The ledger keeps the last epoch that was sent. An earlier one comes from a driver that another has overtaken, and is
     refused.
 
     Args:
         context: the queue.
-        query: names the query.
+        query: names the query; of a query that sends several jobs from each batch, the job, too.
         number: the number of the epoch.
     """
 

@@ -76,13 +76,15 @@ def size_asked(path: str, folder: int = HERE) -> int | None:
         folder: the descriptor of the folder that a relative `path` begins in.
 
     Returns:
-        The size; None where the C library cannot ask.
+        The size; None where the C library, the kernel or a container's rules do not let it ask.
     """
     if _statx is None:
         return None
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if _statx(folder, path.encode(_ENCODING, _ERRORS), _ASKED | _NO_FOLLOW, _SIZE, answer) != 0:
         number = ctypes.get_errno()
+        if number in NO_FLAGS or number == errno.EPERM:  # to ask for a size takes no permission
+            return None
         raise OSError(number, os.strerror(number), path)
     return int.from_bytes(answer.raw[_SIZE_AT : _SIZE_AT + 8], sys.byteorder)
 

@@ -15,7 +15,7 @@ import pytest
 from helpers import FRESH, Clock, make_queue, timed, where
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import StructType
-from test_spark_streams import below, bodies, ended, fill, send, stream, work
+from test_spark_streams import below, bodies, ended, fill, lines, put, send, stream, work
 
 import dropq.spark
 from dropq import ConfigError, InvalidFilter, NoSuchQueue, Queue, Root, StorageError
@@ -79,7 +79,26 @@ def test_a_batch_that_comes_again_sends_nothing_under_its_query_and_number(
     assert where(out) == {"target": bodies(4)}
     assert where(queue) == {"processed": bodies(4)}
     assert below(out, "working") == []
-    assert below(out, ".dropq", "ledger") == [f"{query.id}-{batch}.json" for batch in range(3)]
+    assert below(out, ".dropq", "ledger") == [f"{query.id}-%7Bbatch%7D.2.json"]
+
+
+def test_a_batch_that_was_overtaken_is_refused_instead_of_dropped(
+    spark: SparkSession, out: Queue, checkpoint: Path, tmp_path: Path
+) -> None:
+    def each(frame: DataFrame, batch: int) -> None:
+        save(frame, out, "{query}-{batch}")
+
+    put(tmp_path / "in", "0.txt", "a")
+    put(tmp_path / "in", "1.txt", "b")
+    ended(work(lines(spark, tmp_path / "in"), checkpoint, each))
+    for folder, first in (("offsets", 1), ("commits", 0)):  # a copy of the checkpoint, from before batch 0 was done
+        for number in range(first, 2):
+            for name in (f"{number}", f".{number}.crc"):
+                (checkpoint / folder / name).unlink(missing_ok=True)
+    with pytest.raises(StreamingQueryException, match=r"epoch 0 of .* was not sent, as epoch 1 was sent before"):
+        ended(work(lines(spark, tmp_path / "in"), checkpoint, each))
+    assert where(out) == {"target": [b"a", b"b"]}
+    assert below(out, "working") == []
 
 
 def test_tasks_that_know_no_batch_refuse_a_job_named_by_it_and_say_the_way(spark: SparkSession, out: Queue) -> None:
@@ -95,6 +114,7 @@ def test_tasks_that_know_no_batch_refuse_a_job_named_by_it_and_say_the_way(spark
     ("job_id", "said"),
     [
         ("{query}", "needs {batch}, too: else only the first batch would be sent"),
+        ("{batch}", "needs {query}, too: a new checkpoint counts from 0 again"),
         ("{query}-{number}", "only {query} and {batch} may be in braces"),
         ("{batch}}", "only {query} and {batch} may be in braces"),
     ],

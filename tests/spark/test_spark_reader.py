@@ -275,8 +275,8 @@ def test_a_schema_without_columns_is_no_empty_queue(spark: SparkSession, queue: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"root": ""}, "option root is missing"),
-        ({"queue": ""}, "option queue is missing"),
+        ({"root": ""}, "option root is empty"),
+        ({"queue": ""}, "option queue is empty"),
         ({"path": "/r/q"}, r"load\(\) takes no path here"),
         ({"states": "target"}, "option states is unknown: did you mean state?"),
         ({"bodyFormats": "csv"}, "did you mean bodyFormat?"),

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 #: The classes that tests register are not importable where Spark's workers run.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
+#: What the error about a text that is not UTF-8 says.
+NOT_UTF8 = r"column value has what nobody could read: .*make_valid_utf8\(value\)"
 PAPER = Path(__file__).parents[2] / "docs" / "spark.md"
 #: A column of each type that every format but text can write, some rows of nulls.
 FLAT = """
@@ -332,8 +334,8 @@ def test_columns_that_cannot_be_written_are_refused_by_name(columns: str, option
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"root": ""}, "option root is missing"),
-        ({"queue": ""}, "option queue is missing"),
+        ({"root": ""}, "option root is empty"),
+        ({"queue": ""}, "option queue is empty"),
         ({"path": "/r/q"}, r"save\(\) takes no path"),
         ({"messageper": "rows"}, "option messagePer = 'rows': row, partition or key is allowed"),
         ({"jobId": ""}, "option jobId is empty"),
@@ -430,10 +432,24 @@ def test_the_paper_tells_every_option_and_format() -> None:
 # -- all or nothing ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"recordsPerMessage": 2}, {"messagePer": "key", "keyColumns": "value"}],
+    ids=["rows", "records", "keys"],
+)
+def test_a_text_that_no_consumer_could_read_fails_the_job(
+    spark: SparkSession, queue: Queue, options: dict[str, Any]
+) -> None:
+    rows = spark.sql("SELECT cast(X'6FFF' AS string) value UNION ALL SELECT 'b'")
+    with pytest.raises(PySparkException, match=NOT_UTF8):
+        save(rows, queue, **options)
+    assert (bodies(queue), working(queue)) == ([], [])
+
+
 @pytest.mark.parametrize("body_format", BODY_FORMATS)
 def test_a_text_that_no_reader_could_read_fails_the_job(spark: SparkSession, queue: Queue, body_format: str) -> None:
     rows = spark.sql("SELECT cast(X'6FFF' AS string) value UNION ALL SELECT 'b'")
-    with pytest.raises(PySparkException, match=r"column value cannot be read .*make_valid_utf8\(value\)"):
+    with pytest.raises(PySparkException, match=NOT_UTF8):
         save(rows, queue, messagePer="partition", bodyFormat=body_format)
     assert (bodies(queue), working(queue)) == ([], [])
     save(rows.selectExpr("make_valid_utf8(value) value"), queue, messagePer="partition", bodyFormat=body_format)

@@ -87,4 +87,4 @@ def test_objects_that_live_during_a_later_task_are_not_kept_for_ever(tmp_path: P
 def test_an_empty_partition_opens_no_queue(tmp_path: Path) -> None:
     writer = QueueWriter(WriteOptions.parse({"root": str(tmp_path / "no root"), "queue": "q"}), "job")
     empty = pa.RecordBatch.from_pydict({"value": pa.array([], pa.string())})
-    assert writer.write(iter([empty, empty])) == StagedFiles(job_id="job")
+    assert writer.write(iter([empty, empty])) == StagedFiles()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from pathlib import Path
@@ -30,6 +31,18 @@ def test_the_size_of_a_file_that_is_gone_cannot_be_asked_for(tmp_path: Path) -> 
         pytest.skip("this C library has no statx")
     with pytest.raises(FileNotFoundError):
         system_calls.size_asked(f"{tmp_path}/gone")
+
+
+@pytest.mark.parametrize("refused", [errno.ENOSYS, errno.EPERM])
+def test_where_a_container_refuses_the_call_nothing_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    def statx(*_: object) -> int:
+        ctypes.set_errno(refused)
+        return -1
+
+    monkeypatch.setattr(system_calls, "_statx", statx)
+    assert system_calls.size_asked(f"{tmp_path}/file") is None
 
 
 @pytest.mark.parametrize(("kind", "late"), [("fuse.fuse_dfs", True), ("fuse", True), ("ext4", False), ("nfs4", False)])
