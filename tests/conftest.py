@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
-import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from actors import Actor, finish
-from helpers import Clock, Make, Ran, Run, make_queue
+from helpers import Clock, Make, Ran, Run, make_queue, other_file_system
 from hypothesis import HealthCheck, settings
 
 import dropq
@@ -60,13 +59,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
     """A folder on another file system than tmp_path."""
-    shared_memory = Path("/dev/shm")
-    if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("/dev/shm is no other file system here")
-    folder = shared_memory / f"dropq-{secrets.token_hex(6)}"
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
+    place = other_file_system(tmp_path)
+    if place is None:
+        pytest.skip("there is no other file system here")
+    with TemporaryDirectory(dir=place, prefix="dropq-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

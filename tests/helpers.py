@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -184,6 +185,13 @@ def reopened(queue: Queue, timing: Timing | None = None) -> Queue:
     """The same queue as another process opens it, with the same timing where no other is given."""
     root = Root(queue.root.path, clock=queue.root.clock)
     return timed(root, timing or queue.root.context.timing).queue(queue.name)
+
+
+def other_file_system(folder: Path) -> Path | None:
+    """Return where temporary folders may be made on another file system than a folder's; None where there is none."""
+    places = (Path(place) for place in ("/dev/shm", tempfile.gettempdir(), "/var/tmp"))
+    device = reading.device(str(folder))
+    return next((place for place in places if place.is_dir() and reading.device(str(place)) != device), None)
 
 
 def until(condition: Callable[[], object], what: str, *, timeout: float = 15.0) -> None:

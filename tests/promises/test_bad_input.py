@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from helpers import Make, base, drop, gone_mount, make_queue, names_in, reopened
 
 from dropq import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Queue, Root, StorageError, work
 from dropq.format.layout import FOLDERS
-from dropq.storage import reading
 from dropq.worker.command import Command
 
 #: What may be done to a queue that cannot be opened.
@@ -318,20 +316,6 @@ def test_a_queue_with_a_stray_folder_is_deleted_only_by_force(tmp_path: Path) ->
     assert (base(queue) / "target" / "folder").is_dir() and reopened(queue).exists()
     queue.root.delete_queue("q", force=True)
     assert [name for name in os.listdir(queue.root.path) if "q" in name.split(".")] == []
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A folder on another file system than tmp_path."""
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or reading.device(str(shm)) == reading.device(str(tmp_path)):
-        pytest.skip("/dev/shm is no other file system here")
-    folder = shm / f"dropq-{secrets.token_hex(6)}"
-    folder.mkdir()
-    yield folder
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-    folder.rmdir()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

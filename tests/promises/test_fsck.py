@@ -606,25 +606,16 @@ def test_what_a_sweep_brings_in_order_names_the_command_that_does(
     assert kind not in kinds(examined(queue))
 
 
-def test_folders_on_two_file_systems_are_found(queue: Queue, clock: Clock) -> None:
-    elsewhere = Path("/dev/shm")
-    if not elsewhere.is_dir() or reading.device(str(elsewhere)) == reading.device(str(base(queue))):
-        pytest.skip("/dev/shm is no other file system here")
-    other = elsewhere / f"dropq-{secrets.token_hex(6)}"
-    other.mkdir()
-    try:
-        (base(queue) / "error").rmdir()
-        (base(queue) / "error").symlink_to(other)
-        write(other / ".old").chmod(0o600)
-        clock.advance(DAY)
-        [spanning] = [finding for finding in examined(queue) if finding.kind == "two-filesystems"]
-        assert spanning.path == str(base(queue) / "error") and str(base(queue)) in spanning.detail
-        [stray] = [finding for finding in examined(queue, repair=True) if finding.kind == "hidden"]
-        assert not stray.repaired and "not repaired" in stray.detail  # no rename leads there
-        assert (other / ".old").exists()
-    finally:
-        (other / ".old").unlink(missing_ok=True)
-        other.rmdir()
+def test_folders_on_two_file_systems_are_found(queue: Queue, clock: Clock, elsewhere: Path) -> None:
+    (base(queue) / "error").rmdir()
+    (base(queue) / "error").symlink_to(elsewhere)
+    write(elsewhere / ".old").chmod(0o600)
+    clock.advance(DAY)
+    [spanning] = [finding for finding in examined(queue) if finding.kind == "two-filesystems"]
+    assert spanning.path == str(base(queue) / "error") and str(base(queue)) in spanning.detail
+    [stray] = [finding for finding in examined(queue, repair=True) if finding.kind == "hidden"]
+    assert not stray.repaired and "not repaired" in stray.detail  # no rename leads there
+    assert (elsewhere / ".old").exists()
 
 
 def test_a_folder_that_this_user_may_not_list_is_found(queue: Queue) -> None:

@@ -30,6 +30,7 @@ from helpers import (
     files,
     make_queue,
     names_in,
+    other_file_system,
     take,
     until,
     where,
@@ -47,7 +48,6 @@ from dropq.upkeep.sweep import QuickSweep
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "dropboxmq-1.2-routes.json").read_text("utf-8"))
 #: Where the tests look for a second file system.
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def routed(queue: Queue, name: str = "hi") -> dict[str, bytes]:
@@ -279,10 +279,11 @@ def test_another_selector_counts_from_the_next_look(q: Queue) -> None:
 # -- routes that cannot be used ----------------------------------------------------------------------------------------
 
 
-def other_file_system(tmp_path: Path) -> Path:
-    if not SHARED_MEMORY.is_dir() or SHARED_MEMORY.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("there is no second file system here")
-    return SHARED_MEMORY
+def on_another_disk(queue: Queue) -> Path:
+    place = other_file_system(base(queue))
+    if place is None:
+        pytest.skip("there is no other file system here")
+    return place
 
 
 def circle(queue: Queue) -> None:
@@ -313,7 +314,7 @@ UNUSABLE: dict[str, tuple[Callable[[Queue], object], str]] = {
     ),
     "circle": (circle, "leads back to the queue, through"),
     "other file system": (
-        lambda queue: add_route(queue, "bad", "TRUE", to=other_file_system(base(queue))),
+        lambda queue: add_route(queue, "bad", "TRUE", to=on_another_disk(queue)),
         "leads to another file system",
     ),
 }

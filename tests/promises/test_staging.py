@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -667,17 +666,14 @@ def test_a_manifest_sends_nowhere_but_to_where_the_overflow_selector_sends(
     assert "has no overflow selector that sends there" in caplog.text
 
 
-def test_a_job_overflows_to_no_other_file_system(tmp_path: Path) -> None:
+def test_a_job_overflows_to_no_other_file_system(tmp_path: Path, elsewhere: Path) -> None:
     queue, rest = overflowing(tmp_path / "root")
-    with TemporaryDirectory(dir="/dev/shm") as elsewhere:
-        if os.stat(elsewhere).st_dev == os.stat(tmp_path).st_dev:
-            pytest.skip("/dev/shm is no other file system here")
-        shutil.move(rest.layout.base, f"{elsewhere}/rest")
-        os.symlink(f"{elsewhere}/rest", rest.layout.base)
-        job = Job(queue.context, "job")
-        with pytest.raises(QueueFull, match=r"job job was not sent: .* to queue rest: rest is on another file system"):
-            job.commit(stage(queue, job), overflow="rest")
-        assert (job.abort(), job.sent, in_both(queue, rest)) == (False, False, [])
+    shutil.move(rest.layout.base, elsewhere / "rest")
+    os.symlink(elsewhere / "rest", rest.layout.base)
+    job = Job(queue.context, "job")
+    with pytest.raises(QueueFull, match=r"job job was not sent: .* to queue rest: rest is on another file system"):
+        job.commit(stage(queue, job), overflow="rest")
+    assert (job.abort(), job.sent, in_both(queue, rest)) == (False, False, [])
 
 
 def test_a_job_overflows_to_no_view_on_topics(tmp_path: Path) -> None:

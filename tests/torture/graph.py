@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from helpers import until
+from helpers import other_file_system, until
 
 from dropq import LeaseLost, Message, Queue, QueueExists, Root, Unavailable
 from dropq.policies.lock import PolicyLock
@@ -28,13 +28,11 @@ from torture.acts import of_each
 from torture.crowd import Crowd, send_by_hand
 from torture.graph_cases import (
     CASES,
-    ELSEWHERE,
     OTHERS,
     SETTINGS,
     Books,
     GraphCases,
     Setting,
-    has_elsewhere,
     put_in,
 )
 from torture.table import Options, Row
@@ -70,24 +68,24 @@ ROLES = (
 
 def run(options: Options) -> Iterable[Row]:
     """Return a row for the crashes, the faults and the others of each setting, and one for the storm."""
-    settings = [setting for setting in SETTINGS if not setting.far or has_elsewhere(options.folder)]
+    settings = [setting for setting in SETTINGS if not setting.far or other_file_system(options.folder)]
     rows = of_each(settings, options, _all_cases) if options.long else []
     folder = options.folder / "storm"
     folder.mkdir()
     if options.long:
         rows.append(storm(folder, options.seed, LONG))
-        if has_elsewhere(options.folder):
-            rows.append(storm_elsewhere(options.folder / "far", options.seed, LONG))
+        if place := other_file_system(options.folder):
+            rows.append(storm_elsewhere(options.folder / "far", place, options.seed, LONG))
     else:
         with mock.patch.object(looks, "APART", APART), mock.patch.object(registry, "APART", APART):
             rows.append(storm(folder, options.seed, SHORT))
     return rows
 
 
-def storm_elsewhere(folder: Path, seed: int, seconds: float) -> Row:
+def storm_elsewhere(folder: Path, place: Path, seed: int, seconds: float) -> Row:
     """Let the storm rage where a queue in the middle of the graph lies on another file system."""
     folder.mkdir()
-    with tempfile.TemporaryDirectory(dir=ELSEWHERE) as elsewhere:
+    with tempfile.TemporaryDirectory(dir=place) as elsewhere:
         return storm(folder, seed, seconds, Path(elsewhere))
 
 

@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from helpers import Clock, drop, timed
+from helpers import Clock, drop, other_file_system, timed
 
 from dropq import DropqError, Message, NoSuchQueue, Queue, QueueExists, Root, Subscription
 from dropq.lifecycle import credits
 from dropq.lifecycle.transitions import Transitions
 from dropq.routing import looks, registry
 from dropq.staging import fan_out
-from dropq.storage.reading import device
 from torture import acts
 from torture.account import body, look, name_of, told
 from torture.acts import Meeting
@@ -137,15 +136,8 @@ class Setting(acts.Setting):
     far: bool = False
 
 
-#: Another file system than that of most folders.
-ELSEWHERE = Path("/dev/shm")
 #: The queues that lie there, where some do.
 FAR = ("end", "audit", "answers", "letters")
-
-
-def has_elsewhere(folder: Path) -> bool:
-    """Return whether there is another file system than that of a folder."""
-    return ELSEWHERE.is_dir() and device(str(ELSEWHERE)) != device(str(folder))
 
 
 SETTINGS = (
@@ -637,7 +629,7 @@ class GraphCases(acts.Acts[Case, Scene]):
         super().__init__(folder, setting, row)
         self._setting = setting
         self._root = folder / "root"
-        self._elsewhere = ELSEWHERE / f"dropq-{secrets.token_hex(6)}"
+        self._elsewhere = (other_file_system(folder) or folder) / f"dropq-{secrets.token_hex(6)}"
         #: The root, and the folder of its queues that lie elsewhere.
         self._folders = (self._root, self._elsewhere)
         weakref.finalize(self, shutil.rmtree, self._elsewhere, ignore_errors=True)
