@@ -437,12 +437,13 @@ def test_the_paper_tells_every_option_and_format() -> None:
     [{}, {"recordsPerMessage": 2}, {"messagePer": "key", "keyColumns": "value"}],
     ids=["rows", "records", "keys"],
 )
-def test_a_text_that_no_consumer_could_read_fails_the_job(
-    spark: SparkSession, queue: Queue, options: dict[str, Any]
-) -> None:
-    rows = spark.sql("SELECT cast(X'6FFF' AS string) value UNION ALL SELECT 'b'")
-    with pytest.raises(PySparkException, match=NOT_UTF8):
-        save(rows, queue, **options)
+def test_a_text_that_no_consumer_could_read_is_not_staged(queue: Queue, options: dict[str, Any]) -> None:
+    parsed = WriteOptions.parse({"root": str(queue.root.path), "queue": "q", **{k: str(v) for k, v in options.items()}})
+    values = pa.array([b"o\xff", b"b"], pa.binary()).view(pa.string())
+    writer = QueueWriter.begin(parsed)
+    with pytest.raises(ValueError, match=NOT_UTF8):
+        writer.write(iter([pa.RecordBatch.from_pydict({"value": values})]))
+    writer.abort([])
     assert (bodies(queue), working(queue)) == ([], [])
 
 
