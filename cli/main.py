@@ -26,6 +26,7 @@ COMMANDS = {
         **dict.fromkeys(("send", "receive", "ack", "nack", "fail", "reject", "extend", "reply"), "messages"),
         **dict.fromkeys(("work", "wait"), "working"),
         "route": "routing",
+        "serve": "serving",
     },
     "Topics and selectors": {"topic": "topics", "selector": "selectors"},
     "Repair": dict.fromkeys(

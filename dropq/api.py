@@ -372,7 +372,7 @@ class Queue(Sender):
         own = self.context
         if own is self._goal or own.config.max_unprocessed is None or own.config.overflow != "reject":
             return limits
-        return SendLimits(self.name, own, then=limits)
+        return SendLimits(self.name, own, then=limits, waits=self._waits)
 
     def _overflow(self, full: QueueFull) -> Sender:
         if not full.overflows_to:
@@ -381,7 +381,8 @@ class Queue(Sender):
         if other is None or not other.exists():
             other = self.root.queue(full.overflows_to)
             try:
-                other._limits = SendLimits(other.name, other._goal, rejects=True)  # followed once
+                # Followed once.
+                other._limits = SendLimits(other.name, other._goal, rejects=True, waits=self._waits)
             except NoSuchQueue as error:
                 raise QueueFull(
                     f"queue {self.name} is full, and its overflow selector sends to {other.name}, which is not there: "

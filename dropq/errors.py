@@ -81,6 +81,7 @@ class StorageError(DropqError):
         path: the path that was given to the failed call.
         errno: the system's error number, or None.
         location: the state and file name that the message has now, if it was settled and only the sync failed.
+        unsynced: whether messages were sent, and only the sync failed.
     """
 
     def __init__(self, message: str, *, path: str = "", errno: int | None = None) -> None:
@@ -88,3 +89,4 @@ class StorageError(DropqError):
         self.path = path
         self.errno = errno
         self.location: tuple[str, str] | None = None
+        self.unsynced = False

@@ -129,7 +129,9 @@ class Transitions:
             if names.is_temporary(self.context.name) and not reading.exists(self._layout.target):
                 return  # RACE: its requester has the answer already, and removed the queue
             fate = "the message is visible, but a power cut may take it back: do not send it again"
-            raise storage_error(error, fate) from error
+            failed = storage_error(error, fate)
+            failed.unsynced = True
+            raise failed from error
 
     def sent_to(self, not_before: int) -> str:
         """Return the folder that a message is sent to: target/, or delayed/ until its delay is over."""

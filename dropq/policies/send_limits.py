@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from dropq.errors import QueueFull
+from dropq.errors import DropqError, QueueFull
 from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.timing import Timing
@@ -35,6 +35,10 @@ _NUMBER = re.compile("[+-]?[0-9]{1,18}")
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
+class MustWait(DropqError):
+    """Raised instead of a wait for room, for a sender that has something else to do; nothing was sent."""
+
+
 class SendLimits:
     """The send limits of one queue, for the process that made this object.
 
@@ -44,15 +48,22 @@ class SendLimits:
         then: the limits of the topic that what this queue lets in is published to; None of any other queue.
         rejects: whether the queue rejects what is beyond its limit, whatever it says: it takes what another is too full
             for.
+        waits: whether senders wait for room; else they get MustWait.
     """
 
     def __init__(
-        self, name: str, context: QueueContext, *, then: SendLimits | None = None, rejects: bool = False
+        self,
+        name: str,
+        context: QueueContext,
+        *,
+        then: SendLimits | None = None,
+        rejects: bool = False,
+        waits: bool = True,
     ) -> None:
         most = context.config.max_unprocessed
         self._then = then
-        self._write_lock = WriteLock(name, context)
-        self._limit = None if most is None else Limit(name, context, most, rejects=rejects)
+        self._write_lock = WriteLock(name, context, waits=waits)
+        self._limit = None if most is None else Limit(name, context, most, rejects=rejects, waits=waits)
         self._pid = os.getpid()
 
     @property
@@ -77,6 +88,7 @@ class SendLimits:
 
         Raises:
             QueueFull: the queue is full and rejects; none was sent.
+            MustWait: there is no room, and these senders do not wait; none was sent.
         """
         count = self._write_lock.admit(count, whole=whole)
         count = count if self._limit is None else self._limit.admit(count, whole=whole)
@@ -164,11 +176,14 @@ class Limit:
         name: the queue's name.
         context: the queue.
         most: the limit.
-        rejects: as of `SendLimits`.
+        rejects, waits: as of `SendLimits`.
     """
 
-    def __init__(self, name: str, context: QueueContext, most: int, *, rejects: bool = False) -> None:
+    def __init__(
+        self, name: str, context: QueueContext, most: int, *, rejects: bool = False, waits: bool = True
+    ) -> None:
         layout = context.layout
+        self._waits = waits
         self._name = name
         self._context = context
         self._most = most
@@ -225,6 +240,8 @@ class Limit:
     def _wait(self, count: int, whole: bool) -> int:
         # Mostly an ack makes room, which causes an event; other changes are found by the next count.
         timing = self._context.timing
+        if not self._waits:
+            raise MustWait(f"{self._full}: senders wait for consumers")
         wait = _Wait(self._context.layout.processed, f"{self._full}: senders wait for consumers", timing)
         while not (entering := self._enter(count, whole)):
             wait.pause(timing.max_age)
@@ -252,11 +269,13 @@ class WriteLock:
     Args:
         name: the queue's name.
         context: the queue.
+        waits: as of `SendLimits`.
     """
 
-    def __init__(self, name: str, context: QueueContext) -> None:
+    def __init__(self, name: str, context: QueueContext, *, waits: bool = True) -> None:
         self._name = name
         self._context = context
+        self._waits = waits
         self._path = context.layout.write_lock
         self._looks_at = 0.0
         self._content: bytes | None = None
@@ -279,6 +298,8 @@ class WriteLock:
                 terms.tally.add(admitted - entering)
                 return admitted
             why = f"{self._path} makes senders wait: remove it to let them go on"
+            if not self._waits:
+                raise MustWait(why)
             wait = wait or _Wait(self._context.layout.processing, why, timing)
             wait.pause(min(left, timing.max_age))
         return count

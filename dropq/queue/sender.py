@@ -74,6 +74,8 @@ class Sender:
     #: What lets messages in, from the first send on, and when it is to be asked again, by `time.monotonic()`.
     _limits: SendLimits | None = None
     _asks_at = 0.0
+    #: Whether it waits where the queue makes senders wait; else it raises MustWait.
+    _waits = True
     #: The queue's transitions, once it is open.
     _opened: Transitions | None = None
 
@@ -540,7 +542,7 @@ class Sender:
 
     def _limits_of_sends(self) -> SendLimits:
         """Return what lets messages in."""
-        return SendLimits(self._goal.name, self._goal)
+        return SendLimits(self._goal.name, self._goal, waits=self._waits)
 
     def _plain_addresses(self, count: int, message_class: str) -> list[str]:
         """Return the file names of so many messages that have nothing to say but their class."""

@@ -1,0 +1,99 @@
+"""The command that serves a queue to programs that speak another protocol."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+import typer
+
+from dropq.errors import Unavailable
+
+from . import output
+from .options import Json, QueueName, lease_period
+from .output import OK
+from .shell import Shell, UsageError, despite_closed_stdout
+
+
+def serve(
+    ctx: typer.Context,
+    name: QueueName,
+    zmq: Annotated[bool, typer.Option("--zmq", help="Serve clients of PZQ, over ZeroMQ.")] = False,
+    receive: Annotated[
+        str, typer.Option("--receive", metavar="ADDRESS", help="Where producers connect.")
+    ] = "tcp://127.0.0.1:11131",
+    send: Annotated[
+        str, typer.Option("--send", metavar="ADDRESS", help="Where consumers connect.")
+    ] = "tcp://127.0.0.1:11132",
+    monitor: Annotated[
+        str, typer.Option("--monitor", metavar="ADDRESS", help="Where monitors connect.")
+    ] = "tcp://127.0.0.1:11133",
+    ack_timeout: Annotated[
+        float | None,
+        lease_period(
+            "--ack-timeout", help="How long a message is a consumer's; else the queue's lease_period, else 5s."
+        ),
+    ] = None,
+    in_flight: Annotated[
+        int, typer.Option("--in-flight", metavar="N", min=1, help="How many messages may be at consumers at once.")
+    ] = 100,
+    hwm: Annotated[
+        int, typer.Option("--hwm", metavar="N", min=1, help="How many messages of a producer may wait unread.")
+    ] = 10,
+    max_size: Annotated[
+        int, typer.Option("--max-size", metavar="BYTES", min=1, help="The most bytes of a message.")
+    ] = 64 << 20,
+    keys: Annotated[
+        str | None, typer.Option("--keys", metavar="DIR", help="Let in only those whose keys are here (CURVE).")
+    ] = None,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Pass on priority, properties and others as a JSON header.")
+    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Let everybody in, also from other machines.")] = False,
+    json: Json = False,
+) -> int:
+    """Let programs that speak another protocol send to a queue, and receive from it.
+
+    With --zmq these are clients of PZQ: producers, consumers and monitors over ZeroMQ, as docs/zeromq.md says. An
+    ADDRESS is tcp://HOST:PORT, or ipc://PATH in a folder that only its owner may enter; where others can reach it,
+    --keys or --insecure is needed. Prints where the sockets are bound once they are.
+
+    It runs until a SIGTERM or Ctrl-C. Then it sends nothing more, and waits for acks until the last --ack-timeout is
+    over; after a second signal it returns at once what is not acknowledged. A SIGHUP lets it read the keys again.
+    """
+    if not zmq:
+        raise UsageError("give --zmq, the protocol to serve")
+    try:
+        from dropq.zmq.server import Server, Terms
+    except ModuleNotFoundError as error:
+        if error.name != "zmq":
+            raise
+        raise Unavailable("serve --zmq needs the extra zmq: pip install 'dropq[zmq]'") from error
+    from dropq.worker.loop import Stop, stop_on_signals
+
+    shell = Shell(ctx, json)
+    terms = Terms(
+        receive=receive,
+        send=send,
+        monitor=monitor,
+        ack_timeout=ack_timeout,
+        in_flight=in_flight,
+        hwm=hwm,
+        max_size=max_size,
+        keys=keys,
+        headers=headers,
+        insecure=insecure,
+    )
+    queue = shell.queue(name)
+    shell.warn_of_topic(queue)
+    server = Server(queue, terms)
+    if insecure:
+        output.note("warning: everybody who reaches these sockets may take and send messages (--insecure)")
+    signals = [signal.SIGTERM, signal.SIGINT]
+    with despite_closed_stdout(), stop_on_signals(Stop(), *signals) as stop, server.opened() as bound:
+        if keys is not None:
+            signal.signal(signal.SIGHUP, lambda *_: server.reread_keys())
+        shell.line({"queue": queue.name, **bound}, ("queue", "receive", "send", "monitor"))
+        output.flush()
+        server.run(stop)
+    return OK

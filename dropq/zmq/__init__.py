@@ -1,0 +1,1 @@
+"""A queue as PZQ's three sockets; needs the extra `zmq`."""

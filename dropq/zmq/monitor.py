@@ -1,0 +1,135 @@
+"""What the monitor answers: figures of the queue and of this server.
+
+A thread counts, and takes at most a tenth of the time for it: the loop that delivers and settles never waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from dropq.api import Queue
+from dropq.errors import DropqError
+from dropq.format.layout import UNSETTLED
+from dropq.storage import reading
+from dropq.zmq import wire
+from dropq.zmq.consumers import Consumers
+from dropq.zmq.producers import Producers
+from dropq.zmq.sockets import Socket, answered, received
+
+log = logging.getLogger("dropq")
+
+#: How many times as long as a count takes it is used.
+SHARE = 10
+#: Requests that wait for a count; what is more is answered with an error.
+MOST = 1000
+
+
+class Monitor:
+    """Answers requests for figures.
+
+    Args:
+        socket: the ROUTER that is asked.
+        queue: what is counted.
+        producers, consumers: what else is reported.
+        wake: lets the server answer.
+    """
+
+    def __init__(
+        self, socket: Socket, queue: Queue, producers: Producers, consumers: Consumers, wake: Callable[[], None]
+    ) -> None:
+        self._socket = socket
+        self._queue = queue
+        self._producers = producers
+        self._consumers = consumers
+        self._wake = wake
+        self._since = datetime.now(UTC)
+        self._asking = list[bytes]()
+        self._counted: dict[str, object] | DropqError | None = None
+        self._good_until = 0.0
+        self._thread: threading.Thread | None = None
+
+    def serve(self) -> None:
+        """Answer who asked, once there is a count that is young enough."""
+        while (got := received(self._socket)) is not None:
+            peer, frames = got
+            if frames and wire.is_question(frames) and len(self._asking) < MOST:
+                self._asking.append(peer.bytes)
+            else:
+                why = f"send {wire.MONITOR.decode()}" if len(self._asking) < MOST else "too many wait for an answer"
+                answered(self._socket, peer.bytes, wire.complaint(why))
+        if not self._asking or (self._thread is not None and self._thread.is_alive()):
+            return
+        if time.monotonic() >= self._good_until:
+            self._thread = threading.Thread(target=self._count, name="dropq-zmq-monitor", daemon=True)
+            self._thread.start()
+            return
+        counted = self._counted
+        asking, self._asking = self._asking, []
+        for peer_id in asking:
+            failed = isinstance(counted, DropqError)
+            answered(self._socket, peer_id, wire.complaint(str(counted)) if failed else wire.figures(self._figures()))
+
+    def _count(self) -> None:
+        began = time.monotonic()
+        try:
+            counts = self._queue.counts()
+            folders = self._queue.layout
+            size = sum(_size(folders.folder(state)) for state in UNSETTLED)
+            self._counted = {**counts, "size": size, "paused": self._is_paused()}
+        except DropqError as error:
+            self._counted = error
+        except OSError as error:
+            self._counted = DropqError(f"queue {self._queue.name} cannot be counted: {error}")
+        now = time.monotonic()
+        self._good_until = now + max(SHARE * (now - began), 0.05)
+        self._wake()
+
+    def _is_paused(self) -> bool:
+        locks = self._queue.layout.read_lock, self._queue.root.layout.read_lock
+        return any(map(reading.exists, locks))
+
+    def _figures(self) -> dict[str, object]:
+        counted = self._counted
+        assert isinstance(counted, dict)
+        out = self._consumers.out
+        return {
+            # The page's six, in its order and spelling.
+            "messages": sum(int(str(counted[state])) for state in UNSETTLED),
+            "messages_in_flight": out,
+            "db_size": counted["size"],
+            "in_flightdb_size": out,
+            "syncs": self._producers.syncs,
+            "expired_messages": self._consumers.expired,
+            # As PZQ's own program spells two of them.
+            "messages_inflight": out,
+            "inflight_db_size": out,
+            # What is of this queue and this server.
+            "queue": self._queue.name,
+            "target": counted["target"],
+            "delayed": counted["delayed"],
+            "processing": counted["processing"],
+            "error": counted["error"],
+            "paused": int(bool(counted["paused"])),
+            "stored": self._producers.stored,
+            "refused": self._producers.refused,
+            "answers_lost": self._producers.lost_answers,
+            "acks": self._consumers.acked,
+            "acks_late": self._consumers.late,
+            "nacks": self._consumers.given_back,
+            "since": self._since.isoformat(timespec="seconds"),
+        }
+
+
+def _size(folder: str) -> int:
+    """Return the bytes of the files of a folder."""
+    size = 0
+    for entry in reading.entries(folder):
+        try:
+            size += entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue  # RACE: it moved on
+    return size

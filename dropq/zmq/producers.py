@@ -1,0 +1,155 @@
+"""What producers send, and the answers: a message is answered with 1 once it is stored as durably as the queue asks.
+
+Invariant: each message that is read gets one answer, unless its producer is gone. What was read and finds no room stays
+in memory, at most a batch, and until it has room nothing more is read: so the sockets of the producers hold them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import zmq
+
+from dropq.api import Queue
+from dropq.errors import DropqError, StorageError
+from dropq.policies.send_limits import MustWait
+from dropq.queue.sender import BATCH, Sent
+from dropq.storage.watch import PAUSE
+from dropq.zmq import wire
+from dropq.zmq.sockets import Socket, answered, name_of, received
+
+log = logging.getLogger("dropq")
+
+#: Seconds in which the log reports at most once what was refused, or why producers wait.
+LOG_EVERY = 5.0
+
+
+class _Asked(NamedTuple):
+    """A message that was read and has no answer yet."""
+
+    peer: zmq.Frame
+    id: bytes
+    message: bytes | Mapping[str, Any]
+
+
+class Producers:
+    """The producers of one queue.
+
+    Args:
+        socket: the ROUTER that they send to.
+        queue: takes the messages; this object alone may use it.
+        max_size: the most bytes of a message.
+        headers: whether a header says something of its message; else all headers are ignored.
+
+    Attributes:
+        stored, refused: how many messages were answered this way.
+        syncs: how many batches were stored.
+        lost_answers: how many answers were dropped, as their producers did not read them.
+    """
+
+    def __init__(self, socket: Socket, queue: Queue, *, max_size: int, headers: bool) -> None:
+        queue._waits = False
+        self._socket = socket
+        self._queue = queue
+        self._max_size = max_size
+        self._headers = headers
+        self._asked = deque[_Asked]()
+        self._tries_at = 0.0
+        self._logs_at = 0.0
+        self._unlogged = 0
+        self.stored = self.refused = self.syncs = self.lost_answers = 0
+
+    @property
+    def blocked_for(self) -> float | None:
+        """Seconds until to try again to store what found no room; None if nothing waits for room."""
+        return max(self._tries_at - time.monotonic(), 0.0) if self._asked else None
+
+    def serve(self) -> None:
+        """Store what producers have sent, as far as there is room, and answer it."""
+        if self._asked and time.monotonic() < self._tries_at:
+            return
+        if not self._asked:
+            self._read()
+        if self._asked:
+            self._store()
+
+    def end(self) -> None:
+        """Refuse what was read and found no room."""
+        while self._asked:
+            one = self._asked.popleft()
+            self._refuse(one.peer, one.id, "the server ends, and the queue has no room: the message was not stored")
+
+    def _read(self) -> None:
+        size = 0
+        while len(self._asked) < BATCH and size <= self._max_size and (got := received(self._socket)) is not None:
+            peer, frames = got
+            try:
+                self._asked.append(asked := self._understood(peer, frames))
+                message = asked.message
+                size += len(message["body"] if isinstance(message, Mapping) else message)
+            except ValueError as error:
+                self._refuse(peer, frames[0] if frames else b"", str(error))
+
+    def _understood(self, peer: zmq.Frame, frames: list[bytes]) -> _Asked:
+        id, headers, parts = wire.read_message(frames)
+        if (size := sum(map(len, parts))) > self._max_size:
+            raise ValueError(f"the message has {size} bytes: at most {self._max_size} are allowed (--max-size)")
+        body, lengths = wire.joined(parts)
+        fields = wire.fields_of(headers) if self._headers else {}
+        if lengths is not None:
+            fields["properties"] = {**fields.get("properties", {}), wire.PARTS: lengths}
+        return _Asked(peer, id, {**fields, "body": body} if fields else body)
+
+    def _store(self) -> None:
+        failed = self._store_first(len(self._asked))
+        while failed and self._asked:  # one of them, or all: each gets its own answer
+            before = len(self._asked)
+            if (error := self._store_first(1)) is not None and len(self._asked) == before:
+                if isinstance(error, MustWait):
+                    return
+                one = self._asked.popleft()
+                self._refuse(one.peer, one.id, str(error))
+
+    def _store_first(self, count: int) -> DropqError | ValueError | None:
+        """Store messages, and answer those that were stored; return why the others were not."""
+        sent = list[Sent]()
+        failed: DropqError | ValueError | None = None
+        try:
+            self._queue._send_into(sent, [self._asked[at].message for at in range(count)])
+        except MustWait as error:
+            self._tries_at = time.monotonic() + PAUSE
+            self._log("producers wait: %s", error)
+            failed = error
+        except (DropqError, ValueError) as error:
+            failed = error
+        self.syncs += bool(sent)
+        undurable = str(failed) if isinstance(failed, StorageError) and failed.unsynced else ""
+        for result in sent:
+            one = self._asked.popleft()
+            if undurable or not result.accepted:
+                full = f"queue {self._queue.name} is full, and discards: the message was not stored"
+                self._refuse(one.peer, one.id, undurable or full)
+            else:
+                self.stored += 1
+                self._answer(one.peer, wire.stored(one.id))
+        return failed
+
+    def _refuse(self, peer: zmq.Frame, id: bytes, why: str) -> None:
+        self.refused += 1
+        self._unlogged += 1
+        self._answer(peer, wire.refused(id, why))
+        self._log("refused messages of producers: %d since the last warning, the last of %s: %s", name_of(peer), why)
+
+    def _answer(self, peer: zmq.Frame, frames: list[bytes]) -> None:
+        if not answered(self._socket, peer.bytes, frames):
+            self.lost_answers += 1
+            self._log("a producer leaves more than %d answers unread: %d were dropped", self.lost_answers)
+
+    def _log(self, text: str, *values: object) -> None:
+        if time.monotonic() >= self._logs_at:
+            self._logs_at = time.monotonic() + LOG_EVERY
+            log.warning(text, *values)

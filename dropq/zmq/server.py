@@ -1,0 +1,177 @@
+"""A queue for clients of PZQ: one process, one loop, three sockets.
+
+Each round settles what consumers have said, stores what producers have sent, answers the monitor, and delivers, in this
+order: so an ack makes room before a message is looked for. Nothing waits for one of them but the poll for all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+
+import zmq
+
+from dropq.api import Queue
+from dropq.errors import ConfigError
+from dropq.worker.loop import Stop
+from dropq.zmq import sockets
+from dropq.zmq.consumers import Consumers
+from dropq.zmq.keys import FOLDERS, Keys, is_private
+from dropq.zmq.monitor import Monitor
+from dropq.zmq.producers import Producers
+
+log = logging.getLogger("dropq")
+
+#: Seconds for which a message is a consumer's, where neither the server nor the queue says it: PZQ's default.
+ACK_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a queue is served.
+
+    Attributes:
+        receive, send, monitor: where producers, consumers and monitors connect: `tcp://HOST:PORT` or `ipc://PATH`.
+        ack_timeout: for how long a message is a consumer's, in seconds; None takes the queue's lease_period, else 5 s.
+        in_flight: how many messages may be out at once.
+        hwm: how many messages of each producer may wait to be read, beside those on the way.
+        max_size: the most bytes of a message.
+        keys: the folder of the keys of those who may connect; None lets in everybody who reaches the sockets.
+        headers: whether a header in JSON says something of a message, both ways.
+        insecure: let everybody in, also from elsewhere.
+    """
+
+    receive: str = "tcp://127.0.0.1:11131"
+    send: str = "tcp://127.0.0.1:11132"
+    monitor: str = "tcp://127.0.0.1:11133"
+    ack_timeout: float | None = None
+    in_flight: int = 100
+    hwm: int = 10
+    max_size: int = 64 << 20
+    keys: str | None = None
+    headers: bool = False
+    insecure: bool = False
+
+
+class Server:
+    """Serves a queue until it is asked to stop.
+
+    Args:
+        queue: the queue.
+        terms: how it is served.
+
+    Raises:
+        ConfigError: an address is open to others, and there are no keys; or the keys cannot be used.
+        ValueError: an address is none.
+    """
+
+    def __init__(self, queue: Queue, terms: Terms) -> None:
+        self._queue = queue
+        self._terms = terms
+        self._lease = terms.ack_timeout or queue.config.lease_period or ACK_TIMEOUT
+        self._keys = None if terms.keys is None else Keys(terms.keys)
+        self._rereads = False
+        self._wake: Callable[[], object] = bool
+        for name in FOLDERS:
+            address = getattr(terms, name)
+            if not is_private(address) and self._keys is None and not terms.insecure:
+                raise ConfigError(
+                    f"--{name} {address} is open to others, who could take and send messages: give --keys DIR, or "
+                    "--insecure if everybody may"
+                )
+
+    def reread_keys(self) -> None:
+        """Read the keys again; a signal handler may call this."""
+        self._rereads = True
+        self._wake()
+
+    @contextmanager
+    def opened(self) -> Iterator[dict[str, str]]:
+        """Bind the sockets, and begin to receive; yield where each socket is bound.
+
+        Raises:
+            Unavailable: an address cannot be bound; nothing was claimed.
+        """
+        with zmq.Context() as context:
+            if self._keys is not None:
+                self._keys.start(context)
+            made = {}
+            try:
+                for name in FOLDERS:
+                    made[name] = sockets.make(context, name, hwm=self._terms.hwm, max_size=self._terms.max_size)
+                    if self._keys is not None:
+                        self._keys.guard(name, made[name])
+                bound = {name: sockets.bind(socket, getattr(self._terms, name)) for name, socket in made.items()}
+                self._open(made)
+                try:
+                    yield bound
+                finally:
+                    self._producers.end()
+                    self._consumers.close()
+            finally:
+                for socket in made.values():
+                    socket.close()
+                if self._keys is not None:
+                    self._keys.stop()
+
+    def _open(self, made: dict[str, sockets.Socket]) -> None:
+        terms, queue = self._terms, self._queue
+        self._sockets = made
+        own = queue.root.queue(queue.name)
+        self._producers = Producers(made["receive"], own, max_size=terms.max_size, headers=terms.headers)
+        self._consumers = Consumers(
+            made["send"],
+            queue,
+            lease=self._lease,
+            in_flight=terms.in_flight,
+            max_size=terms.max_size,
+            headers=terms.headers,
+        )
+        self._watch = self._consumers.watch
+        self._wake = self._watch.wake
+        counted = queue.root.queue(queue.name)
+        self._monitor = Monitor(made["monitor"], counted, self._producers, self._consumers, self._watch.wake)
+        self._consumers.open()
+
+    def run(self, stop: Stop) -> None:
+        """Serve until it is asked to stop, and what is out then is settled or over; asked twice, return at once."""
+        news = self._watch.fileno()
+        with stop.waking(self._watch.wake):
+            while stop.times < 2 and not (stop.asked and not self._consumers.out):
+                poller = zmq.Poller()
+                poller.register(news, zmq.POLLIN)
+                send, receive = self._sockets["send"], self._sockets["receive"]
+                poller.register(send, zmq.POLLIN | (zmq.POLLOUT if self._consumers.blocked else 0))
+                poller.register(self._sockets["monitor"], zmq.POLLIN)
+                blocked_for = self._producers.blocked_for
+                if blocked_for is None and not stop.asked:
+                    poller.register(receive, zmq.POLLIN)
+                timeout = min(self._consumers.idle_for, 1.0 if blocked_for is None else blocked_for)
+                if any(socket == news for socket, _ in poller.poll(ceil(timeout * 1000))):
+                    self._watch.wait(0)
+                    self._consumers.look_again()
+                self._consumers.settle()
+                if not stop.asked:
+                    self._producers.serve()
+                self._monitor.serve()
+                if not stop.asked:
+                    self._consumers.deliver()
+                if self._rereads:
+                    self._read_keys()
+
+    def _read_keys(self) -> None:
+        self._rereads = False
+        if self._keys is not None:
+            try:
+                self._keys.read()
+                log.warning("the keys were read again")
+            except ConfigError as error:
+                log.warning("the keys were not read again, and those of before count: %s", error)
+
+
+def report(bound: dict[str, str]) -> str:
+    """Return in a line where a server is bound."""
+    return ", ".join(f"{name} {address}" for name, address in bound.items())
