@@ -3,7 +3,8 @@
 In each round all contenders run one after the other, so that a noisy machine disturbs each of them; what counts are the
 ratios within a round, and of those the median. Every message is accounted for: files and bytes are counted each time.
 Spark's workers are slower where pandas is installed, as they import it: --pandas says whether to measure with it, and
-`no` hides an installed one. --write puts the figures into docs/benchmarks/spark.json, and leaves those of the other.
+`no` hides an installed one. A Python sink that throws rows away, and a source that has them ready, tell what any data
+source in Python costs. --write puts the figures into docs/benchmarks/spark.json, and leaves those of the other.
 """
 
 from __future__ import annotations
@@ -21,16 +22,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
 import dropq
 import dropq.spark
 from bench import median, scratch
 from dropq.spark.columns import SCHEMA
 from dropq.spark.options import ReadOptions
-from dropq.spark.reader import QueueReader
+from dropq.spark.reader import BATCH_ROWS, QueueReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.datasource import InputPartition
+    from pyspark.sql.types import StructType
 
 ROWS = 100_000
 BODY = 100
@@ -55,6 +65,50 @@ SECONDS = {"list 100,000 names": 0.2, "small job": 0.25}
 
 Contender = Callable[[str], float]
 Row = dict[str, Any]
+
+
+class Alone(DataSource):
+    """What Spark asks of any data source in Python, and nothing else."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "alone"
+
+    def schema(self) -> str:
+        return COLUMNS
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return Discarding()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return Ready(self.options["file"])
+
+
+class Discarding(DataSourceArrowWriter):
+    """Takes all rows, and throws them away."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class Ready(DataSourceReader):
+    """Yields batches that lie ready in a file, in each of the tasks.
+
+    Args:
+        file: has the rows of one task, as an Arrow stream.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(PARTS)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with pa.memory_map(self.file) as mapped:
+            yield from pa.ipc.open_stream(mapped)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -119,6 +173,10 @@ class Bench:
         """Write a data frame to a queue."""
         writer = rows.write.format("dropq").mode("append").options(**options)
         writer.option("root", str(queue.root.path)).option("queue", queue.name).save()
+
+    def alone(self, rows: Callable[[], DataFrame], folder: str) -> float:
+        """Throw rows away in Python."""
+        return timed(lambda: rows().write.format("alone").mode("append").save())
 
     # -- partitions out: a file for many rows ---------------------------------------------------------------------
 
@@ -199,6 +257,19 @@ class Bench:
         """Return what the messages read as."""
         reader = self.spark.read.format("dropq").option("root", f"{self.written}/root").option("queue", "q")
         return reader.option("bodyFormat", body_format).schema(COLUMNS).load()
+
+    def make_ready(self, folder: str) -> None:
+        """Put the rows of a task where a source in Python finds them."""
+        self.ready = f"{folder}/rows.arrow"
+        rows = self.table.limit(TEXT_ROWS // PARTS).toArrow()
+        rows = rows.cast(pa.schema([field.with_nullable(True) for field in rows.schema]))
+        with pa.OSFile(self.ready, "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
+            stream.write_table(rows, max_chunksize=BATCH_ROWS)
+
+    def read_ready(self, folder: str) -> float:
+        """Read as many rows as the table has from a source in Python that has them ready."""
+        rows = self.spark.read.format("alone").option("file", self.ready).load()
+        return timed(lambda: rows.write.format("noop").mode("append").save())
 
     # -- rows in -----------------------------------------------------------------------------------------------------
 
@@ -289,10 +360,20 @@ def rounds(bench: Bench, times: int, *contenders: Contender) -> list[list[float]
     return measured
 
 
-def row(what: str, measured: list[list[float]], against: str, contender: int = 1) -> Row:
-    """Make a row of the table: one of the contenders, against the first of them."""
+def row(what: str, measured: list[list[float]], against: str, contender: int = 1, *, alone: int | None = None) -> Row:
+    """Make a row of the table: one of the contenders, against the first of them.
+
+    Args:
+        what: what they did.
+        measured: their seconds, a list a round.
+        against: names the first.
+        contender: which of them is dropq.
+        alone: which of them is a sink or a source in Python that does nothing else; None for none.
+    """
     theirs, ours = ([one[number] for one in measured] for number in (0, contender))
+    by_itself = {} if alone is None else {"alone": round(median([one[alone] for one in measured]), 3)}
     return {
+        **by_itself,
         "what": what,
         "seconds": {against: round(median(theirs), 3), "dropq": round(median(ours), 3)},
         "range": [round(min(ours), 3), round(max(ours), 3)],
@@ -319,18 +400,22 @@ def measure(spark: SparkSession, base: str, times: int) -> Iterator[Row]:
 def write_rows(bench: Bench, times: int) -> Iterator[Row]:
     """Measure rows out: a message each, and as records of bundles."""
     plain = "two plain processes"
-    found = rounds(bench, times, bench.plain_writers, bench.dropq_rows, bench.dropq_records)
-    yield row("write rows", found, plain)
-    yield row("write rows as records of 1,000", found, plain, 2)
+    alone = partial(bench.alone, partial(bench.rows, ROWS))
+    found = rounds(bench, times, bench.plain_writers, bench.dropq_rows, bench.dropq_records, alone)
+    yield row("write rows", found, plain, alone=3)
+    yield row("write rows as records of 1,000", found, plain, 2, alone=3)
 
 
 def write_partitions(bench: Bench, times: int) -> Iterator[Row]:
     """Measure partitions out, large and tiny."""
     sink = "Spark's text sink"
     bench.cache_lines()
-    yield row("write partitions", rounds(bench, times, bench.text_sink, bench.dropq_partitions), sink)
+    alone = partial(bench.alone, lambda: bench.lines)
+    found = rounds(bench, times, bench.text_sink, bench.dropq_partitions, alone)
+    yield row("write partitions", found, sink, alone=2)
     bench.lines.unpersist()
-    yield row("write 200 tiny partitions", rounds(bench, times, bench.tiny_sink, bench.dropq_tiny), sink)
+    found = rounds(bench, times, bench.tiny_sink, bench.dropq_tiny, partial(bench.alone, bench.tiny))
+    yield row("write 200 tiny partitions", found, sink, alone=2)
 
 
 def read_rows(bench: Bench, times: int) -> Iterator[Row]:
@@ -348,11 +433,13 @@ def both_ways(bench: Bench, times: int) -> Iterator[Row]:
     bench.cache_table()
     for name in FORMATS:
         writers = (partial(write, body_format=name) for write in (bench.write_by_spark, bench.write_by_dropq))
-        yield row(f"write {name}", rounds(bench, times, *writers), "Spark's own sink")
+        found = rounds(bench, times, *writers, partial(bench.alone, lambda: bench.table))
+        yield row(f"write {name}", found, "Spark's own sink", alone=2)
         with scratch(bench.base) as folder:
             bench.write_for_readers(folder, name)
             readers = (partial(read_all, read, name) for read in (bench.from_spark, bench.from_dropq))
-            yield row(f"read {name}", rounds(bench, times, *readers), "Spark's own reader")
+            bench.make_ready(folder)
+            yield row(f"read {name}", rounds(bench, times, *readers, bench.read_ready), "Spark's own reader", alone=2)
     bench.table.unpersist()
 
 
@@ -411,6 +498,7 @@ def run(spark: SparkSession, given: argparse.Namespace) -> int:
     """Measure what was asked for, print it, and keep it."""
     spark.sparkContext.setLogLevel("ERROR")
     dropq.spark.register(spark)
+    spark.dataSource.register(Alone)
     pandas = has_pandas(spark)
     if given.pandas == "yes" and not pandas:
         print(f"pandas is not installed: {sys.executable} -m pip install pandas", file=sys.stderr)

@@ -94,16 +94,21 @@ def table(measured: dict[str, Any]) -> str:
         "",
         "![speed against the goals](spark.svg)",
         "",
-        "| what | on | pandas | against, s | dropq, s | lowest, highest | ratio | goal |",
-        "|---|---|---|---|---|---|---|---|",
+        "`alone` is a sink in Python that throws the rows away, or a source that has them ready: what Spark takes for",
+        "any data source in Python.",
+        "",
+        "| what | on | pandas | against, s | alone, s | dropq, s | lowest, highest | ratio | goal |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in measured["rows"]:
         (other, seconds), (_, ours) = row["seconds"].items()
         low, high = row["range"]
         absolute = row["goal_in"] == "seconds"
+        alone = format(row["alone"], ".2f") if "alone" in row else ""
         goal = f"{row['goal']} s" if absolute else f"{row['goal']:.2f}"
         lines.append(
             f"| {row['what']} | {row['on']} | {'yes' if row['pandas'] else 'no'} | {other}: {seconds:.2f} | "
+            f"{alone} | "
             f"{ours:.2f} | {low:.2f}, {high:.2f} | {'' if absolute else format(row['ratio'], '.2f')} | {goal} |"
         )
     return "\n".join(lines) + "\n"
