@@ -142,14 +142,19 @@ class Producers:
         self.refused += 1
         self._unlogged += 1
         self._answer(peer, wire.refused(id, why))
-        self._log("refused messages of producers: %d since the last warning, the last of %s: %s", name_of(peer), why)
+        unlogged = self._unlogged
+        if self._log("%d messages of producers were refused, the last of %s: %s", unlogged, name_of(peer), why):
+            self._unlogged = 0
 
     def _answer(self, peer: zmq.Frame, frames: list[bytes]) -> None:
         if not answered(self._socket, peer.bytes, frames):
             self.lost_answers += 1
-            self._log("a producer leaves more than %d answers unread: %d were dropped", self.lost_answers)
+            self._log("a producer leaves its answers unread: %d answers were dropped until now", self.lost_answers)
 
-    def _log(self, text: str, *values: object) -> None:
-        if time.monotonic() >= self._logs_at:
-            self._logs_at = time.monotonic() + LOG_EVERY
-            log.warning(text, *values)
+    def _log(self, text: str, *values: object) -> bool:
+        """Log a warning, unless another was logged a moment ago; return whether it did."""
+        if time.monotonic() < self._logs_at:
+            return False
+        self._logs_at = time.monotonic() + LOG_EVERY
+        log.warning(text, *values)
+        return True

@@ -42,7 +42,7 @@ def make(context: zmq.Context[Socket], name: str, *, hwm: int, max_size: int) ->
         made.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT)
     else:
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        made.setsockopt(zmq.RCVHWM, hwm if name == "receive" else 1)
+        made.setsockopt(zmq.RCVHWM, hwm + 1)  # with keys, the frame that names the peer counts, too
         made.setsockopt(zmq.SNDHWM, ANSWERS)
     return made
 
