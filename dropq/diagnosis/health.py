@@ -20,6 +20,7 @@ from dropq.durations import format_duration, parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, StorageError
 from dropq.format import names
 from dropq.format.addresses import layouts
+from dropq.format.claims import ZMQ, client_of
 from dropq.format.layout import IN_USE, SETTLED, UNSETTLED, ignoring
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
@@ -446,7 +447,15 @@ class _Snapshot:
             return f"if nothing moves, no router serves it: start {router}; {waits}"
         if routes.examine(self._context)[0]:
             return f"no message is held: start a consumer, or {router}, which moves only what the routes take"
+        if servers := self._zmq_servers():
+            return f"{' and '.join(servers)} lives, and no consumer takes a message from it: connect one to its socket"
         return f"no message is held: start a consumer, then see `dropq ls {self._name}`"
+
+    def _zmq_servers(self) -> list[str]:
+        """Return the servers for ZeroMQ that live: without consumers they hold nothing."""
+        folder = self._context.layout.consumers
+        servers = (subscription for subscription in liveness.known(folder) if subscription.startswith(ZMQ))
+        return sorted(client_of(one) for one in servers if not liveness.is_dead(folder, one))
 
     def _holders(self) -> str:
         return f"`dropq browse {self._name} --explain --state processing` says by whom"

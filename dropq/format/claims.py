@@ -18,6 +18,8 @@ from dropq.format.escapes import encode, is_coded
 BARRIER = "barrier%"
 #: How the owner begins of a claim of a router, which delivers nothing; no encoded client id ends so.
 ROUTER = "router%"
+#: How the client of a server for ZeroMQ begins; its process id follows.
+ZMQ = "zmq-"
 
 #: An owner: the client's part, ten random characters of the subscription, and the claim's sequence.
 _OWNER = r"([\w*%+-]{0,16}-[0-9a-z]{10}-[0-9a-z]{1,8})"

@@ -18,6 +18,7 @@ import zmq
 
 from dropq.api import Queue
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
+from dropq.format.claims import ZMQ
 from dropq.queue.message import Message
 from dropq.queue.sender import BATCH
 from dropq.queue.subscription import Subscription
@@ -80,7 +81,7 @@ class Consumers:
     def open(self) -> None:
         """Begin to receive."""
         self._subscription = self._queue.subscribe(
-            client_id=f"zmq-{os.getpid()}", max_backlog=self._in_flight, lease_period=self._lease
+            client_id=f"{ZMQ}{os.getpid()}", max_backlog=self._in_flight, lease_period=self._lease
         )
 
     def close(self) -> None:
@@ -102,10 +103,11 @@ class Consumers:
     @property
     def idle_for(self) -> float:
         """Seconds until there is something to do without news."""
-        ends = next(iter(self._out.values())).until if self._out else self._looks_at + RESCAN
+        now = time.monotonic()
+        ends = next(iter(self._out.values())).until if self._out else now + RESCAN
         if self.out < self._in_flight and not self._blocked:
             ends = min(ends, self._looks_at)
-        return max(ends - time.monotonic(), 0.0)
+        return min(max(ends - now, 0.0), RESCAN)
 
     def look_again(self) -> None:
         """Look for messages at the next `deliver`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import urllib.parse
 from ipaddress import ip_address
 
 import zmq
@@ -33,13 +32,13 @@ def is_private(address: str) -> bool:
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
         return not rest.startswith("@") and _is_closed(os.path.dirname(rest) or ".")
-    if scheme != "tcp" or not rest:
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not (port == "*" or (port.isdecimal() and int(port) < 1 << 16)):
         raise ValueError(f"{address!r} is no address: tcp://HOST:PORT and ipc://PATH are allowed")
-    host = (urllib.parse.urlsplit(f"//{rest.replace('*', '0', 1) if rest.startswith('*') else rest}").hostname) or ""
     if host == "localhost":
         return True
     try:
-        return ip_address(host).is_loopback
+        return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

@@ -149,10 +149,14 @@ class Server:
                 blocked_for = self._producers.blocked_for
                 if blocked_for is None and not stop.asked:
                     poller.register(receive, zmq.POLLIN)
-                timeout = min(self._consumers.idle_for, 1.0 if blocked_for is None else blocked_for)
-                if any(socket == news for socket, _ in poller.poll(ceil(timeout * 1000))):
-                    self._watch.wait(0)
+                timeout = (
+                    self._consumers.idle_for if blocked_for is None else min(self._consumers.idle_for, blocked_for)
+                )
+                ready = [socket for socket, _ in poller.poll(ceil(timeout * 1000))]
+                if news in ready:
                     self._consumers.look_again()
+                if news in ready or not ready:
+                    self._watch.wait(0)  # before the look; without news, it watches the folder that is there now
                 self._consumers.settle()
                 if not stop.asked:
                     self._producers.serve()

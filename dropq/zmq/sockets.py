@@ -57,6 +57,7 @@ def bind(socket: Socket, address: str) -> str:
     try:
         if address.startswith("ipc://") and not address.startswith("ipc://@"):
             _refuse_taken(address.removeprefix("ipc://"))
+        socket.setsockopt(zmq.IPV6, int("[" in address))
         socket.bind(address)
     except zmq.ZMQError as error:
         raise Unavailable(f"{address} cannot be bound: {error.strerror}") from error

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from helpers import names_in, take, until, where
+from helpers import health, names_in, take, until, where
 
 from dropq import Queue, Root
 
@@ -258,6 +258,23 @@ def test_without_a_consumer_nothing_is_claimed(serving: Served, queue: Queue) ->
     assert serving.ask(b"id", b"", b"more")[1] == b"1"
     assert serving.figures()["processing"] == "0"
     assert queue.counts()["target"] == 2
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+def test_a_server_that_has_nothing_to_do_takes_no_time(serving: Served, queue: Queue, waiting: int) -> None:
+    queue.send_many([b"body"] * waiting)
+    assert serving.figures()["target"] == str(waiting)
+    began, rounds = time.monotonic(), 0
+    poll = serving.server._consumers.settle
+
+    def counted() -> None:
+        nonlocal rounds
+        rounds += 1
+        poll()
+
+    serving.server._consumers.settle = counted  # type: ignore[method-assign]
+    until(lambda: time.monotonic() > began + 1, "a second")
+    assert rounds < 20
 
 
 def test_a_file_of_a_stranger_has_its_name_as_key(serving: Served, queue: Queue) -> None:
@@ -615,6 +632,16 @@ def test_keys_that_others_may_read_or_that_are_missing_are_refused(queue: Queue,
     secret.unlink()
     with pytest.raises(ConfigError, match="no key can be read"):
         Server(queue, Terms(keys=str(keys.folder)))
+
+
+def test_health_tells_of_a_server_that_has_no_consumer(serving: Served, queue: Queue) -> None:
+    assert health(queue, max_age=0).healthy
+    sent = queue.send(b"body")
+    until(lambda: not health(queue, max_age="1ms").healthy, "the message to be too old")
+    (reason,) = health(queue, max_age="1ms").reasons
+    assert f"zmq-{os.getpid()} lives, and no consumer takes a message from it" in reason.message
+    assert serving.consumer().recv_multipart()[1] == sent.id.encode()
+    assert health(queue, max_age="1ms").healthy, "what is held with a lease does not wait"
 
 
 # -- the clients of the example ----------------------------------------------------------------------------------------
