@@ -63,6 +63,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq work orders --until-empty --records -- wc -l",
     ),
     "route": ("dropq route orders --once", "dropq route --once"),
+    "serve": ("dropq serve orders --zmq", "dropq serve orders --zmq --in-flight 1 --ack-timeout 1m"),
     "wait": (
         "dropq wait orders --empty --timeout 1h",
         "dropq wait orders --count 1 --filter 'JMSPriority = 4' --timeout 30s",
