@@ -52,9 +52,9 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Let everybody in, also from other machines.")] = False,
     json: Json = False,
 ) -> int:
-    """Let programs that speak another protocol send to a queue, and receive from it.
+    """Serve a queue to clients of PZQ, over ZeroMQ.
 
-    With --zmq these are clients of PZQ: producers, consumers and monitors over ZeroMQ, as docs/zeromq.md says. An
+    Producers send to the queue, consumers receive from it, monitors ask for figures, as docs/zeromq.md says. An
     ADDRESS is tcp://HOST:PORT, or ipc://PATH in a folder that only its owner may enter; where others can reach it,
     --keys or --insecure is needed. Prints where the sockets are bound once they are.
 

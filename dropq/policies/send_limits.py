@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from dropq.errors import DropqError, QueueFull
+from dropq.errors import QueueFull
 from dropq.lifecycle.claims import committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.timing import Timing
@@ -35,7 +35,7 @@ _NUMBER = re.compile("[+-]?[0-9]{1,18}")
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
-class MustWait(DropqError):
+class MustWait(Exception):
     """Raised instead of a wait for room, for a sender that has something else to do; nothing was sent."""
 
 

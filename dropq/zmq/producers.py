@@ -114,10 +114,10 @@ class Producers:
                 one = self._asked.popleft()
                 self._refuse(one.peer, one.id, str(error))
 
-    def _store_first(self, count: int) -> DropqError | ValueError | None:
+    def _store_first(self, count: int) -> DropqError | ValueError | MustWait | None:
         """Store messages, and answer those that were stored; return why the others were not."""
         sent = list[Sent]()
-        failed: DropqError | ValueError | None = None
+        failed: DropqError | ValueError | MustWait | None = None
         try:
             self._queue._send_into(sent, [self._asked[at].message for at in range(count)])
         except MustWait as error:

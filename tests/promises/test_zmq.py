@@ -525,7 +525,8 @@ def test_what_is_no_address_is_refused(queue: Queue, address: str) -> None:
 
 def test_an_ipc_socket_is_private_in_a_folder_of_its_owners_alone(queue: Queue, tmp_path: Any) -> None:
     folder = tmp_path / "s"
-    folder.mkdir(mode=0o755)
+    folder.mkdir()
+    folder.chmod(0o755)
     with pytest.raises(ConfigError, match="is open to others"):
         Server(queue, Terms(send=f"ipc://{folder}/send"))
     folder.chmod(0o700)

@@ -183,7 +183,7 @@ def test_scripts_make_and_read_messages_of_many_parts(
     os.rename(path, Path(queue.layout.error) / path.name)  # as a person does
     assert run("requeue", "orders", "--all", "--yes").code == 0
     out = tmp_path / "out"
-    assert run("work", "orders", "--until-empty", "--", "sh", "-c", f"cat > {out}").code == 0
+    assert run("work", "orders", "--until-empty", "--", "sh", "-c", f"cat > '{out}'").code == 0
     assert out.read_bytes() == b"head\nx\n"
     assert run("replay", "orders", "--yes").code == 0
     with command(root) as (_, bound):

@@ -31,6 +31,7 @@ PARTS = (
     "units",
     "policies",
     "spark",
+    "zeromq",
     "powercut",
     "nfs",
     "fuse",
