@@ -57,7 +57,7 @@ def serve_deque() -> None:
     """Serve a deque in memory until killed."""
     context = zmq.Context()
     receive, send = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-    receive.sndhwm, send.sndhwm = 100_000, 1
+    receive.sndhwm, send.sndhwm = 100_000, 10
     for socket in (receive, send):
         socket.bind(ANY)
     print("deque", receive.LAST_ENDPOINT.decode(), send.LAST_ENDPOINT.decode(), sep="\t", flush=True)

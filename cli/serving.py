@@ -37,9 +37,7 @@ def serve(
     in_flight: Annotated[
         int, typer.Option("--in-flight", metavar="N", min=1, help="How many messages may be at consumers at once.")
     ] = 100,
-    hwm: Annotated[
-        int, typer.Option("--hwm", metavar="N", min=1, help="How many messages of a producer may wait unread.")
-    ] = 10,
+    hwm: Annotated[int, typer.Option("--hwm", metavar="N", min=1, help="How many messages may wait in a socket.")] = 10,
     max_size: Annotated[
         int, typer.Option("--max-size", metavar="BYTES", min=1, help="The most bytes of a message.")
     ] = 64 << 20,

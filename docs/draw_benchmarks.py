@@ -128,6 +128,7 @@ TITLES = {
     "topics": "Topics",
     "selecting": "Selectors",
     "records": "Records",
+    "zeromq": "Over ZeroMQ",
 }
 TOLD = {
     "one": "One process sends all, then takes all.",
@@ -140,6 +141,7 @@ TOLD = {
     "topics": "Microseconds a message. At `full` the raw loop syncs each file, and each folder that a file came to.",
     "selecting": "Microseconds a message. The raw loop renames, and knows no credits; `mv` runs once for each file.",
     "records": "A thousand records in a bundle, a transaction or a pipeline; the ratio is to what is in `against`.",
+    "zeromq": "The ratio is to what is in `against`.",
 }
 #: A table's columns: the key in a row, its title, how it is written.
 TABLE = (

@@ -14,8 +14,6 @@ from collections import deque
 from contextlib import suppress
 from typing import NamedTuple
 
-import zmq
-
 from dropq.api import Queue
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
 from dropq.format.claims import ZMQ
@@ -24,7 +22,7 @@ from dropq.queue.sender import BATCH
 from dropq.queue.subscription import Subscription
 from dropq.storage.watch import PAUSE, RESCAN, Watch
 from dropq.zmq import wire
-from dropq.zmq.sockets import Socket, is_writable, received
+from dropq.zmq.sockets import Socket, is_writable, received, sent
 
 log = logging.getLogger("dropq")
 
@@ -115,11 +113,15 @@ class Consumers:
 
     # -- what they say -------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Settle what consumers have said of messages; all acks are made durable by one sync."""
+    def settle(self, *, readable: bool) -> None:
+        """Settle what consumers have said of messages; all acks are made durable by one sync.
+
+        Args:
+            readable: whether they have said anything.
+        """
         self._forget_ended()
         acked, self._refused = self._refused, []
-        for _ in range(BATCH):
+        for _ in range(BATCH if readable else 0):
             if (got := received(self._socket)) is None:
                 break
             settled = wire.read_settlement([got[0].bytes, *got[1]])
@@ -239,9 +241,7 @@ class Consumers:
             return
         if frames is None:
             return
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=len(frames[-1]) < zmq.COPY_THRESHOLD)
-        except zmq.Again:
+        if not sent(self._socket, frames):
             self._blocked = True
             with suppress(DropqError):  # a sweep returns it
                 message.release(counted=False)

@@ -50,24 +50,28 @@ class Monitor:
         self._asking = list[bytes]()
         self._counted: dict[str, object] | DropqError | None = None
         self._good_until = 0.0
-        self._thread: threading.Thread | None = None
+        self._counting = self._is_new = False
 
-    def serve(self) -> None:
-        """Answer who asked, once there is a count that is young enough."""
-        while (got := received(self._socket)) is not None:
+    def serve(self, *, readable: bool) -> None:
+        """Answer who asked, once there is a count that is young enough.
+
+        Args:
+            readable: whether the socket has requests.
+        """
+        while readable and (got := received(self._socket)) is not None:
             peer, frames = got
             if frames and wire.is_question(frames) and len(self._asking) < MOST:
                 self._asking.append(peer.bytes)
             else:
                 why = f"send {wire.MONITOR.decode()}" if len(self._asking) < MOST else "too many wait for an answer"
                 answered(self._socket, peer.bytes, wire.complaint(why))
-        if not self._asking or (self._thread is not None and self._thread.is_alive()):
+        if not self._asking or self._counting:
             return
-        if time.monotonic() >= self._good_until:
-            self._thread = threading.Thread(target=self._count, name="dropq-zmq-monitor", daemon=True)
-            self._thread.start()
+        if self._counted is None or (time.monotonic() >= self._good_until and not self._is_new):
+            self._counting = True
+            threading.Thread(target=self._count, name="dropq-zmq-monitor", daemon=True).start()
             return
-        counted = self._counted
+        counted, self._is_new = self._counted, False
         asking, self._asking = self._asking, []
         for peer_id in asking:
             failed = isinstance(counted, DropqError)
@@ -85,7 +89,8 @@ class Monitor:
         except OSError as error:
             self._counted = DropqError(f"queue {self._queue.name} cannot be counted: {error}")
         now = time.monotonic()
-        self._good_until = now + max(SHARE * (now - began), 0.05)
+        self._good_until = now + SHARE * (now - began)
+        self._counting, self._is_new = False, True  # first: whoever is woken by this finds it done
         self._wake()
 
     def _is_paused(self) -> bool:

@@ -68,11 +68,15 @@ class Producers:
         """Seconds until to try again to store what found no room; None if nothing waits for room."""
         return max(self._tries_at - time.monotonic(), 0.0) if self._asked else None
 
-    def serve(self) -> None:
-        """Store what producers have sent, as far as there is room, and answer it."""
+    def serve(self, *, readable: bool) -> None:
+        """Store what producers have sent, as far as there is room, and answer it.
+
+        Args:
+            readable: whether the socket has messages.
+        """
         if self._asked and time.monotonic() < self._tries_at:
             return
-        if not self._asked:
+        if not self._asked and readable:
             self._read()
         if self._asked:
             self._store()

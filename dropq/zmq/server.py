@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import zmq
 
@@ -37,7 +38,8 @@ class Terms:
         receive, send, monitor: where producers, consumers and monitors connect: `tcp://HOST:PORT` or `ipc://PATH`.
         ack_timeout: for how long a message is a consumer's, in seconds; None takes the queue's lease_period, else 5 s.
         in_flight: how many messages may be out at once.
-        hwm: how many messages of each producer may wait to be read, beside those on the way.
+        hwm: how many messages of each producer may wait to be read, and for each consumer to be sent, beside those on
+            the way.
         max_size: the most bytes of a message.
         keys: the folder of the keys of those who may connect; None lets in everybody who reaches the sockets.
         headers: whether a header in JSON says something of a message, both ways.
@@ -138,33 +140,34 @@ class Server:
 
     def run(self, stop: Stop) -> None:
         """Serve until it is asked to stop, and what is out then is settled or over; asked twice, return at once."""
-        news = self._watch.fileno()
+        send, receive, monitor = (self._sockets[name] for name in ("send", "receive", "monitor"))
+        news, poller = self._watch.fileno(), zmq.Poller()
+        poller.register(news, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
         with stop.waking(self._watch.wake):
             while stop.times < 2 and not (stop.asked and not self._consumers.out):
-                poller = zmq.Poller()
-                poller.register(news, zmq.POLLIN)
-                send, receive = self._sockets["send"], self._sockets["receive"]
-                poller.register(send, zmq.POLLIN | (zmq.POLLOUT if self._consumers.blocked else 0))
-                poller.register(self._sockets["monitor"], zmq.POLLIN)
                 blocked_for = self._producers.blocked_for
-                if blocked_for is None and not stop.asked:
-                    poller.register(receive, zmq.POLLIN)
-                timeout = (
-                    self._consumers.idle_for if blocked_for is None else min(self._consumers.idle_for, blocked_for)
-                )
-                ready = [socket for socket, _ in poller.poll(ceil(timeout * 1000))]
+                reads = blocked_for is None and not stop.asked
+                poller.register(receive, zmq.POLLIN if reads else 0)
+                poller.register(send, zmq.POLLIN | zmq.POLLOUT if self._consumers.blocked else zmq.POLLIN)
+                ready = self._ready(poller, blocked_for)
                 if news in ready:
                     self._consumers.look_again()
                 if news in ready or not ready:
                     self._watch.wait(0)  # before the look; without news, it watches the folder that is there now
-                self._consumers.settle()
+                self._consumers.settle(readable=bool(ready.get(send, 0) & zmq.POLLIN))
                 if not stop.asked:
-                    self._producers.serve()
-                self._monitor.serve()
+                    self._producers.serve(readable=receive in ready)
+                self._monitor.serve(readable=monitor in ready)
                 if not stop.asked:
                     self._consumers.deliver()
                 if self._rereads:
                     self._read_keys()
+
+    def _ready(self, poller: zmq.Poller, blocked_for: float | None) -> dict[Any, int]:
+        """Wait until there is something to do; return what is ready, and for what."""
+        seconds = self._consumers.idle_for if blocked_for is None else min(self._consumers.idle_for, blocked_for)
+        return dict(poller.poll(ceil(seconds * 1000)))
 
     def _read_keys(self) -> None:
         self._rereads = False
@@ -174,8 +177,3 @@ class Server:
                 log.warning("the keys were read again")
             except ConfigError as error:
                 log.warning("the keys were not read again, and those of before count: %s", error)
-
-
-def report(bound: dict[str, str]) -> str:
-    """Return in a line where a server is bound."""
-    return ", ".join(f"{name} {address}" for name, address in bound.items())

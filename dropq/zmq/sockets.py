@@ -22,6 +22,10 @@ ANSWERS = 100_000
 #: Milliseconds between two signs of life on a quiet connection to a consumer, and after which it counts as dead.
 HEARTBEAT, HEARTBEAT_TIMEOUT = 5000, 15_000
 
+#: The flags of each call, as plain numbers: to join those of pyzmq takes longer than the call.
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS, _POLLOUT = int(zmq.EVENTS), int(zmq.POLLOUT)
+
 
 def make(context: zmq.Context[Socket], name: str, *, hwm: int, max_size: int) -> Socket:
     """Return a socket that is not bound yet.
@@ -29,7 +33,7 @@ def make(context: zmq.Context[Socket], name: str, *, hwm: int, max_size: int) ->
     Args:
         context: what it belongs to.
         name: receive, send or monitor.
-        hwm: how many messages of producers may wait to be read, for each producer, beside those on the way.
+        hwm: how many messages may wait here for each consumer, and of each producer, beside those on the way.
         max_size: the most bytes that a message may have. A frame of twice as many ends its connection; what is between
             can be answered.
     """
@@ -37,7 +41,7 @@ def make(context: zmq.Context[Socket], name: str, *, hwm: int, max_size: int) ->
     made.setsockopt(zmq.LINGER, LINGER)
     made.setsockopt(zmq.MAXMSGSIZE, 2 * max_size)
     if name == "send":
-        made.setsockopt(zmq.SNDHWM, 1)
+        made.setsockopt(zmq.SNDHWM, hwm)
         made.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT)
         made.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT)
     else:
@@ -84,26 +88,37 @@ def _refuse_taken(path: str) -> None:
 def received(socket: Socket) -> tuple[zmq.Frame, list[bytes]] | None:
     """Return the first frame of a message, and the others; None if none waits."""
     try:
-        first = socket.recv(zmq.NOBLOCK, copy=False)
+        first = frame = socket.recv(_NOBLOCK, copy=False)
     except zmq.Again:
         return None
     frames = list[bytes]()
-    while socket.getsockopt(zmq.RCVMORE):
-        frames.append(socket.recv())
+    while frame.more:
+        frame = socket.recv(copy=False)
+        frames.append(frame.bytes)
     return first, frames
 
 
 def is_writable(socket: Socket) -> bool:
     """Return whether a peer takes another message now."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLOUT)
+
+
+def sent(socket: Socket, frames: Sequence[bytes]) -> bool:
+    """Send a message; return False if nobody takes it now. A large last frame is not copied."""
+    last = len(frames) - 1
+    try:
+        for frame in frames[:last]:
+            socket.send(frame, _MORE)
+        socket.send(frames[last], _NOBLOCK, copy=len(frames[last]) < zmq.COPY_THRESHOLD)
+    except zmq.Again:
+        return False
+    return True
 
 
 def answered(socket: Socket, peer: bytes, frames: Sequence[bytes]) -> bool:
     """Answer a peer of a ROUTER; return False if it leaves too many answers unread. One that is gone needs none."""
     try:
-        socket.send_multipart([peer, *frames], zmq.NOBLOCK)
-    except zmq.Again:
-        return False
+        return sent(socket, [peer, *frames])
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
             raise

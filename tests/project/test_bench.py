@@ -64,6 +64,18 @@ def test_each_record_that_was_measured_is_accounted_for(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_each_message_that_went_over_zeromq_is_accounted_for(tmp_path: Path) -> None:
+    pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
+    few = ("--rounds", "1", "--messages", "200", "--tmpfs", str(tmp_path), "--disk", str(tmp_path))
+    command = [sys.executable, str(TOP / "bench/zeromq.py"), *few]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 10
+    assert all(row["lost"] == 0 and row["ratio"] > 0 for row in rows)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_record_that_was_to_be_rejected_and_is_not_in_error_counts_as_lost(bench: Any, tmp_path: Path) -> None:
     records = importlib.import_module("records")
     kind = type("Kind", (records.RecordsOneInHundred,), {"take_all": acknowledging})

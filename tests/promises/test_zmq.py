@@ -265,12 +265,12 @@ def test_a_server_that_has_nothing_to_do_takes_no_time(serving: Served, queue: Q
     queue.send_many([b"body"] * waiting)
     assert serving.figures()["target"] == str(waiting)
     began, rounds = time.monotonic(), 0
-    poll = serving.server._consumers.settle
+    settle = serving.server._consumers.settle
 
-    def counted() -> None:
+    def counted(*, readable: bool) -> None:
         nonlocal rounds
         rounds += 1
-        poll()
+        settle(readable=readable)
 
     serving.server._consumers.settle = counted  # type: ignore[method-assign]
     until(lambda: time.monotonic() > began + 1, "a second")
