@@ -3,7 +3,7 @@
 Orders are dropped by a shell script, checked and added up by a Spark stream, and booked by a worker; a week's sales are
 added up by a Spark job and booked likewise. Selectors send some orders on by region, and a dead letter is brought back.
 The last day's sales are published on a topic with two subscriptions. A log that Spark sends as one message of many rows
-is settled row by row.
+is settled row by row. Clients of PZQ send and receive over ZeroMQ.
 
     python examples/demo.py [--keep DIR]
 
@@ -80,6 +80,7 @@ class Demo:
         self.ship()
         self.tell()
         self.log()
+        self.serve()
         return self.account()
 
     def begin(self) -> None:
@@ -222,6 +223,16 @@ done""",
         self.run(f"{mend} && sha256sum root/till/error/* >> ledger && {again}", shown=[mend, again], quiet=True)
         self.run("wc -l < till.csv")
 
+    def serve(self) -> None:
+        """Let programs that know ZeroMQ alone send a message, and receive it."""
+        say("Programs that speak PZQ's protocol over ZeroMQ, and know of no folder, send a message and receive it.")
+        client = "PZQ=ipc://sockets/ python examples/zeromq_clients.py"
+        send, entered, receive = f"{client} produce 'order 1106'", "sha256sum root/pzq/target/* >> ledger", "consume 1"
+        serve = f"{SERVE} > serve.log 2>&1 &"
+        steps = f"{serve}\n{send} && {entered} && {client} {receive}; s=$?; kill $!; wait $!; exit $s"
+        self.run("mkdir -m 700 sockets && dropq create pzq", quiet=True)
+        self.run(f"{{ {steps}\n}} || {{ tail -n 30 serve.log; false; }}", shown=[serve, send, f"{client} {receive}"])
+
     def account(self) -> int:
         """Account for every file, and for the money."""
         say("The books are closed without dropq: every file ever entered, by its content, wherever it lies now.")
@@ -288,6 +299,8 @@ DROP_SHIPPING = """(cd root/shipping; n=1100; for region in eu eu eu us uk; do n
 done)"""
 #: Ships what waits for both regions.
 SHIP = "dropq work eu us --until-empty -- cat"
+#: Serves a queue over ZeroMQ.
+SERVE = "dropq serve pzq --zmq --receive ipc://sockets/1 --send ipc://sockets/2 --monitor ipc://sockets/3"
 #: Seconds in which the stream deals with a few orders, its start included.
 PATIENCE = 120
 #: Seconds in which it ends when it is told to.

@@ -3,10 +3,14 @@
 python examples/zeromq_clients.py produce TEXT...    sends each TEXT, and prints its answer
 python examples/zeromq_clients.py consume N          prints N messages, and acknowledges each
 python examples/zeromq_clients.py monitor            prints the figures of the server
+
+They connect to the server's default addresses, or to those that begin as PZQ in the environment says and end with 1, 2
+and 3: with PZQ=ipc://sockets/ to ipc://sockets/1 and so on.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import uuid
@@ -14,7 +18,7 @@ from collections.abc import Sequence
 
 import zmq
 
-RECEIVE, SEND, MONITOR = (f"tcp://127.0.0.1:{port}" for port in (11131, 11132, 11133))
+RECEIVE, SEND, MONITOR = (f"{os.environ.get('PZQ', 'tcp://127.0.0.1:1113')}{end}" for end in (1, 2, 3))
 
 
 class Producer:
