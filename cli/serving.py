@@ -56,8 +56,9 @@ def serve(
     ADDRESS is tcp://HOST:PORT, or ipc://PATH in a folder that only its owner may enter; where others can reach it,
     --keys or --insecure is needed. Prints where the sockets are bound once they are.
 
-    It runs until a SIGTERM or Ctrl-C. Then it sends nothing more, and waits for acks until the last --ack-timeout is
-    over; after a second signal it returns at once what is not acknowledged. A SIGHUP lets it read the keys again.
+    It runs until a SIGTERM, SIGHUP or Ctrl-C. Then it sends nothing more, and waits for acks until the last
+    --ack-timeout is over; after a second signal it returns at once what is not acknowledged. With --keys, a SIGHUP
+    lets it read the keys again.
     """
     if not zmq:
         raise UsageError("give --zmq, the protocol to serve")
@@ -87,8 +88,7 @@ def serve(
     server = Server(queue, terms)
     if insecure:
         output.note("warning: everybody who reaches these sockets may take and send messages (--insecure)")
-    signals = [signal.SIGTERM, signal.SIGINT]
-    with despite_closed_stdout(), stop_on_signals(Stop(), *signals) as stop, server.opened() as bound:
+    with despite_closed_stdout(), stop_on_signals(Stop()) as stop, server.opened() as bound:
         if keys is not None:
             signal.signal(signal.SIGHUP, lambda *_: server.reread_keys())
         shell.line({"queue": queue.name, **bound}, ("queue", "receive", "send", "monitor"))

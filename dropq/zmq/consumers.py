@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dropq.api import Queue
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
 from dropq.format.claims import ZMQ
-from dropq.queue.message import Message
+from dropq.queue.message import Message, SettledMessage
 from dropq.queue.sender import BATCH
 from dropq.queue.subscription import Subscription
 from dropq.storage.watch import PAUSE, RESCAN, Watch
@@ -137,28 +137,31 @@ class Consumers:
             self._ack(acked)
 
     def _ack(self, messages: list[Message]) -> None:
+        self.look_again()
         subscription = self._subscription
         lost = list[Message]()
         try:
-            lost = messages if subscription is None else subscription.ack_many(messages)
+            for message in messages:
+                if isinstance(message, SettledMessage):
+                    message.ack()  # at most once: it was settled before its delivery
+            claimed = [message for message in messages if not isinstance(message, SettledMessage)]
+            lost = claimed if subscription is None else subscription.ack_many(claimed)
         except DropqError as error:
             self._refused = [message for message in messages if message.held]
             self._pause(f"messages cannot be acknowledged: {error}")
         self.acked += len(messages) - len(lost) - len(self._refused)
         for message in lost:
             self._ack_late(message.id)
-        self.look_again()
 
     def _give_back(self, message: Message) -> None:
-        self.given_back += 1
-        with suppress(LeaseLost):  # it is back already
-            try:
-                message.nack()
-            except LeaseLost:
-                raise
-            except DropqError as error:
-                self._pause(f"message {message.id} cannot be given back: {error}")
         self.look_again()
+        self.given_back += 1
+        try:
+            message.nack()
+        except LeaseLost:
+            pass  # it is back already, or was settled before its delivery
+        except DropqError as error:
+            self._pause(f"message {message.id} cannot be given back: {error}")
 
     def _settle_late(self, settled: wire.Settled) -> None:
         """Settle a message that is not out any more; ignore what was never out."""
@@ -203,7 +206,9 @@ class Consumers:
     def deliver(self) -> None:
         """Claim messages as long as a consumer takes them and more may be out, and send them."""
         self._blocked = False
-        while self.out < self._in_flight and time.monotonic() >= self._looks_at:
+        for _ in range(self._in_flight):  # and no more, as acks wait meanwhile
+            if self.out >= self._in_flight or time.monotonic() < self._looks_at:
+                return
             if not is_writable(self._socket):
                 self._blocked = True
                 return

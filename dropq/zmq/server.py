@@ -156,8 +156,7 @@ class Server:
                 if news in ready or not ready:
                     self._watch.wait(0)  # before the look; without news, it watches the folder that is there now
                 self._consumers.settle(readable=bool(ready.get(send, 0) & zmq.POLLIN))
-                if not stop.asked:
-                    self._producers.serve(readable=receive in ready)
+                self._producers.serve(readable=receive in ready)
                 self._monitor.serve(readable=monitor in ready)
                 if not stop.asked:
                     self._consumers.deliver()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,9 +13,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from helpers import health, names_in, take, until, where
+from helpers import base, files, health, names_in, take, until, where
 
 from dropq import Queue, Root
+from dropq.storage.files import Storage
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'dropq[zmq]'")
 
@@ -298,6 +300,16 @@ def test_a_body_that_is_too_large_goes_to_error(queue: Queue) -> None:
         assert message.reason["detail"] == "its body has 1001 bytes, and --max-size lets 1000 out"
 
 
+def test_at_most_once_without_history_an_ack_removes_the_body(tmp_path: Any) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("orders", semantics="at-most-once", history=False)
+    with served(queue) as serving:
+        queue.send(b"a")
+        consumer = serving.consumer()
+        consumer.send_multipart([*consumer.recv_multipart()[:2], b"1"])
+        until(lambda: serving.figures()["acks"] == "1", "the ack")
+        assert b"a" not in files(base(queue)).values()
+
+
 def test_at_most_once_nothing_comes_again(tmp_path: Any) -> None:
     queue = Root.create(tmp_path / "root").create_queue("orders", semantics="at-most-once")
     with served(queue, in_flight=2, ack_timeout=0.3) as serving:
@@ -429,6 +441,57 @@ def test_a_write_lock_holds_producers_until_it_goes(serving: Served, queue: Queu
 def _is_held(queue: Queue) -> bool:
     limits = queue.root.queue(queue.name)._limits_of_sends()
     return not limits.has_room()
+
+
+def test_a_disk_that_refuses_answers_0_and_the_loop_goes_on(
+    serving: Served, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Storage, path: str, data: bytes, *, synced: bool = True) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "write_new", full)
+        producer = serving.producer()
+        for id in (b"1", b"2", b"3"):
+            producer.send_multipart([id, b"", b"body"])
+        for id in (b"1", b"2", b"3"):
+            answer = producer.recv_multipart()
+            assert answer[:3] == [id, b"0", b""]
+            assert b"No space left on device" in answer[3] and b"the message was not sent" in answer[3]
+    assert where(queue) == {}
+    assert serving.ask(b"id", b"", b"body")[1] == b"1"
+
+
+def test_what_was_sent_and_could_not_be_synced_is_answered_0(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("orders", durability="full")
+
+    def broken(self: Storage, *folders: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), folders[0])
+
+    with served(queue) as serving, monkeypatch.context() as patch:
+        patch.setattr(Storage, "sync", broken)
+        id, status, _, why = serving.ask(b"id", b"", b"body")
+        assert (id, status) == (b"id", b"0")
+        assert b"it is visible" in why or b"the message is visible" in why
+        assert where(queue) == {"target": [b"body"]}
+
+
+def test_acks_that_are_refused_are_tried_again(serving: Served, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = serving.consumer()
+    queue.send(b"body")
+    frames = consumer.recv_multipart()
+    tried = []
+
+    def refused(self: Storage, source: str, destination: str) -> None:
+        tried.append(source)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "move", refused)
+        consumer.send_multipart([*frames[:2], b"1"])
+        until(lambda: tried, "the first try")
+        assert where(queue) == {"processing": [b"body"]}
+    until(lambda: where(queue) == {"processed": [b"body"]}, "another try")
 
 
 def test_what_found_no_room_is_refused_at_the_end(tmp_path: Any) -> None:
