@@ -14,6 +14,16 @@ from .options import Json, QueueName, lease_period
 from .output import OK
 from .shell import Shell, UsageError, despite_closed_stdout
 
+#: What a letter behind a number of bytes stands for.
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def _bytes(text: str) -> int:
+    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
+    if not number.isdecimal() or unit not in UNITS or not int(number):
+        raise typer.BadParameter(f"{text!r}: a number of bytes from 1 is allowed, such as 1000, 64K, 64M or 1G")
+    return int(number) * UNITS[unit]
+
 
 def serve(
     ctx: typer.Context,
@@ -39,8 +49,11 @@ def serve(
     ] = 100,
     hwm: Annotated[int, typer.Option("--hwm", metavar="N", min=1, help="How many messages may wait in a socket.")] = 10,
     max_size: Annotated[
-        int, typer.Option("--max-size", metavar="BYTES", min=1, help="The most bytes of a message.")
-    ] = 64 << 20,
+        int,
+        typer.Option(
+            "--max-size", metavar="BYTES", parser=_bytes, help="The most bytes of a message; K, M and G may follow."
+        ),
+    ] = "64M",  # type: ignore[assignment] # typer parses it
     keys: Annotated[
         str | None, typer.Option("--keys", metavar="DIR", help="Let in only those whose keys are here (CURVE).")
     ] = None,

@@ -81,6 +81,8 @@ def connect() -> Iterator[Any]:
         (("--zmq", "--receive", "ipc:///nowhere/x", "--insecure"), 69, "ipc:///nowhere/x cannot be bound"),
         (("--zmq", "--ack-timeout", "0"), 2, "a lease lasts at least 1ms"),
         (("--zmq", "--in-flight", "0"), 2, "in-flight"),
+        (("--zmq", "--max-size", "64X"), 2, "'64X': a number of bytes from 1 is allowed"),
+        (("--zmq", "--max-size", "0M"), 2, "'0M': a number of bytes from 1 is allowed"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_is_claimed(
@@ -107,7 +109,7 @@ def test_without_pyzmq_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_term_signal_under_load_returns_nothing_that_is_acked_in_time(root: Root, queue: Queue, connect: Any) -> None:
-    with command(root, "--in-flight", "20", "--ack-timeout", "5s") as (server, bound):
+    with command(root, "--in-flight", "20", "--ack-timeout", "5s", "--max-size", "1m") as (server, bound):
         producer, consumer = connect(zmq.DEALER, bound["receive"]), connect(zmq.ROUTER, bound["send"])
         for number in range(300):
             producer.send_multipart([b"%d" % number, b"", b"%d" % number])
