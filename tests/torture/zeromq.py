@@ -1,7 +1,8 @@
-"""A queue served over ZeroMQ by two servers: they, producers and consumers are killed at random, and come again.
+"""A queue served over ZeroMQ: servers, producers and consumers are killed at random, or servers are asked to end.
 
 What was answered with 1 must be there once, whole; what was acknowledged must not be delivered again after it was
-archived; no server has more out than it may. Each client notes what it does in a file of its own.
+archived; no server has more out than it may; and a producer that lives has an answer to all that was stored of it while
+its servers lived. Each client notes what it does in a file of its own; times in there are microseconds of the machine.
 """
 
 from __future__ import annotations
@@ -13,46 +14,81 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from helpers import until
 
 from dropq import Root
 from dropq.format.claims import split_claim
-from torture.account import body, judge, look, name_of
+from torture.account import Found, body, judge, look, name_of
 from torture.table import NotRun, Options, Row
 
-#: Seconds of a storm, and between two kills on average.
-LONG, SHORT, EVERY = 60.0, 5.0, 0.25
-#: How many messages each server may have out, and for how long.
-IN_FLIGHT, ACK_TIMEOUT = 20, 0.5
+#: Seconds of a storm, and between two kills on average; how often servers are asked to end, in long and in short.
+LONG, SHORT, EVERY = 60.0, 3.0, 0.3
+ENDS, SHORT_ENDS = 20, 1
+#: How many messages each server may have out, and for how long; for how long where servers are asked to end.
+IN_FLIGHT, ACK_TIMEOUT, GENTLE_TIMEOUT = 20, 0.5, 2.0
 #: Messages that the producer may send that does not wait for its answers; messages that the queue has room for.
-OUTSTANDING, WAITING = 500, 2000
+OUTSTANDING, WAITING = 500, 1000
 #: Seconds after which a producer gives up an answer, whose server may be dead.
 GIVES_UP = 2.0
-#: Microseconds by which the clock of a file's change may be behind the clock of a delivery.
-COARSE = 100_000
+#: Messages, on average, after which the consumer kills itself that does so again and again.
+MORTAL = 300
+#: Microseconds by which the clock of a file's change may be behind the clock of a delivery, and by which the end of a
+#: message's time at a consumer may be before the one that it is told.
+COARSE, EARLIER = 100_000, 20_000
+#: Microseconds in which an answer reaches a living producer, and an ack a living server, on a machine with much to do.
+PROMPT = 1_000_000
+
+#: What a server says of messages that found no room until it ended.
+NO_ROOM = "the server ends, and the queue has no room: the message was not stored"
 
 SERVERS = ("server-0", "server-1")
-CLIENTS = ("produce-one", "produce-many", "produce-parts", "consume", "consume-nack", "consume-stall")
+CLIENTS = ("produce-one", "produce-many", "produce-parts", "consume-nack", "consume-stall", "consume-die")
+#: Who consumes what the storm leaves.
+HEALTHY = "consume-all"
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Return a row for a storm."""
+    """Return rows for a storm, for servers that are asked to end under load, and for crashes at every call."""
     if find_spec("zmq") is None:
         raise NotRun("pyzmq is not installed: pip install 'dropq[zmq]'")
-    row = Row("ZeroMQ, storm: 2 servers, 3 producers, 3 consumers")
+    from torture.zeromq_crashes import crashes
+
+    yield _stormed(options, "storm", lambda storm: storm.rage(LONG if options.long else SHORT))
+    yield _stormed(options, "gentle", lambda storm: storm.end_servers(ENDS if options.long else SHORT_ENDS))
+    yield from crashes(options)
+
+
+def _stormed(options: Options, name: str, rage: Callable[[Storm], None]) -> Row:
     with tempfile.TemporaryDirectory(prefix="dropq-") as sockets:  # the path of a socket is short
-        storm = Storm(options.folder, Path(sockets), options.seed)
-        storm.rage(LONG if options.long else SHORT)
+        (folder := options.folder / name).mkdir()
+        storm = Storm(folder, Path(sockets), options.seed)
+        rage(storm)
         storm.drain()
-        storm.judge(row)
-    yield row
+        storm.judge(row := Row(""))
+    return row
+
+
+# -- the storm ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Actor:
+    """A server or a client: its name, its process, the file of its notes, and when it lived."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    notes: Path
+    began: int
+    ended: int = 1 << 63
 
 
 class Storm:
@@ -71,49 +107,119 @@ class Storm:
         )
         self.notes = folder / "notes"
         self.notes.mkdir()
-        self.kills = 0
+        self.kills = self.ends = 0
         self.most_out: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.left = 0
+        self.past: list[Actor] = []
+        self._gentle = False
         self._sockets = sockets
         self._seed = seed
         self._chance = random.Random(seed)
-        self._started = 0
-        self._actors: dict[str, subprocess.Popen[bytes]] = {}
+        self._actors: dict[str, Actor] = {}
 
     def rage(self, seconds: float) -> None:
         """Kill whoever it hits, and let it come again."""
-        ends = time.monotonic() + seconds
         try:
-            for name in (*SERVERS, *CLIENTS):
-                self._start(name)
-            until(lambda: self.queue.counts()["processed"], "the first ack", timeout=60)
+            self._start_all(CLIENTS)
+            ends = time.monotonic() + seconds
             while time.monotonic() < ends:
-                time.sleep(self._chance.uniform(0, 2 * EVERY))
-                self._count_out()
+                self._wait(self._chance.uniform(0, 2 * EVERY))
                 name = self._chance.choice(list(self._actors))
                 self._kill(name)
                 self._start(name)
         finally:
-            for name in list(self._actors):
-                self._kill(name)
+            self._kill_all()
+
+    def end_servers(self, times: int) -> None:
+        """Ask a server to end while it has much to do, and let it come again; nobody is killed."""
+        self._gentle = True
+        try:
+            self._start_all([name for name in CLIENTS if name != "consume-die"] + [HEALTHY])
+            for _ in range(times):
+                self._wait(self._chance.uniform(0.2, 1))
+                name = self._chance.choice(SERVERS)
+                self._end(name)
+                self._start(name)
+            for name in self._actors:
+                if name.startswith("produce"):
+                    self._actors[name].process.send_signal(signal.SIGTERM)  # which is: send nothing more
+            self._end(*SERVERS)
+            self._wait(PROMPT / 1e6)
+        finally:
+            self._kill_all()
+
+    def _start_all(self, clients: Iterable[str]) -> None:
+        for name in (*SERVERS, *clients):
+            self._start(name)
+        until(lambda: self.queue.counts()["processed"], "the first ack", timeout=60)
 
     def _start(self, name: str) -> None:
-        self._started += 1
-        argv = [sys.executable, "-m", "dropq", "--root", str(self.root.path), "serve", "q", "--zmq"]
-        argv += ["--in-flight", str(IN_FLIGHT), "--ack-timeout", f"{ACK_TIMEOUT}s"]
+        notes = self.notes / f"{name}.{len(self.past) + len(self._actors)}"
+        argv = [sys.executable, "-m", __name__, name, str(self._sockets), str(notes), f"{self._seed}"]
         if name in SERVERS:
+            argv = [sys.executable, "-m", "dropq", "--root", str(self.root.path), "serve", "q", "--zmq"]
+            argv += [
+                "--in-flight",
+                str(IN_FLIGHT),
+                "--ack-timeout",
+                f"{GENTLE_TIMEOUT if self._gentle else ACK_TIMEOUT}s",
+            ]
             for socket in ("receive", "send", "monitor"):
                 argv += [f"--{socket}", f"ipc://{self._sockets}/{name}-{socket}"]
-        else:
-            notes = self.notes / f"{name}.{self._started}"
-            argv = [sys.executable, "-m", __name__, name, str(self._sockets), str(notes), f"{self._seed}"]
-        quiet: Any = subprocess.DEVNULL
-        path = {"PYTHONPATH": str(Path(__file__).parents[1])}
-        self._actors[name] = subprocess.Popen(argv, stdout=quiet, stderr=quiet, env={**os.environ, **path})
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        with open(f"{notes}.out", "wb") as out, open(f"{notes}.err", "wb") as err:
+            process = subprocess.Popen(argv, stdout=out, stderr=err, env=environment)
+        self._actors[name] = Actor(name, process, notes, _now())
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, and see meanwhile how much is out, and whether somebody has ended by itself."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            time.sleep(0.02)
+            self._count_out()
+            for actor in list(self._actors.values()):
+                if actor.process.poll() is not None:
+                    self._leave(actor)
+                    self._start(actor.name)
 
     def _kill(self, name: str) -> None:
-        actor = self._actors.pop(name)
-        actor.send_signal(signal.SIGKILL)
-        self.kills += actor.wait() == -signal.SIGKILL
+        actor = self._actors[name]
+        actor.ended = _now()
+        actor.process.send_signal(signal.SIGKILL)
+        self._leave(actor)
+
+    def _kill_all(self) -> None:
+        """Kill all at the end, which counts as no kill."""
+        kills = self.kills
+        for name in list(self._actors):
+            self._kill(name)
+        self.kills = kills
+
+    def _end(self, *names: str) -> None:
+        """Ask servers to end, which can be asked once they have said where they are bound, and wait until they have."""
+        actors = [self._actors[name] for name in names]
+        for actor in actors:
+            until(Path(f"{actor.notes}.out").read_text, f"{actor.name} to be bound", timeout=60)
+            actor.process.send_signal(signal.SIGTERM)
+        for actor in actors:
+            until(partial(self._has_ended, actor), f"{actor.name} to end", timeout=60)
+            self.ends += 1
+            self._leave(actor)
+
+    def _has_ended(self, actor: Actor) -> bool:
+        self._count_out()
+        return actor.process.poll() is not None
+
+    def _leave(self, actor: Actor) -> None:
+        """Note that one is no more; only who kills itself may end without being asked."""
+        status = actor.process.wait()
+        actor.ended = min(actor.ended, _now())
+        self.past.append(self._actors.pop(actor.name))
+        self.kills += status == -signal.SIGKILL
+        if status not in (0, -signal.SIGKILL):
+            told = Path(f"{actor.notes}.err").read_text(errors="replace").splitlines()
+            self.wrong.append(f"{actor.name} ended with {status}: {told[-1] if told else ''}")
 
     def _count_out(self) -> None:
         """See how many messages each server holds: those whose leases run."""
@@ -125,118 +231,258 @@ class Storm:
             self.most_out[server] = max(count, self.most_out[server])
 
     def drain(self) -> None:
-        """Acknowledge what is left, and note it as a consumer does."""
-        self.queue.sweep()
-        with (self.notes / "drain.0").open("a") as notes, self.queue.subscribe(max_backlog=None) as subscription:
-            while (message := subscription.receive(timeout=4 * ACK_TIMEOUT)) is not None:
-                notes.write(f"ack {name_of(message.body)}\n")
-                message.ack()
+        """Let one healthy server and one healthy consumer take what is left; nobody sweeps but the server."""
+        try:
+            self._start(SERVERS[0])
+            self._start(HEALTHY)
+            until(self._is_empty, "all that is left to be acknowledged", timeout=120)
+            self._end(SERVERS[0])
+        finally:
+            self._kill_all()
+
+    def _is_empty(self) -> bool:
+        counts = self.queue.counts()
+        return not any(counts[state] for state in ("target", "processing", "delayed"))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def noted(self) -> Iterator[list[str]]:
-        """Yield all lines of the notes that were written to their ends, in words."""
+    def noted(self) -> Iterator[Line]:
+        """Yield all lines of the notes that were written to their ends."""
         for path in sorted(self.notes.iterdir()):
-            yield from (line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))
+            for line in path.read_text().splitlines(keepends=True) if path.suffix not in (".out", ".err") else ():
+                if line.endswith("\n"):
+                    verb, name, *rest = line.split()
+                    yield Line(path, verb, name, rest)
 
     def judge(self, row: Row) -> None:
         """Hold what lies there, and what the clients noted, against what was promised."""
         noted = list(self.noted())
-        said: dict[str, set[str]] = {verb: {name for told, name, *_ in noted if told == verb} for verb in VERBS}
+        said: dict[str, set[str]] = defaultdict(set)
+        for line in noted:
+            said[line.verb].add(line.name)
         row.kills += self.kills
         row.cases += len(said["sent"])
+        self.queue.sweep()
         found = look(self.root.path)
         account = judge(found, must=said["sent"], may=said["try"])
+        account.wrong += self.wrong
         account.wrong += sorted(f"{name} came damaged" for name in said["damaged"])
-        account.wrong += [f"{name} was refused: {' '.join(why)}" for told, name, *why in noted if told == "refused"]
-        archived = {name: _changed_us(places[0].path) for name, places in found.places.items()}
-        states = found.states()
-        account.wrong += [f"{name} is not in processed/" for name in archived if states[name] != "processed"]
-        account.wrong += sorted(
-            f"{name} is archived, and nobody acknowledged it" for name in archived.keys() - said["ack"]
-        )
-        for told, name, *rest in noted:
-            if told == "got" and name in archived and int(rest[0]) > archived[name] + COARSE:
-                account.wrong.append(f"{name} was delivered after it was archived")
+        account.wrong += _of_refusals(found, noted)
+        account.wrong += self._of_ends(found, said["ack"])
+        account.wrong += self._of_deliveries(found, noted)
         account.wrong += [f"{who} had {most} messages out" for who, most in self.most_out.items() if most > IN_FLIGHT]
+        stalled, due = _most_stalled(noted), self._due(found, noted)
+        account.wrong += [f"a consumer that stalls held {stalled} messages"] if stalled > IN_FLIGHT else []
+        account.wrong += [f"{name} was stored, and has no answer" for name in sorted(due - said["sent"])]
+        account.wrong += self._of_order(found, said["sent"])
         row.count(account, "the storm")
-        again = Counter(name for told, name, *_ in noted if told == "got")
-        row.test += f" ({sum(count - 1 for count in again.values()):,} came again, as they may)"
+        row.test = self._title(noted, stalled, len(due))
+
+    def _title(self, noted: list[Line], stalled: int, due: int) -> str:
+        again = Counter(line.name for line in noted if line.verb == "got")
+        doubles = sum(count - 1 for count in again.values())
+        what = f"{self.ends} ends of servers under load" if self._gentle else "storm"
+        most = max(stalled, *self.most_out.values(), 0)
+        return (
+            f"ZeroMQ, {what}: 2 servers, 3 producers, 3 consumers ({doubles:,} came again and {self.left} drafts are "
+            f"left, as may be; {due:,} answers were due; at most {most} of {IN_FLIGHT} were out)"
+        )
+
+    def _of_ends(self, found: Found, acked: set[str]) -> Iterator[str]:
+        """Yield what is not archived, or is, and nobody acknowledged it."""
+        for name, state in found.states().items():
+            if not state.endswith("processed"):
+                yield f"{name} is in {state}, not in processed"
+            elif name not in acked:
+                yield f"{name} is archived, and nobody acknowledged it"
+
+    def _of_deliveries(self, found: Found, noted: list[Line]) -> Iterator[str]:
+        """Yield what was delivered after it was archived, or was acknowledged in time with nobody killed."""
+        archived = {name: os.stat(places[0].path).st_ctime_ns // 1000 for name, places in found.places.items()}
+        acked = self._acked_in_time(noted)
+        for line in noted:
+            if line.verb == "got":
+                sent = int(line.rest[0])
+                if sent > archived.get(line.name, sent) + COARSE:
+                    yield f"{line.name} was delivered after it was archived"
+                elif sent > acked.get(line.name, sent):
+                    yield f"{line.name} was delivered after it was acknowledged in time"
+
+    def _acked_in_time(self, noted: list[Line]) -> dict[str, int]:
+        """Return when each message was acknowledged in time, where nobody was killed before the ack arrived."""
+        times: dict[str, int] = {}
+        for line in noted:
+            if self._gentle and line.verb == "ack":
+                at, until_ = map(int, line.rest)
+                if at < until_ - PROMPT:
+                    times[line.name] = min(at, times.get(line.name, at))
+        return times
+
+    def _due(self, found: Found, noted: list[Line]) -> set[str]:
+        """Return what has to have an answer: its producer, and all servers that may have stored it, lived on."""
+        if self._gentle:
+            return set(found.places)
+        lives = {actor.notes: actor for actor in self.past}
+        due = set[str]()
+        for line in noted:
+            if line.verb == "try" and line.name in found.places and line.path in lives:
+                stored = _stored(found.places[line.name][0].path)
+                servers = [actor for actor in self.past if actor.name in line.rest and actor.began <= stored]
+                ends = [lives[line.path].ended, *(actor.ended for actor in servers if actor.ended >= stored)]
+                if len(ends) > 1 and stored + PROMPT < min(ends):
+                    due.add(line.name)
+        return due
+
+    def _of_order(self, found: Found, sent: set[str]) -> Iterator[str]:
+        """Yield what the end left that is no message: only drafts of the killed that were never answered may be."""
+        counts = self.queue.counts()
+        if counts["processed"] != len(found.places):
+            yield f"{counts['processed']} are counted in processed/, and {len(found.places)} lie there"
+        self.left = len(found.beside)
+        for path in found.beside:
+            if (name := name_of(Path(path).read_bytes())) in sent:
+                yield f"{name} was answered with 1, and lies in {path}"
+        yield from (f"fsck finds {finding.kind}: {finding.path}" for finding in self.queue.fsck() if finding.open)
 
 
-#: What clients note: a message is about to be sent, was answered with 1, with 0; came, damaged; is acknowledged.
-VERBS = ("try", "sent", "refused", "got", "damaged", "ack")
+class Line(NamedTuple):
+    """A line of notes: a message is about to be sent, was answered with 1, with 0; came, damaged; is acknowledged."""
+
+    path: Path
+    verb: str
+    name: str
+    rest: list[str]
 
 
-def _changed_us(path: str) -> int:
-    return os.stat(path).st_ctime_ns // 1000
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _of_refusals(found: Found, noted: list[Line]) -> Iterator[str]:
+    """Yield what was refused, but for want of room when a server ended, and what was refused and is there."""
+    for line in noted:
+        if line.verb == "refused":
+            why = " ".join(line.rest)
+            if not why.startswith(NO_ROOM):
+                yield f"{line.name} was refused: {why}"
+            elif line.name in found.places:
+                yield f"{line.name} was refused, and is there: {why}"
+
+
+def _stored(path: str) -> int:
+    """Return when a message was stored, by its id, in microseconds."""
+    return int(os.path.basename(path).split(".")[1].partition("-")[0])
+
+
+def _most_stalled(noted: list[Line]) -> int:
+    """Return how many messages of one server a consumer that acknowledges nothing had at a time, by their times."""
+    steps: dict[tuple[Path, str], list[tuple[int, int]]] = defaultdict(list)
+    for line in noted:
+        if line.verb == "got" and line.path.name.startswith("consume-stall"):
+            sent, timeout, peer = int(line.rest[0]), int(line.rest[1]), line.rest[2]
+            steps[line.path, peer] += [(sent, 1), (sent + timeout - EARLIER, -1)]
+    most = 0
+    for changes in steps.values():
+        held = 0
+        for _, change in sorted(changes):
+            held += change
+            most = max(most, held)
+    return most
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
 def parts_of(name: str) -> list[bytes]:
-    """Return the parts of the message of a name: `NAME.N` has N of them."""
+    """Return the parts of the message of a name: `NAME.N` has N of them, of which the second is empty."""
     whole, count = body(name, 200), int(name.rpartition(".")[2])
     step = len(whole) // count
-    return [whole[at * step : (at + 1) * step] for at in range(count - 1)] + [whole[(count - 1) * step :]]
+    parts = [whole[at * step : (at + 1) * step] for at in range(count - 1)] + [whole[(count - 1) * step :]]
+    return [parts[0], b"", *parts[1:-1], b"".join(parts[-1:])] if count > 1 else parts
 
 
 def play(role: str, sockets: str, notes: str, seed: str) -> None:
-    """Play the part of a client until killed."""
+    """Play the part of a client until killed; a producer sends nothing more after a SIGTERM."""
     import zmq
 
     verb, _, kind = role.partition("-")
     producing = verb == "produce"
+    chance = random.Random(f"{seed} {notes}")
     socket = zmq.Context().socket(zmq.DEALER if producing else zmq.ROUTER)
     socket.sndhwm = socket.rcvhwm = 0
-    for server in SERVERS:
+    servers = [chance.choice(SERVERS)] if kind in ("one", "stall") else list(SERVERS)
+    for server in servers:
         socket.connect(f"ipc://{sockets}/{server}-{'receive' if producing else 'send'}")
     with open(notes, "a", buffering=1) as file:
-        chance = random.Random(f"{seed} {notes}")
         if producing:
-            _produce(socket, file, kind, f"{role}-{os.path.basename(notes).rpartition('.')[2]}", chance)
+            Producer(socket, file, kind, servers).work(f"{role}-{os.path.basename(notes).rpartition('.')[2]}", chance)
         else:
             _consume(socket, file, kind, chance)
 
 
-def _produce(socket: Any, notes: Any, kind: str, prefix: str, chance: random.Random) -> None:
-    number, out = 0, deque[tuple[str, float]]()
-    most = OUTSTANDING if kind == "many" else 1
-    answered = set[str]()
-    while True:
-        while len(out) < most:
-            number += 1
-            name = f"{prefix}-{number}.{chance.randint(2, 9) if kind == 'parts' else 1}"
-            notes.write(f"try {name}\n")
-            socket.send_multipart([name.encode(), b"", *parts_of(name)])
-            out.append((name, time.monotonic() + GIVES_UP))
-        while socket.poll(50):
-            id, status, _, *why = socket.recv_multipart()
-            name = id.decode()
-            answered.add(name)
-            notes.write(f"sent {name}\n" if status == b"1" else f"refused {name} {b' '.join(why).decode()}\n")
-            if len(out) - len(answered) < most:
-                break
-        while out and (out[0][0] in answered or out[0][1] < time.monotonic()):
-            answered.discard(out.popleft()[0])
+class Producer:
+    """Sends messages, and reads the answers; one that is not given in time it does not wait for."""
+
+    def __init__(self, socket: Any, notes: Any, kind: str, servers: list[str]) -> None:
+        self._socket = socket
+        self._notes = notes
+        self._kind = kind
+        self._servers = " ".join(servers)
+        self._most = OUTSTANDING if kind == "many" else 1
+        self._out: deque[tuple[str, float]] = deque()
+        self._answered: set[str] = set()
+        self._sends = True
+
+    def work(self, prefix: str, chance: random.Random) -> None:
+        """Send until killed."""
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_sends", False))
+        number = 0
+        while True:
+            while self._sends and len(self._out) < self._most:
+                number += 1
+                self._send(f"{prefix}-{number}.{chance.randint(2, 9) if self._kind == 'parts' else 1}")
+            while self._socket.poll(50):
+                self._read()
+                if self._sends and len(self._out) - len(self._answered) < self._most:
+                    break
+            while self._out and (self._out[0][0] in self._answered or self._out[0][1] < time.monotonic()):
+                self._answered.discard(self._out.popleft()[0])
+
+    def _send(self, name: str) -> None:
+        self._notes.write(f"try {name} {self._servers}\n")
+        self._socket.send_multipart([name.encode(), b"", *parts_of(name)])
+        self._out.append((name, time.monotonic() + GIVES_UP))
+
+    def _read(self) -> None:
+        id, status, _, *why = self._socket.recv_multipart()
+        name = id.decode()
+        self._answered.add(name)
+        self._notes.write(f"sent {name}\n" if status == b"1" else f"refused {name} {b' '.join(why).decode()}\n")
 
 
 def _consume(socket: Any, notes: Any, kind: str, chance: random.Random) -> None:
     while True:
-        peer, key, sent, _, _, *parts = socket.recv_multipart()
+        peer, key, sent, timeout, _, *parts = socket.recv_multipart()
         name = name_of(b"".join(parts))
         if name is None or parts != parts_of(name):
             notes.write(f"damaged {name or key.decode()}\n")
             continue
-        notes.write(f"got {name} {int(sent)}\n")
+        notes.write(f"got {name} {int(sent)} {int(timeout)} {peer.hex()}\n")
+        _die(kind, chance)
         if kind == "stall":
-            time.sleep(chance.uniform(0, ACK_TIMEOUT))
+            time.sleep(chance.uniform(0, 0.01))
         elif kind == "nack" and chance.random() < 0.3:
             socket.send_multipart([peer, key, b"0"])
         else:
-            notes.write(f"ack {name}\n")
+            notes.write(f"ack {name} {_now()} {int(sent) + int(timeout)}\n")
+            _die(kind, chance)
             socket.send_multipart([peer, key, b"1"])
+            _die(kind, chance)
+
+
+def _die(kind: str, chance: random.Random) -> None:
+    if kind == "die" and chance.random() < 1 / MORTAL / 3:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
