@@ -108,8 +108,8 @@ def test_the_judge_of_the_storm_sees_an_answer_that_is_missing(judged: Judged, l
     judged.stored("a.1").ack()
     now, storm = time.time_ns() // 1000, judged.storm
     notes = storm.notes / "produce-one.1"
-    producer = zeromq.Actor("produce-one", None, notes, now - 1, now + 10_000_000)  # type: ignore[arg-type]
-    server = zeromq.Actor("server-0", None, storm.notes / "server-0.0", now - 9_000_000, now + lived)  # type: ignore[arg-type]
+    producer = zeromq.Actor("produce-one", 0, notes, now - 1, now + 10_000_000)
+    server = zeromq.Actor("server-0", 0, storm.notes / "server-0.0", now - 9_000_000, now + lived)
     storm.past += [producer, server]
     said = judged.wrong("try a.1 server-0\nack a.1 1 1\n")
     assert ["has no answer" in line for line in said] == [True] * due

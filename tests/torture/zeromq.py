@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -28,10 +26,11 @@ from helpers import until
 from dropq import Root
 from dropq.format.claims import split_claim
 from torture.account import Found, body, judge, look, name_of
+from torture.crowd import forked
 from torture.table import NotRun, Options, Row
 
 #: Seconds of a storm, and between two kills on average; how often servers are asked to end, in long and in short.
-LONG, SHORT, EVERY = 60.0, 3.0, 0.3
+LONG, SHORT, EVERY = 60.0, 2.0, 0.3
 ENDS, SHORT_ENDS = 20, 1
 #: How many messages each server may have out, and for how long; for how long where servers are asked to end.
 IN_FLIGHT, ACK_TIMEOUT, GENTLE_TIMEOUT = 20, 0.5, 2.0
@@ -41,6 +40,8 @@ OUTSTANDING, WAITING = 500, 1000
 GIVES_UP = 2.0
 #: Messages, on average, after which the consumer kills itself that does so again and again.
 MORTAL = 300
+#: Microseconds for which a slow consumer keeps a message before it acknowledges it.
+SLOW = 100_000
 #: Microseconds by which the clock of a file's change may be behind the clock of a delivery, and by which the end of a
 #: message's time at a consumer may be before the one that it is told.
 COARSE, EARLIER = 100_000, 20_000
@@ -52,6 +53,8 @@ NO_ROOM = "the server ends, and the queue has no room: the message was not store
 
 SERVERS = ("server-0", "server-1")
 CLIENTS = ("produce-one", "produce-many", "produce-parts", "consume-nack", "consume-stall", "consume-die")
+#: Those who take part where nobody is killed.
+GENTLE = (*(name for name in CLIENTS if name != "consume-die"), "consume-slow")
 #: Who consumes what the storm leaves.
 HEALTHY = "consume-all"
 
@@ -85,10 +88,23 @@ class Actor:
     """A server or a client: its name, its process, the file of its notes, and when it lived."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    pid: int
     notes: Path
     began: int
     ended: int = 1 << 63
+    status: int | None = None
+
+    @property
+    def out(self) -> Path:
+        """The file of what it prints."""
+        return Path(f"{self.notes}.out")
+
+    def has_ended(self) -> bool:
+        """Return whether its process has ended."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
 
 
 class Storm:
@@ -135,7 +151,7 @@ class Storm:
         """Ask a server to end while it has much to do, and let it come again; nobody is killed."""
         self._gentle = True
         try:
-            self._start_all([name for name in CLIENTS if name != "consume-die"] + [HEALTHY])
+            self._start_all(GENTLE)
             for _ in range(times):
                 self._wait(self._chance.uniform(0.2, 1))
                 name = self._chance.choice(SERVERS)
@@ -143,7 +159,7 @@ class Storm:
                 self._start(name)
             for name in self._actors:
                 if name.startswith("produce"):
-                    self._actors[name].process.send_signal(signal.SIGTERM)  # which is: send nothing more
+                    os.kill(self._actors[name].pid, signal.SIGTERM)  # which is: send nothing more
             self._end(*SERVERS)
             self._wait(PROMPT / 1e6)
         finally:
@@ -156,21 +172,21 @@ class Storm:
 
     def _start(self, name: str) -> None:
         notes = self.notes / f"{name}.{len(self.past) + len(self._actors)}"
-        argv = [sys.executable, "-m", __name__, name, str(self._sockets), str(notes), f"{self._seed}"]
-        if name in SERVERS:
-            argv = [sys.executable, "-m", "dropq", "--root", str(self.root.path), "serve", "q", "--zmq"]
-            argv += [
-                "--in-flight",
-                str(IN_FLIGHT),
-                "--ack-timeout",
-                f"{GENTLE_TIMEOUT if self._gentle else ACK_TIMEOUT}s",
-            ]
-            for socket in ("receive", "send", "monitor"):
-                argv += [f"--{socket}", f"ipc://{self._sockets}/{name}-{socket}"]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-        with open(f"{notes}.out", "wb") as out, open(f"{notes}.err", "wb") as err:
-            process = subprocess.Popen(argv, stdout=out, stderr=err, env=environment)
-        self._actors[name] = Actor(name, process, notes, _now())
+        actor = Actor(name, 0, notes, _now())
+        play_it = partial(self._serve if name in SERVERS else self._play, name, notes)
+        actor.pid = forked(play_it, actor.out)
+        self._actors[name] = actor
+
+    def _serve(self, name: str, notes: Path) -> None:
+        """Become a server."""
+        argv = [sys.executable, "-m", "dropq", "--root", str(self.root.path), "serve", "q", "--zmq"]
+        argv += ["--in-flight", str(IN_FLIGHT), "--ack-timeout", f"{GENTLE_TIMEOUT if self._gentle else ACK_TIMEOUT}s"]
+        for socket in ("receive", "send", "monitor"):
+            argv += [f"--{socket}", f"ipc://{self._sockets}/{name}-{socket}"]
+        os.execv(sys.executable, argv)
+
+    def _play(self, name: str, notes: Path) -> None:
+        play(name, str(self._sockets), str(notes), f"{self._seed}")
 
     def _wait(self, seconds: float) -> None:
         """Wait, and see meanwhile how much is out, and whether somebody has ended by itself."""
@@ -179,14 +195,14 @@ class Storm:
             time.sleep(0.02)
             self._count_out()
             for actor in list(self._actors.values()):
-                if actor.process.poll() is not None:
+                if actor.has_ended():
                     self._leave(actor)
                     self._start(actor.name)
 
     def _kill(self, name: str) -> None:
         actor = self._actors[name]
         actor.ended = _now()
-        actor.process.send_signal(signal.SIGKILL)
+        os.kill(actor.pid, signal.SIGKILL)
         self._leave(actor)
 
     def _kill_all(self) -> None:
@@ -200,26 +216,26 @@ class Storm:
         """Ask servers to end, which can be asked once they have said where they are bound, and wait until they have."""
         actors = [self._actors[name] for name in names]
         for actor in actors:
-            until(Path(f"{actor.notes}.out").read_text, f"{actor.name} to be bound", timeout=60)
-            actor.process.send_signal(signal.SIGTERM)
+            until(partial(_is_bound, actor.out), f"{actor.name} to be bound", timeout=60)
+            os.kill(actor.pid, signal.SIGTERM)
         for actor in actors:
-            until(partial(self._has_ended, actor), f"{actor.name} to end", timeout=60)
+            until(partial(self._sees_end, actor), f"{actor.name} to end", timeout=60)
             self.ends += 1
             self._leave(actor)
 
-    def _has_ended(self, actor: Actor) -> bool:
+    def _sees_end(self, actor: Actor) -> bool:
         self._count_out()
-        return actor.process.poll() is not None
+        return actor.has_ended()
 
     def _leave(self, actor: Actor) -> None:
         """Note that one is no more; only who kills itself may end without being asked."""
-        status = actor.process.wait()
+        until(actor.has_ended, f"{actor.name} to end")
         actor.ended = min(actor.ended, _now())
         self.past.append(self._actors.pop(actor.name))
-        self.kills += status == -signal.SIGKILL
-        if status not in (0, -signal.SIGKILL):
-            told = Path(f"{actor.notes}.err").read_text(errors="replace").splitlines()
-            self.wrong.append(f"{actor.name} ended with {status}: {told[-1] if told else ''}")
+        self.kills += actor.status == -signal.SIGKILL
+        if actor.status not in (0, -signal.SIGKILL):
+            told = actor.out.read_text(errors="replace").splitlines()
+            self.wrong.append(f"{actor.name} ended with {actor.status}: {told[-1] if told else ''}")
 
     def _count_out(self) -> None:
         """See how many messages each server holds: those whose leases run."""
@@ -249,7 +265,7 @@ class Storm:
     def noted(self) -> Iterator[Line]:
         """Yield all lines of the notes that were written to their ends."""
         for path in sorted(self.notes.iterdir()):
-            for line in path.read_text().splitlines(keepends=True) if path.suffix not in (".out", ".err") else ():
+            for line in path.read_text().splitlines(keepends=True) if path.suffix != ".out" else ():
                 if line.endswith("\n"):
                     verb, name, *rest = line.split()
                     yield Line(path, verb, name, rest)
@@ -354,6 +370,10 @@ class Line(NamedTuple):
     rest: list[str]
 
 
+def _is_bound(out: Path) -> bool:
+    return out.exists() and "\tipc://" in out.read_text()
+
+
 def _now() -> int:
     return time.time_ns() // 1000
 
@@ -417,7 +437,7 @@ def play(role: str, sockets: str, notes: str, seed: str) -> None:
         if producing:
             Producer(socket, file, kind, servers).work(f"{role}-{os.path.basename(notes).rpartition('.')[2]}", chance)
         else:
-            _consume(socket, file, kind, chance)
+            Consumer(socket, file, kind, chance).work()
 
 
 class Producer:
@@ -460,31 +480,58 @@ class Producer:
         self._notes.write(f"sent {name}\n" if status == b"1" else f"refused {name} {b' '.join(why).decode()}\n")
 
 
-def _consume(socket: Any, notes: Any, kind: str, chance: random.Random) -> None:
-    while True:
-        peer, key, sent, timeout, _, *parts = socket.recv_multipart()
+class Consumer:
+    """Receives messages, and settles each as its kind does, or never; what came damaged it notes, and acknowledges."""
+
+    def __init__(self, socket: Any, notes: Any, kind: str, chance: random.Random) -> None:
+        self._socket = socket
+        self._notes = notes
+        self._kind = kind
+        self._chance = chance
+        self._held: deque[tuple[int, Delivery]] = deque()
+
+    def work(self) -> None:
+        """Receive until killed; one that is slow keeps each message for a while."""
+        while True:
+            if self._socket.poll(10):
+                delivery = self._receive()
+                if self._kind == "slow":
+                    self._held.append((_now() + SLOW, delivery))
+                else:
+                    self._settle(delivery)
+            while self._held and self._held[0][0] <= _now():
+                self._ack(self._held.popleft()[1])
+
+    def _receive(self) -> Delivery:
+        peer, key, sent, timeout, _, *parts = self._socket.recv_multipart()
         name = name_of(b"".join(parts))
         if name is None or parts != parts_of(name):
-            notes.write(f"damaged {name or key.decode()}\n")
-            continue
-        notes.write(f"got {name} {int(sent)} {int(timeout)} {peer.hex()}\n")
-        _die(kind, chance)
-        if kind == "stall":
-            time.sleep(chance.uniform(0, 0.01))
-        elif kind == "nack" and chance.random() < 0.3:
-            socket.send_multipart([peer, key, b"0"])
-        else:
-            notes.write(f"ack {name} {_now()} {int(sent) + int(timeout)}\n")
-            _die(kind, chance)
-            socket.send_multipart([peer, key, b"1"])
-            _die(kind, chance)
+            self._notes.write(f"damaged {name or key.decode()}\n")
+        self._notes.write(f"got {name} {int(sent)} {int(timeout)} {peer.hex()}\n")
+        self._die()
+        return Delivery(peer, key, str(name), int(sent) + int(timeout))
+
+    def _settle(self, delivery: Delivery) -> None:
+        if self._kind == "nack" and self._chance.random() < 0.3:
+            self._socket.send_multipart([delivery.peer, delivery.key, b"0"])
+        elif self._kind != "stall":
+            self._ack(delivery)
+
+    def _ack(self, delivery: Delivery) -> None:
+        self._notes.write(f"ack {delivery.name} {_now()} {delivery.until}\n")
+        self._die()
+        self._socket.send_multipart([delivery.peer, delivery.key, b"1"])
+        self._die()
+
+    def _die(self) -> None:
+        if self._kind == "die" and self._chance.random() < 1 / MORTAL / 3:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _die(kind: str, chance: random.Random) -> None:
-    if kind == "die" and chance.random() < 1 / MORTAL / 3:
-        os.kill(os.getpid(), signal.SIGKILL)
+class Delivery(NamedTuple):
+    """A message that came: what settles it, its name, and until when it is the consumer's."""
 
-
-if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        play(*sys.argv[1:])
+    peer: bytes
+    key: bytes
+    name: str
+    until: int

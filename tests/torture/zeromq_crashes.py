@@ -46,7 +46,7 @@ LONG, SHORT = 600.0, 0.3
 #: The most bytes of a message, where it is too large.
 SMALL = 100
 #: Cases of the short form, and moments of each.
-FEW_CASES, FEW = 2, 3
+FEW_CASES, FEW = 2, 2
 
 
 @dataclass(frozen=True)
