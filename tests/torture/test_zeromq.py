@@ -66,10 +66,10 @@ def test_the_judge_of_the_storm_sees_what_is_lost_came_late_or_was_not_acknowled
     message = judged.stored("a.1")
     message.ack()
     archived = os.stat(message.path).st_ctime_ns // 1000
-    good = f"try a.1\nsent a.1\ngot a.1 {archived} 500000 00\nack a.1 {archived} {archived + 500_000}\n"
+    good = f"try a.1\nsent a.1\ngot a.1 {archived} 500000 server-0\nack a.1 {archived} {archived + 500_000}\n"
     assert judged.wrong(good) == []
     assert "nobody acknowledged it" in judged.wrong("try a.1\nsent a.1\n")[0]
-    assert "after it was archived" in judged.wrong(f"{good}got a.1 {archived + 1_000_000} 500000 00\n")[0]
+    assert "after it was archived" in judged.wrong(f"{good}got a.1 {archived + 1_000_000} 500000 server-0\n")[0]
     assert "came damaged" in judged.wrong(f"{good}damaged a.1\n")[0]
     judged.storm.queue.send(body("a.1", 200))
     assert "doubled: a.1" in judged.wrong(good)[0]
@@ -95,12 +95,14 @@ def test_the_judge_of_the_storm_sees_what_is_left_and_what_its_author_knows_as_s
 def test_the_judge_of_the_storm_sees_a_consumer_that_holds_too_much(judged: Judged) -> None:
     judged.stored("a.1").ack()
     notes = "try a.1\nack a.1 1 1\n"
-    out = [f"got a.1 {at} 500000 00\n" for at in range(zeromq.IN_FLIGHT)]
+    out = [f"got a.1 {at} 500000 server-0\n" for at in range(zeromq.IN_FLIGHT)]
     assert judged.wrong(notes + "".join(out), by="consume-stall.1") == []
-    later = [f"got a.1 {at + 500_000} 500000 00\n" for at in range(zeromq.IN_FLIGHT)]
+    later = [f"got a.1 {at + 500_000} 500000 server-0\n" for at in range(zeromq.IN_FLIGHT)]
     assert judged.wrong(notes + "".join(out + later), by="consume-stall.1") == []
-    out.append(f"got a.1 {zeromq.IN_FLIGHT} 500000 00\n")
+    out.append(f"got a.1 {zeromq.IN_FLIGHT} 500000 server-0\n")
     assert f"held {zeromq.IN_FLIGHT + 1}" in judged.wrong(notes + "".join(out), by="consume-stall.1")[0]
+    judged.storm.past.append(zeromq.Actor("server-0", 0, judged.storm.notes / "server-0.0", zeromq.IN_FLIGHT))
+    assert judged.wrong(notes + "".join(out), by="consume-stall.1") == [], "the last is of another server"
 
 
 @pytest.mark.parametrize(("lived", "due"), [(2_000_000, True), (500_000, False)])

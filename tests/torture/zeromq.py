@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,7 +288,7 @@ class Storm:
         account.wrong += self._of_ends(found, said["ack"])
         account.wrong += self._of_deliveries(found, noted)
         account.wrong += [f"{who} had {most} messages out" for who, most in self.most_out.items() if most > IN_FLIGHT]
-        stalled, due = _most_stalled(noted), self._due(found, noted)
+        stalled, due = self._most_stalled(noted), self._due(found, noted)
         account.wrong += [f"a consumer that stalls held {stalled} messages"] if stalled > IN_FLIGHT else []
         account.wrong += [f"{name} was stored, and has no answer" for name in sorted(due - said["sent"])]
         account.wrong += self._of_order(found, said["sent"])
@@ -349,6 +350,20 @@ class Storm:
                     due.add(line.name)
         return due
 
+    def _most_stalled(self, noted: list[Line]) -> int:
+        """Return how many messages of one server a consumer that settles nothing had at a time, by their times.
+
+        Its connection outlives a server, and the next one counts for itself.
+        """
+        begins = sorted((actor.began, actor.name) for actor in self.past)
+        steps: dict[tuple[Path, int], list[tuple[int, int]]] = defaultdict(list)
+        for line in noted:
+            if line.verb == "got" and line.path.name.startswith("consume-stall"):
+                sent, timeout = int(line.rest[0]), int(line.rest[1])
+                began = max((at for at, name in begins if name == line.rest[2] and at <= sent), default=0)
+                steps[line.path, began] += [(sent, 1), (sent + timeout - EARLIER, -1)]
+        return max((max(accumulate(change for _, change in sorted(one))) for one in steps.values()), default=0)
+
     def _of_order(self, found: Found, sent: set[str]) -> Iterator[str]:
         """Yield what the end left that is no message: only drafts of the killed that were never answered may be."""
         counts = self.queue.counts()
@@ -394,22 +409,6 @@ def _stored(path: str) -> int:
     return int(os.path.basename(path).split(".")[1].partition("-")[0])
 
 
-def _most_stalled(noted: list[Line]) -> int:
-    """Return how many messages of one server a consumer that acknowledges nothing had at a time, by their times."""
-    steps: dict[tuple[Path, str], list[tuple[int, int]]] = defaultdict(list)
-    for line in noted:
-        if line.verb == "got" and line.path.name.startswith("consume-stall"):
-            sent, timeout, peer = int(line.rest[0]), int(line.rest[1]), line.rest[2]
-            steps[line.path, peer] += [(sent, 1), (sent + timeout - EARLIER, -1)]
-    most = 0
-    for changes in steps.values():
-        held = 0
-        for _, change in sorted(changes):
-            held += change
-            most = max(most, held)
-    return most
-
-
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
@@ -437,7 +436,7 @@ def play(role: str, sockets: str, notes: str, seed: str) -> None:
         if producing:
             Producer(socket, file, kind, servers).work(f"{role}-{os.path.basename(notes).rpartition('.')[2]}", chance)
         else:
-            Consumer(socket, file, kind, chance).work()
+            Consumer(socket, file, kind, servers, chance).work()
 
 
 class Producer:
@@ -483,10 +482,11 @@ class Producer:
 class Consumer:
     """Receives messages, and settles each as its kind does, or never; what came damaged it notes, and acknowledges."""
 
-    def __init__(self, socket: Any, notes: Any, kind: str, chance: random.Random) -> None:
+    def __init__(self, socket: Any, notes: Any, kind: str, servers: list[str], chance: random.Random) -> None:
         self._socket = socket
         self._notes = notes
         self._kind = kind
+        self._servers = " ".join(servers)
         self._chance = chance
         self._held: deque[tuple[int, Delivery]] = deque()
 
@@ -507,7 +507,7 @@ class Consumer:
         name = name_of(b"".join(parts))
         if name is None or parts != parts_of(name):
             self._notes.write(f"damaged {name or key.decode()}\n")
-        self._notes.write(f"got {name} {int(sent)} {int(timeout)} {peer.hex()}\n")
+        self._notes.write(f"got {name} {int(sent)} {int(timeout)} {self._servers}\n")
         self._die()
         return Delivery(peer, key, str(name), int(sent) + int(timeout))
 
