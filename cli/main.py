@@ -75,6 +75,11 @@ class _Grouped(Group):
         super().__init__(**options)
         self.commands = _Commands()  # type: ignore[assignment]
 
+    def known(self) -> list[str]:
+        """Return the commands that a hint may name, also those of groups."""
+        inner = (f"{name} {each}" for name in self.commands for each in getattr(self.commands[name], "commands", ()))
+        return [*self.commands, *inner]
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

@@ -12,7 +12,10 @@ from functools import partial
 from typing import Any
 
 import typer
+from typer._click.exceptions import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
+
+from dropq.hints import nearest
 
 from .examples import EXAMPLES
 from .shell import GlobalOptions
@@ -37,6 +40,16 @@ class Readable:
             param.process_value = partial(_process_value, param)
             param.shell_complete = partial(_complete, param)
         return params
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what follows the command's name; of an option that is not there, hint at the one that was meant."""
+        try:
+            return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
+        except NoSuchOption as error:
+            error.possibilities = nearest(
+                error.option_name, [name for each in self.get_params(ctx) for name in each.opts], n=3
+            )
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return what follows the command's name in the line of its usage."""
@@ -68,6 +81,17 @@ class Command(Readable, TyperCommand):
 
 class Group(Readable, TyperGroup):
     """A group of commands."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments begin with; of one that is not there, hint at what was meant."""
+        if args[0] in self.commands or args[0].startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = ", ".join(f"{name!r}" for name in nearest(args[0], self.known(), n=3))
+        ctx.fail(f"No such command {args[0]!r}.{f' Did you mean {near}?' if near else ''}")
+
+    def known(self) -> list[str]:
+        """Return the commands that a hint may name."""
+        return list(self.commands)
 
 
 def group(name: str, help: str) -> typer.Typer:

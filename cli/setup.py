@@ -6,7 +6,6 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from errno import EACCES
 from pathlib import Path
 from shutil import get_terminal_size
@@ -18,6 +17,7 @@ import typer
 from dropq.errors import InvalidName, NoSuchQueue, StorageError
 from dropq.format.addresses import check_address, layouts, topic_layout
 from dropq.format.layout import ALL_STATES, ROUTES_FILE
+from dropq.hints import nearest
 from dropq.lifecycle.known_queues import topics
 
 from . import output
@@ -203,7 +203,7 @@ def config_show(
     queue, root = shell.queue(name), shell.root
     settings = explain_queue(queue.name, root.context.config, root.layout.config_file, queue.layout)
     if key is not None and key not in {setting.key for setting in settings}:
-        near = get_close_matches(key.lower(), [setting.key for setting in settings], n=1)
+        near = nearest(key, [setting.key for setting in settings])
         hint = f"; the nearest is {near[0]}" if near else ""
         raise UsageError(f"{key} is no key of a queue{hint}: `dropq config show {queue.name}` lists them")
 

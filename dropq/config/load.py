@@ -6,7 +6,6 @@ of a file are reported together, each with file, key, value and what is allowed.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from dropq.errors import ConfigError, Unavailable
 from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout
 from dropq.format.names import can_name_queue
+from dropq.hints import nearest
 
 #: AMPS's keys of a queue that is hosted by a group of servers.
 _GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
@@ -565,7 +565,7 @@ def _both_places(first: _Entry, second: _Entry) -> str:
 
 def _nearest(spelling: str, known: Iterable[str]) -> str:
     """Return a hint that names the nearest known key, in CamelCase or snake_case as the spelling is."""
-    near = difflib.get_close_matches(_snake(spelling), list(known), n=1, cutoff=0.0)[0]
+    near = nearest(spelling, known, cutoff=0.0)[0]
     return f"; the nearest is {_camel(near) if spelling[:1].isupper() else near}"
 
 

@@ -6,7 +6,6 @@ the key and what is allowed. This module writes no files.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -17,6 +16,7 @@ from typing import Literal, cast
 from dropq.errors import ConfigError, InvalidFilter, InvalidName, Unavailable
 from dropq.format.addresses import check_address
 from dropq.format.credits import is_token
+from dropq.hints import nearest
 
 #: How the file of a selector ends.
 SUFFIX = ".toml"
@@ -90,7 +90,7 @@ def check(name: str, table: Mapping[str, object], where: str, *, queue: str) -> 
     """Return the selector that some options describe; arguments and errors as of `parse`."""
     problems = _Problems(where)
     for key in table.keys() - set(_KEYS):
-        near = difflib.get_close_matches(key, _KEYS, n=1)
+        near = nearest(key, _KEYS)
         problems.add(key, f"there is no such key; {f'is it {near[0]}? ' if near else ''}A selector has {_list(_KEYS)}")
     op = _choice(table, "op", OPERATIONS, problems)
     role = _choice(table, "role", ROLES, problems)

@@ -23,6 +23,7 @@ from dropq.format.escapes import is_int32
 from dropq.format.layout import STATES
 from dropq.format.names import check_property, check_property_name
 from dropq.format.typed import Typed, read_property
+from dropq.hints import nearest
 from dropq.spark.columns import COLUMNS, MESSAGE
 
 #: The options of each use of the format, in the spelling that errors use; Spark hands them over in lower case.
@@ -284,7 +285,7 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
         ConfigError: an option is unknown; the error names it and says what is allowed.
     """
     values = {key.lower(): value for key, value in options.items() if not (stream and key.lower() in _SPARKS_OWN)}
-    spelling = {option.lower(): option for option in allowed}
+    known = {option.lower() for option in allowed}
     for key in values:
         if key == "path":
             raise ConfigError(f"{call} takes no path here: give the options root and queue")
@@ -293,9 +294,9 @@ def by_name(options: Mapping[str, str], allowed: tuple[str, ...], call: str, *, 
                 "option topic: what waits in a topic is on its way to its subscriptions, and is not to be taken: give "
                 "a subscription of it as the queue, such as sales.eu/audit.hq"
             )
-        if key not in spelling:
-            near = difflib.get_close_matches(key, spelling, n=1, cutoff=0.7)
-            hint = f"did you mean {spelling[near[0]]}? " if near else ""
+        if key not in known:
+            near = nearest(key, allowed, cutoff=0.7)
+            hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"option {key} is unknown: {hint}{call} takes {', '.join(allowed)}")
     return values
 
