@@ -13,7 +13,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "config": ("dropq config show orders", "dropq config check"),
     "config show": ("dropq config show orders", "dropq config show orders lease_period"),
     "config check": ("dropq config check", "dropq config check orders/queue.toml"),
-    "ls": ("dropq ls", "dropq ls orders --json"),
+    "ls": ("dropq ls", "dropq ls --all --header", "dropq ls orders --json"),
     "health": ("dropq health --max-age 1h --max-count 1000",),
     "browse": ("dropq browse orders --filter \"customer = 'Café Zentral'\"", "dropq browse orders --explain"),
     "show": ("dropq show orders report.csv",),
@@ -40,7 +40,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "dropq topic publish news --timeout 30s *.csv",
     ),
     "topic subscribe": (
-        "dropq topic subscribe news audit --client-id hq",
+        "dropq topic subscribe news audit",
         "dropq topic subscribe news big --client-id hq --filter '/total > 1000' --no-local",
     ),
     "topic unsubscribe": (

@@ -16,6 +16,7 @@ import typer
 
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format.layout import STATES, WITH_REASON
+from dropq.format.names import is_temporary
 
 from . import output
 from .options import Filter, Json, MessageId, QueueName, QueueNames, QueueOrRoot, State, duration, state
@@ -65,7 +66,17 @@ PREVIEW = 2000
 PAUSE = 0.5
 
 
-def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int:
+def ls(
+    ctx: typer.Context,
+    queues: QueueNames = None,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="List temporary queues, too, in which requesters wait for answers.")
+    ] = False,
+    header: Annotated[
+        bool, typer.Option("--header", help="Begin with a line of the columns' names, as a table does.")
+    ] = False,
+    json: Json = False,
+) -> int:
     """List queues, with the number of messages in each state.
 
     Where messages lie in folders of routing/, `routed` counts them; with --json, for each folder. `in_transit` counts
@@ -77,8 +88,9 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     def count(name: str) -> None:
         records.append(_counted(shell.queue(name)))
 
-    names = shell.queues(queues)
-    if not names:
+    found = shell.queues(queues)
+    names = found if queues or everything else [name for name in found if not is_temporary(name)]
+    if not found:
         shell.check_root()
     code = shell.each(names, count if queues else shell.unless_gone(count))
     for column in ("routed", "in_transit"):
@@ -87,9 +99,11 @@ def ls(ctx: typer.Context, queues: QueueNames = None, json: Json = False) -> int
     if shell.on_terminal and len(records) > 1:
         sums = {key: sum(int(str(record[key])) for record in records) for key in columns[1:-1]}
         records.append({"queue": "total", **sums})
-    shell.show(records, columns, spare=SPARE_COUNTS)
-    if not names:
+    shell.show(records, columns, spare=SPARE_COUNTS, header=header)
+    if not found:
         shell.report_no_queues()
+    elif len(names) < len(found) and (shell.on_terminal or not names):
+        output.note(f"temporary queues that are not listed: {len(found) - len(names)}; --all lists them")
     return code
 
 

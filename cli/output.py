@@ -236,6 +236,7 @@ def show(
     as_json: bool,
     table: Sequence[str],
     spare: Sequence[str] = (),
+    header: bool = False,
 ) -> None:
     """Print records: as a table on a terminal, else a line each, as they come.
 
@@ -245,6 +246,7 @@ def show(
         as_json: print each record as JSON.
         table: the columns of a table.
         spare: those of them that a narrow terminal does without, the least important first.
+        header: begin lines with the names of their columns; a table has them in any case, and JSON in each line.
     """
     if not as_json and sys.stdout.isatty():
         first = list(islice(records, TABLE_LIMIT + 1))
@@ -252,6 +254,8 @@ def show(
             show_table(first, table, spare)
             return
         records = chain(first, records)
+    if header and columns and not as_json:
+        put("\t".join(columns))
     for record in records:
         put(line(record, columns, as_json=as_json))
 

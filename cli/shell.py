@@ -188,9 +188,10 @@ class Shell:
         *,
         table: Sequence[str] = (),
         spare: Sequence[str] = (),
+        header: bool = False,
     ) -> None:
-        """Print records: as a table on a terminal, else a line each; `table` and `spare` as for `output.show`."""
-        output.show(records, columns, as_json=self.json, table=table or columns, spare=spare)
+        """Print records: as a table on a terminal, else a line each; the arguments are as for `output.show`."""
+        output.show(records, columns, as_json=self.json, table=table or columns, spare=spare, header=header)
 
     @property
     def on_terminal(self) -> bool:

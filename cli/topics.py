@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from socket import gethostname
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 COLUMNS = ("queue", "target", "delayed", "processing", "error", "about", "filter")
 
 ClientId = Annotated[
-    str, typer.Option("--client-id", metavar="CLIENT", help="Whose subscription it is.", show_default=False)
+    str | None,
+    typer.Option("--client-id", metavar="CLIENT", help="Whose subscription it is; the name of this host by default."),
 ]
 SubscriptionArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The name of the subscription.", show_default=False)
@@ -111,7 +113,7 @@ def subscribe(
     ctx: typer.Context,
     name: TopicName,
     subscription: SubscriptionArgument,
-    client_id: ClientId,
+    client_id: ClientId = None,
     filter: Annotated[
         str | None,
         typer.Option("--filter", metavar="FILTER", help="Only messages that match it come in.", show_default=False),
@@ -141,7 +143,7 @@ def subscribe(
 
     shell = Shell(ctx, json)
     topic = shell.root.topic(unescape(name))
-    wanted = SubscriptionName(unescape(subscription), unescape(client_id), no_local)
+    wanted = SubscriptionName(unescape(subscription), _client(client_id), no_local)
     if filter is not None:
         check_chooses(filter)
         compile_filter(filter)
@@ -164,7 +166,7 @@ def unsubscribe(
     ctx: typer.Context,
     name: TopicName,
     subscription: SubscriptionArgument,
-    client_id: ClientId,
+    client_id: ClientId = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
@@ -176,7 +178,7 @@ def unsubscribe(
     """
     shell = Shell(ctx, json)
     topic = shell.root.topic(unescape(name))
-    subscription, client_id = unescape(subscription), unescape(client_id)
+    subscription, client_id = unescape(subscription), _client(client_id)
     gone = _contents(topic._found(subscription, client_id))
     if dry_run:
         return _report_removal(shell, gone)
@@ -185,6 +187,11 @@ def unsubscribe(
         topic.unsubscribe(subscription, client_id=client_id, force=has_messages)
     for line in _lines(gone):
         output.note(f"subscription {line} is removed")
+
+
+def _client(given: str | None) -> str:
+    """Return the client id that was given, else the name of this host, without its domain."""
+    return unescape(given) if given is not None else gethostname().partition(".")[0]
 
 
 def _contents(queues: Iterable[Queue]) -> dict[str, dict[str, int]]:

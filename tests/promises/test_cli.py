@@ -420,6 +420,36 @@ def test_ls_counts_the_states_and_goes_on_past_a_broken_queue(run: Run, root: Ro
     assert [(record["queue"], record["target"], record["paused"]) for record in done.records] == [("q", 2, True)]
 
 
+TEMPORARY = "temp-1795248503411000-1501319413"
+
+
+def test_ls_leaves_out_temporary_queues_which_health_and_fsck_do_not(run: Run, root: Root, q: Queue) -> None:
+    root.create_queue(TEMPORARY)
+    root.create_queue("temp-of-mine")
+    assert [row[0] for row in run("ls").rows] == ["q", "temp-of-mine"]
+    assert [record["queue"] for record in run("ls", "--json").records] == ["q", "temp-of-mine"]
+    assert [row[0] for row in run("ls", "-a").rows] == ["q", TEMPORARY, "temp-of-mine"]
+    assert [row[0] for row in run("ls", TEMPORARY).rows] == [TEMPORARY]
+    assert [row[0] for row in run("health").rows] == ["q", TEMPORARY, "temp-of-mine"]
+    Path(root.path, TEMPORARY, "target", "folder").mkdir()
+    assert TEMPORARY in run("fsck").out
+
+
+def test_a_root_of_temporary_queues_alone_is_not_said_to_have_none(run: Run, root: Root) -> None:
+    root.create_queue(TEMPORARY)
+    assert run("delete", "q", "--yes").code == 0
+    done = run("ls")
+    assert (done.code, done.out) == (0, "")
+    assert done.err == "temporary queues that are not listed: 1; --all lists them\n"
+
+
+def test_a_header_names_the_columns_of_piped_lines(run: Run, q: Queue) -> None:
+    header, counts = run("ls", "--header").rows
+    named = dict(zip(header, counts, strict=True))
+    assert (named["queue"], named["target"], named["error"], header[-1]) == ("q", "0", "0", "paused")
+    assert run("ls", "--header", "--json").records == run("ls", "--json").records
+
+
 def test_every_state_that_a_queue_counts_is_listed_and_can_be_named(run: Run, q: Queue) -> None:
     (listed,) = run("--json", "ls", "q").records
     assert set(q.counts()) == set(ALL_STATES) == listed.keys() - {"queue", "paused"}

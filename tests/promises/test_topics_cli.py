@@ -190,6 +190,19 @@ def test_a_folder_that_somebody_made_among_the_subscriptions_is_no_subscription(
     assert code == 66 and "it has no folder target/" in err
 
 
+def test_a_subscription_is_this_hosts_unless_a_client_is_named(
+    run: Run, sales: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_topics, "gethostname", lambda: "mill-3.example.org")
+    assert run("topic", "subscribe", "sales.eu", "audit").out == "sales.eu/audit.mill-3\n"
+    assert run("topic", "subscribe", "sales.eu", "audit", "--client-id", "hq").out == "sales.eu/audit.hq\n"
+    assert run("topic", "unsubscribe", "sales.eu", "audit").code == 0
+    assert [queue.name for queue in sales.subscriptions()] == ["sales.eu/audit.hq"]
+    gone = run("topic", "unsubscribe", "sales.eu", "audit")
+    assert gone.code == 66 and "no subscription 'audit' of client 'mill-3'" in gone.err
+    assert "name of this host by default" in " ".join(run("topic", "subscribe", "--help").out.split())
+
+
 # -- topic unsubscribe -------------------------------------------------------------------------------------------------
 
 
