@@ -364,7 +364,7 @@ def reasons(queue: ExaminedQueue) -> Iterator[Finding]:
             if content is None:
                 if os.path.lexists(entry.path):
                     yield entry.finding("damaged-reason")
-            elif not explains(queue.layout.folder(state), content):
+            elif not explains(queue.layout.folder(state), entry.name, content):
                 yield entry.finding("orphan-reason")
 
 

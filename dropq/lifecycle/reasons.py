@@ -1,9 +1,9 @@
 """Why a message is in error/ or expired/: a small file beside the state folders, never in the message.
 
-A reason is written before the message moves, and contains the message's name and inode. A crash between the two steps
-leaves a reason that matches no file and is ignored. An inode of null matches any file of the name, for a root that is
-kept as a copy (in git, say), since copies have other inodes. In a root that was copied as it was, a sweep rewrites a
-reason with the copy's inode, if the name is unique because dropq made its id or its mark.
+A reason is written before the message moves, under the message's name and inode. A crash between the two steps leaves a
+reason that matches no file and is ignored. Once the file is there, the reason is renamed to where it is found by the
+name alone: an editor that writes a new file, or a copy of the whole root, gives the name another inode. In its state
+folder no second file has the name. A file that gets the name later brings its own reason, which replaces this one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from dropq.format import names
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
-from dropq.storage.reading import entries, exists, inode, listing, parse_json, read_small
+from dropq.storage.reading import entries, exists, inode, inode_or_none, listing, parse_json, read_small
 
 log = logging.getLogger("dropq")
 
@@ -34,11 +34,11 @@ class Reasons:
         self._storage = storage
 
     def path(self, state: str, name: str, inode: int | None) -> str:
-        """Return the path of a file's reason; with an inode of None, of a reason for any file of the name."""
+        """Return the path of a reason: of a file that is about to come, or, if its inode is None, that is there."""
         return f"{self.folder}/{state}/{_file(name, inode)}"
 
     def record(self, state: str, name: str, inode: int, fields: Mapping[str, object]) -> None:
-        """Write why a file is about to move to a state, under a name."""
+        """Write why a file is about to move to a state, under a name; `keep` or `withdraw` says how that ended."""
         path = self.path(state, name, inode)
         self._storage.make_folder(os.path.dirname(path))
         content = {**fields, "name": name, "inode": inode}
@@ -54,22 +54,51 @@ class Reasons:
     def copy(self, state: str, name: str, to: str, inode: int) -> bool:
         """Write the reason of a file also for another name, which it is about to get; return False if it has none."""
         content = self.find(state, name, inode)
-        if content:
-            self.record(state, to, inode, {key: content[key] for key in content if key not in ("name", "inode")})
-        return bool(content)
+        if content is None or content.get("inode") != inode:  # else it is about another file, which has this name
+            return False
+        self.record(state, to, inode, {key: content[key] for key in content if key not in ("name", "inode")})
+        return True
+
+    def keep(self, state: str, name: str, inode: int) -> None:
+        """File a reason under the name alone, as its file is there now; until then only its inode finds it.
+
+        A crash before leaves the reason where `find` finds it by the inode, and a sweep files it.
+        """
+        # RACE: it is missing if another process was first, or has taken the message out again. If a person takes the
+        # message out by hand at this moment, and a second file of its name comes, that one may get this reason.
+        path = self.path(state, name, inode)
+        with suppress(FileNotFoundError), self._logging(path, "is found only while its file keeps its inode"):
+            self._storage.replace(path, self.path(state, name, None))
+
+    def withdraw(self, state: str, name: str, inode: int) -> None:
+        """Remove a reason whose file did not come."""
+        path = self.path(state, name, inode)
+        with self._logging(path, "explains nothing, and stays until a sweep clears it"):
+            self._storage.unlink(path)
+
+    def drop(self, state: str, name: str, inode: int) -> None:
+        """Remove the reason of a file that has left; if that fails, a sweep collects it."""
+        self.withdraw(state, name, inode)
+        path = self.path(state, name, None)
+        with self._logging(path, "explains nothing any more, and stays until a sweep clears it"):
+            # RACE: another file may have come under the name: its reason stays.
+            if not exists(f"{_base(self.folder)}/{state}/{name}"):
+                self._storage.unlink(path)
 
     def find(self, state: str, name: str, inode: int) -> dict[str, object] | None:
         """Return why a file is in a state; None if there is no reason, or none that can be read."""
-        for wanted in (inode, None):
-            content = _content(self.path(state, name, wanted))
-            if content and (content.get("name"), content.get("inode")) == (name, wanted):
-                return content
-        return None
+        by_name = _content(self.path(state, name, None), name)
+        if by_name is not None and by_name.get("inode") in (None, inode):
+            return by_name
+        own = _content(self.path(state, name, inode), name)
+        if own is not None and own.get("inode") == inode:
+            return own
+        return by_name
 
     def unmatched(self, state: str) -> Iterator[str | None]:
-        """Yield the paths of reasons that match no file by name and inode, and None for each file looked at meanwhile.
+        """Yield the paths of reasons that match no file, and None for each file looked at meanwhile.
 
-        If a file has no reason, the unmatched reasons are opened, and those of a copied root are refiled, not yielded.
+        Reasons that are still filed by an inode are filed by the name if their files are there, and not yielded.
 
         RACE: a reason is written before its file arrives. So reasons are listed first, and the file of a young reason
         may still arrive.
@@ -84,11 +113,8 @@ class Reasons:
         try:
             with listing(f"{_base(self.folder)}/{state}") as files:
                 for entry in files:
-                    own = {_file(entry.name, entry.inode())}
-                    if not own & unmatched:
-                        own = {_file(entry.name, None)}
-                        unexplained |= not own & unmatched
-                    unmatched -= own
+                    unexplained |= (by_name := _file(entry.name, None)) not in unmatched
+                    unmatched.discard(by_name)
                     yield None
         except FileNotFoundError:
             return  # a state folder that is missing proves nothing
@@ -104,45 +130,48 @@ class Reasons:
             return True
 
     def refile(self, state: str, path: str) -> bool:
-        """Rewrite a reason with the inode that its file has now; return False if it is about no file that is there.
-
-        A crash in between leaves two reasons of the same content.
-        """
+        """File a reason by the name of the file that it is about; return False if no such file is there."""
         content = _content(path)
-        folder = f"{_base(self.folder)}/{state}"
-        if content is None or not explains(folder, content):
+        if content is None or not explains(f"{_base(self.folder)}/{state}", os.path.basename(path), content):
             return False
-        name = str(content["name"])
-        try:
-            number = inode(f"{folder}/{name}")
-        except FileNotFoundError:
-            return False  # RACE: its file went after the look
-        if content.get("inode") in (None, number):
-            return True  # it is of a kept copy; or a listing here shows other inodes than the files have
-        if exists(self.path(state, name, number)):
+        goal = self.path(state, str(content["name"]), None)
+        if path == goal:
+            return True
+        number = inode_or_none(f"{_base(self.folder)}/{state}/{content['name']}")
+        if content.get("inode") != number and exists(goal):
             return False  # the file has another reason
-        self.record(state, name, number, {key: content[key] for key in content if key not in ("name", "inode")})
-        self._storage.unlink(path)
+        with suppress(FileNotFoundError):  # RACE: who moved the file was first, or has taken it out again
+            self._storage.replace(path, goal)
         return True
 
-    def drop(self, state: str, name: str, inode: int) -> None:
-        """Remove a file's reason; if that fails, it matches nothing any more, and a sweep collects it."""
-        path = self.path(state, name, inode)
+    @contextmanager
+    def _logging(self, path: str, outcome: str) -> Iterator[None]:
+        """Log an error, and what it means for a reason: the message itself has moved."""
         try:
-            self._storage.unlink(path if exists(path) else self.path(state, name, None))
+            yield
+        except FileNotFoundError:
+            raise
         except OSError as error:
-            log.warning("%s explains nothing any more, and stays until a sweep clears it: %s", path, describe(error))
+            log.warning("%s %s: %s", path, outcome, describe(error))
 
 
-def explains(folder: str, reason: Mapping[str, object]) -> bool:
-    """Return whether a reason is about a file that is in a folder."""
+def explains(folder: str, file: str, reason: Mapping[str, object]) -> bool:
+    """Return whether a reason is about a file that is in a folder.
+
+    Args:
+        folder: the state folder.
+        file: the reason's own file name. It says whether the reason is filed by the name alone; one that is filed by an
+            inode, too, is about a file with another inode only if no second file can have the name.
+        reason: what it says.
+    """
     name = reason.get("name")
     if not isinstance(name, str) or os.path.basename(name) != name:
         return False
     try:
-        return reason.get("inode") in (None, inode(f"{folder}/{name}")) or names.is_unique(name)
+        number = inode(f"{folder}/{name}")
     except (OSError, ValueError):
         return False
+    return file == _file(name, None) or reason.get("inode") == number or names.is_unique(name)
 
 
 def _file(name: str, inode: int | None) -> str:
@@ -156,10 +185,10 @@ def _base(folder: str) -> str:
     return os.path.dirname(os.path.dirname(folder))
 
 
-def _content(path: str) -> dict[str, object] | None:
-    """Return what a reason says; None if it is missing, or damaged by hand, which fsck reports."""
+def _content(path: str, name: str | None = None) -> dict[str, object] | None:
+    """Return what a reason says; None if it is missing, about another name, or damaged by hand, which fsck reports."""
     try:
         content = parse_json(read_small(path) or b"null")
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) else None
+    return content if isinstance(content, dict) and name in (None, content.get("name")) else None

@@ -293,6 +293,7 @@ class Transitions:
                 move = self._storage.place
             elif state in WITH_REASON:
                 self._reasons.adopt(reason, state, own_name, inode := reading.inode(path))
+            file = own_name
             try:
                 move(path, f"{folder}/{own_name}")
             except FileExistsError:  # somebody made a file of its name: both stay
@@ -304,7 +305,9 @@ class Transitions:
                     unneeded = own_name
                 finally:
                     if copied:
-                        self._reasons.drop(state, unneeded, inode)
+                        self._reasons.withdraw(state, unneeded, inode)
+            if state in WITH_REASON:
+                self._reasons.keep(state, file, inode)
         except FileNotFoundError:
             if reading.exists(path):
                 raise
@@ -1027,13 +1030,15 @@ class Transitions:
             moved = f"{self._layout.folder(state)}/{file}"
             try:
                 self._storage.move(source, moved)
-                return file
             except FileExistsError:  # a foreign file of the same name is there: both stay
-                self._reasons.drop(state, file, inode)
+                self._reasons.withdraw(state, file, inode)
             except OSError:
                 if reading.inode_or_none(moved) != inode:  # RACE: else another process moved it there: the reason stays
-                    self._reasons.drop(state, file, inode)
+                    self._reasons.withdraw(state, file, inode)
                 raise
+            else:
+                self._reasons.keep(state, file, inode)
+                return file
         raise AssertionError("unreachable: the last name tried is unique")
 
     def _move_to_wait(self, source: str, name: Name, arrival: int = 0, unique: bool = False) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from helpers import Make, base, drop, names_in, take
 
-from dropq import LeaseLost, StorageError
+from dropq import LeaseLost, Queue, StorageError
 from dropq.storage.files import Storage
 
 
@@ -30,17 +32,99 @@ def test_reasons_name_what_they_are_about_and_go_with_it(make: Make) -> None:
     assert found.reason["detail"] == "again"
 
 
-def test_a_reason_is_not_taken_for_another_file_of_the_same_name(make: Make) -> None:
+def detail(queue: Queue, name: str) -> object:
+    """Return why the message of a name is in error/; None if nothing says it."""
+    (found,) = (message for message in queue.browse("error") if message.name == name)
+    return found.reason and found.reason["detail"]
+
+
+def written(queue: Queue) -> list[str]:
+    return [path.name for path in Path(queue.layout.reasons).rglob("*.json")]
+
+
+def test_a_file_that_an_editor_writes_again_keeps_its_reason(make: Make) -> None:
     queue = make()
-    drop(queue, "a.csv", b"a")
-    take(queue).reject("r")
+    drop(queue, "a.csv", b"bad")
+    take(queue).reject("no number")
+    queue.send(b"bad")
+    take(queue).reject("no text")
+    before = {message.name: os.lstat(message.path).st_ino for message in queue.browse("error")}
+    subprocess.run(["sed", "-i", "s/bad/good/", *(message.path for message in queue.browse("error"))], check=True)
+    after = {message.name: (os.lstat(message.path).st_ino, message.text) for message in queue.browse("error")}
+    assert all(after[name] != (inode, "good") and after[name][1] == "good" for name, inode in before.items())
+    assert {detail(queue, name) for name in before} == {"no number", "no text"}
+    assert queue.fsck() == []
+    assert all(outcome.ok for outcome in queue.requeue())
+    assert written(queue) == [] and queue.fsck() == []
+
+
+def test_a_file_that_fails_under_a_name_that_an_earlier_one_had_has_its_own_reason(make: Make) -> None:
+    queue = make()
+    drop(queue, "a.csv", b"first")
+    take(queue).reject("first")
     os.unlink(base(queue) / "error" / "a.csv")
-    keep = base(queue) / "keeps-the-inode"
-    keep.touch()
-    (base(queue) / "error" / "a.csv").write_bytes(b"other")
+    drop(queue, "a.csv", b"second")
+    take(queue).reject("second")
+    assert detail(queue, "a.csv") == "second"
+    assert len(written(queue)) == 1
+
+
+def test_a_file_that_fails_beside_one_of_its_name_leaves_that_one_its_reason(make: Make) -> None:
+    queue = make()
+    for reason in ("first", "second"):
+        drop(queue, "a.csv", reason.encode())
+        take(queue).reject(reason)
+    assert detail(queue, "a.csv") == "first"
+    assert {message.text: message.reason and message.reason["detail"] for message in queue.browse("error")} == {
+        "first": "first",
+        "second": "second",
+    }
+    (marked,) = (message.name for message in queue.browse("error") if message.name != "a.csv")
+    assert [outcome.ok for outcome in queue.requeue(ids=[marked])] == [True]
+    assert detail(queue, "a.csv") == "first"
+
+
+def test_a_reason_whose_writer_died_once_the_file_was_moved_is_found_and_filed_by_a_sweep(make: Make) -> None:
+    queue = make()
+    drop(queue, "a.csv", b"bad")
+    with mock.patch("dropq.lifecycle.reasons.Reasons.keep"):
+        take(queue).reject("no number")
+    assert detail(queue, "a.csv") == "no number" and queue.fsck() == []
+    filed_by_inode = written(queue)
+    queue.sweep()
+    assert written(queue) != filed_by_inode
+    subprocess.run(["sed", "-i", "s/bad/good/", base(queue) / "error" / "a.csv"], check=True)
+    assert detail(queue, "a.csv") == "no number"
+
+
+def test_a_reason_of_a_move_that_never_came_is_not_taken_for_another_file_of_the_name(make: Make) -> None:
+    queue = make()
+    (base(queue) / "error" / "a.csv").write_bytes(b"a script put it there")
+    other = os.lstat(base(queue) / "error" / "a.csv").st_ino + 1
+    queue.context.reasons.record("error", "a.csv", other, {"detail": "of a file that came back"})
+    assert detail(queue, "a.csv") is None
+    queue.sweep()
+    assert detail(queue, "a.csv") is None
+    assert [finding.kind for finding in queue.fsck()] == ["orphan-reason"]
+
+
+def test_a_reason_that_cannot_be_filed_by_the_name_is_found_all_the_same(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make()
+    queue.send(b"a")
+    message, replace = take(queue), Storage.replace
+
+    def refuse(storage: Storage, source: str, destination: str) -> None:
+        if names_in(queue, "error"):  # its file is there: only the reason's rename is left
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(storage, source, destination)
+
+    with mock.patch.object(Storage, "replace", refuse):
+        message.reject("r")
+    assert "is found only while its file keeps its inode" in caplog.text
     (found,) = queue.browse("error")
-    if os.lstat(found.path).st_ino != json.loads(next(Path(queue.layout.reasons).rglob("*.json")).read_text())["inode"]:
-        assert found.reason is None
+    assert found.reason and found.reason["detail"] == "r"
 
 
 def test_of_two_that_move_a_message_at_once_the_second_leaves_the_reason_of_the_first(make: Make) -> None:

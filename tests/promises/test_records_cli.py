@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,23 @@ def dropq(queue: Queue, capfd: pytest.CaptureFixture[str]) -> Dropq:
         return code, out, err
 
     return run
+
+
+def test_records_that_sed_repairs_in_place_keep_their_reasons_until_they_are_requeued(
+    queue: Queue, dropq: Dropq
+) -> None:
+    id = queue.send(b"one\ntwo\n", type="text").id
+    assert dropq("work", "q", "--until-empty", "--each", "--", "sh", "-c", "cat >&2; exit 3")[0] == 1
+    files = [message.path for message in queue.browse("error")]
+    subprocess.run(["sed", "-i", "s/o/0/", *files], check=True)
+    for number, text in ((1, "0ne\n"), (2, "tw0\n")):
+        code, out, _ = dropq("show", "q", f"{id}-{number}", "--json")
+        assert (code, json.loads(out)["reason"]["exit_status"]) == (0, 3)
+        assert dropq("cat", "q", f"{id}-{number}")[1] == text
+    assert dropq("fsck", "q")[:2] == (0, "")
+    assert dropq("requeue", "q", "--all", "--yes")[0] == 0
+    assert dropq("fsck", "q")[:2] == (0, "")
+    assert where(queue)["target"] == [b"0ne\n", b"tw0\n"]
 
 
 def lines(first: int, last: int) -> bytes:

@@ -177,7 +177,6 @@ def changed(**fields: object) -> Make:
     [
         changed(name="../../../../file"),
         changed(name=["x"]),
-        changed(inode=1),
         lambda path: os.truncate(path, 100 << 20),
         lambda path: path.write_bytes(b"[" * 100_000),
         lambda path: path.write_bytes(b"\xff\0"),
@@ -192,6 +191,15 @@ def test_a_reason_that_is_about_something_else_or_cannot_be_read_counts_for_noth
     (bad,) = queue.browse("error")
     assert bad.reason is None and outside.is_as_it_was()
     assert len(queue.requeue([bad.id])) == 1
+
+
+def test_a_reason_of_a_part_counts_by_its_name_where_a_copy_gave_the_part_another_inode(
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(inode=1)(committed(queue, monkeypatch) / "0.reason")
+    sweep(queue, clock)
+    (bad,) = queue.browse("error")
+    assert bad.reason is not None and bad.reason["detail"] == "two"
 
 
 @pytest.mark.parametrize("make", [a_link, a_link_to_a_folder, os.mkfifo])
