@@ -1,11 +1,13 @@
 """Write the reference at the end of docs/python.md: `python docs/python_reference.py`, from signatures and docstrings.
 
-It stands between two markers; what is before them is written by hand. Of each docstring it has the first paragraph.
+It stands between two markers; what is before them is written by hand. Of each docstring it has the first paragraph,
+unless that is of an error, which a table of the paper has, or says no more than the same verb for threads.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ PAPER = Path(__file__).parent / "python.md"
 BEGIN = "<!-- The reference begins: docs/python_reference.py writes it. -->"
 END = "<!-- The reference ends. -->"
 
+#: What the reference says of itself.
+TYPES = "A call is shown with its defaults; `help` and editors show the types of its arguments, and the whole docstring."
 #: The classes whose attributes are listed, each with its own heading.
 WITH_ATTRIBUTES = (
     *(dropq.Root, dropq.Queue, dropq.Topic, dropq.Subscription, dropq.Message),
@@ -43,17 +47,30 @@ class _Bare:
 
 
 def signature(thing: Any, *, method: bool = False) -> str:
-    """Return the arguments of a function or class, and what it returns; without `self` or `cls`."""
+    """Return the arguments of a function or class, and what it returns; without `self` or `cls`.
+
+    A call is written with its defaults, what a caller only reads with the types of its fields.
+    """
     found = inspect.signature(thing)
     parameters = list(found.parameters.values())[1 if method else 0 :]
-    bare = [
-        each if each.annotation is each.empty else each.replace(annotation=_Bare(each.annotation))
-        for each in parameters
-    ]
     returns = found.return_annotation
     if inspect.isclass(thing) or returns in (found.empty, None, "None"):
         returns = found.empty
-    return str(found.replace(parameters=bare, return_annotation=returns if returns is found.empty else _Bare(returns)))
+    if is_read(thing):
+        shown = [each.replace(annotation=_Bare(each.annotation), default=each.empty) for each in parameters]
+        return str(found.replace(parameters=shown, return_annotation=found.empty))
+    shown = [each.replace(annotation=each.empty) for each in parameters]
+    return str(found.replace(parameters=shown, return_annotation=returns if returns is found.empty else _Bare(returns)))
+
+
+def is_error(thing: Any) -> bool:
+    """Return whether a thing is an error that dropq raises, which the paper has in a table."""
+    return inspect.isclass(thing) and issubclass(thing, dropq.DropqError)
+
+
+def is_read(thing: Any) -> bool:
+    """Return whether a thing is a class whose objects dropq makes, with fields for callers to read."""
+    return inspect.isclass(thing) and (dataclasses.is_dataclass(thing) or issubclass(thing, tuple))
 
 
 def said(thing: Any) -> str:
@@ -73,9 +90,8 @@ def in_brief(name: str) -> str:
     thing = getattr(dropq, name)
     if not inspect.isclass(thing) and not inspect.isfunction(thing):
         return f"- `{name}`: {' | '.join(kind.__name__ for kind in thing.__args__)}"
-    raised = inspect.isclass(thing) and issubclass(thing, dropq.DropqError)
-    plain = inspect.isclass(thing) and thing.__init__ in (Exception.__init__, object.__init__) and not raised
-    takes = "" if raised or (plain and not issubclass(thing, tuple)) else signature(thing)
+    plain = inspect.isclass(thing) and thing.__init__ in (Exception.__init__, object.__init__)
+    takes = "" if plain and not issubclass(thing, tuple) else signature(thing)
     return f"- `{name}{takes}`: {said(thing)}"
 
 
@@ -90,15 +106,24 @@ def kept(kind: type) -> list[str]:
     return sorted(name for name in names if not name.startswith("_") and name not in FOR_DROPQ)
 
 
+def is_repeated(kind: type, name: str, value: Any) -> bool:
+    """Return whether a verb of asyncio says no more than the verb of the same class and name for threads."""
+    plain = getattr(getattr(dropq, kind.__name__, None), name, None) if kind.__module__ == aio.__name__ else None
+    return plain is not None and (said(value) == said(plain) or f"as `dropq.{kind.__name__}.{name}` does" in said(value))
+
+
 def attributes(kind: type) -> Iterator[str]:
     """Yield a line for each public method and property of a class."""
     same: list[str] = []
+    awaited: list[str] = []
     for name, value in inspect.getmembers_static(kind):
         plain = getattr(value, "__func__", value)
         if name in LOOPS:
             yield f"- `{LOOPS[name]}`: {said(plain)}"
         elif name.startswith("_") or name in FOR_DROPQ:
             continue
+        elif inspect.iscoroutinefunction(plain) and is_repeated(kind, name, plain):
+            awaited.append(f"`{name}`")
         elif isinstance(value, property):
             yield f"- `{name}: {_Bare(inspect.signature(value.fget).return_annotation)}`: {said(value)}"  # type: ignore[arg-type]
         elif inspect.isfunction(plain):
@@ -107,6 +132,8 @@ def attributes(kind: type) -> Iterator[str]:
             yield f"- `{word}{name}{signature(plain, method=True)}`: {said(plain)}"
         elif hasattr(value, "of"):
             same.append(f"`{name}`")
+    if awaited:
+        yield f"- Awaited, as of `dropq.{kind.__name__}`: {', '.join(awaited)}"
     if same:
         yield f"- As of `dropq.Message`: {', '.join(same)}"
     if own := [f"`{name}`" for name in kept(kind)]:
@@ -125,11 +152,13 @@ def described(kind: type, name: str) -> Iterator[str]:
 
 def reference() -> str:
     """Return the whole reference."""
-    lines = ["## Reference\n"]
+    lines = ["## Reference\n", filled(TYPES) + "\n"]
     for kind in WITH_ATTRIBUTES:
         lines += described(kind, f"dropq.{kind.__name__}")
-    others = [name for name in dropq.__all__ if getattr(dropq, name) not in WITH_ATTRIBUTES]
-    lines += ["### Other names of dropq\n", *(filled(in_brief(name), item=True) for name in others), ""]
+    errors = [name for name in dropq.__all__ if is_error(getattr(dropq, name))]
+    others = [name for name in dropq.__all__ if getattr(dropq, name) not in WITH_ATTRIBUTES and name not in errors]
+    lines += ["### Other names of dropq\n", *(filled(in_brief(name), item=True) for name in others)]
+    lines += [filled(f"- [Errors](#errors): {', '.join(f'`{name}`' for name in errors)}", item=True), ""]
     for name in aio.__all__:
         lines += described(getattr(aio, name), f"dropq.aio.{name}")
     lines += ["### dropq.testing\n"]
