@@ -7,8 +7,11 @@ import os
 import re
 import runpy
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
@@ -66,21 +69,30 @@ def comparable(output: str) -> str:
     return re.sub(r" +$", "", re.sub(r"[ \t]+", " ", re.sub(r"\b\d+\.\d s\b", "PERIOD", output)), flags=re.MULTILINE)
 
 
-def check_tour(paper: Path, folder: Path, example: str) -> None:
-    """Run the commands of a paper's console blocks in a folder, then a Python example, and compare what they print."""
+def check_steps(steps: list[tuple[str, str]], folder: Path) -> None:
+    """Run commands in a folder, in one shell, and compare what they print with what is shown for each."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("DROPQ_ROOT", None)
-    steps = shown_steps(paper)
     mark = "@@@@\n"
     script = "".join(f"{command}printf '{mark}'\n" for command, _ in steps)
-    done = subprocess.run(
+    with subprocess.Popen(
         ["sh", "-c", script], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=120,
-    )  # fmt: skip
-    outputs = done.stdout.replace(str(folder), "/home/ann").split(mark)
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as shell:  # fmt: skip
+        try:
+            printed, _ = shell.communicate(timeout=150)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)  # what the commands left running
+    outputs = printed.replace(str(folder), "/home/ann").split(mark)
     assert outputs.pop() == "", "the shell ended early"
     for (command, shown), output in zip(steps, outputs, strict=True):
         assert comparable(output) == comparable(shown), f"$ {command}{output}"
+
+
+def check_tour(paper: Path, folder: Path, example: str) -> None:
+    """Run the commands of a paper's console blocks in a folder, then a Python example, and compare what they print."""
+    check_steps(shown_steps(paper), folder)
     ran = subprocess.run([sys.executable, "-c", example], cwd=folder, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == printed_comments(example)
@@ -111,6 +123,32 @@ def test_the_tour_of_the_readme_fits_a_terminal_of_80_columns() -> None:
     assert [
         line for _, text in blocks(TOP / "README.md", "console") for line in text.splitlines() if len(line) > 80
     ] == []
+
+
+COOKBOOK = TOP / "docs/cookbook.md"
+#: A block of commands, and the block of text that follows it, which is what they print.
+STEP = re.compile(r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+def tasks() -> dict[str, list[tuple[str, str]]]:
+    """Return the steps of each task of the cookbook, by its heading."""
+    sections = COOKBOOK.read_text().split("\n## ")[1:]
+    return {section.partition("\n")[0]: STEP.findall(section) for section in sections}
+
+
+@pytest.mark.parametrize("task", tasks())
+def test_a_task_of_the_cookbook_prints_what_it_shows(task: str, tmp_path: Path) -> None:
+    steps = tasks()[task]
+    if any("curl " in commands for commands, _ in steps) and not shutil.which("curl"):
+        pytest.skip("there is no curl: apt-get install curl")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    check_steps([(commands.replace("8765", port), shown) for commands, shown in steps], tmp_path)
+
+
+def test_the_blocks_of_the_cookbook_fit_100_columns() -> None:
+    assert [line for _, text in blocks(COOKBOOK, "sh", "text") for line in text.splitlines() if len(line) > 100] == []
 
 
 @pytest.fixture(scope="module")
