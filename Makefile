@@ -15,7 +15,7 @@ IN_MEMORY := $(shell df --output=avail $(MEMORY) 2>/dev/null | awk 'END { exit !
 PYTEST = $(if $(IN_MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY)) $(RUN) -m pytest $(if $(IN_MEMORY),-o tmp_path_retention_policy=failed)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants model lint bench bench-spark
+.PHONY: help setup demo test test-cluster test-nfs test-fuse test-hdfs fresh torture torture-spark mutants man model lint bench bench-spark
 .PHONY: clean
 
 help: ## list these targets
@@ -60,6 +60,9 @@ torture-spark: $(STAMP) ## kill Spark jobs at random moments until each phase ha
 
 mutants: $(STAMP) ## change the code in small ways, and see that tests tell (ARGS="--sample 100 --seed 2" takes some of them)
 	@PYTHONPATH=tests $(RUN) -m torture.mutants $(ARGS)
+
+man: $(STAMP) ## write a manual page for each command into build/man: man -M build/man dropq-work
+	@$(RUN) -m dropq.cli.man build/man
 
 model: ## check the protocol's model with spin (apt install spin gcc)
 	@model/check.sh

@@ -341,16 +341,13 @@ def script() -> tuple[str, str]:
 def install() -> list[str]:
     """Write the script of the shell that runs this command; return sentences on where it is, and how to load it."""
     name, text = script()
-    home = Path.home()
-    if name == "fish":
-        place = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config", "fish/completions/dropq.fish")
-        _write(place, text)
+    place, startup = _places(name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    if startup is None:
         return [f"The completion for fish is in {place}; fish loads it by itself, in this terminal, too."]
-    place = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share", f"dropq/completion.{name}")
-    _write(place, text)
-    startup = Path(os.environ.get("ZDOTDIR") or home, ".zshrc") if name == "zsh" else home / ".bashrc"
-    load = f"source {_quoted(str(place))}"
-    before = startup.read_text(errors="surrogateescape") if startup.exists() else ""
+    load = _loading(place)
+    before = _text_of(startup)
     if load not in before.splitlines():
         with startup.open("a") as file:
             file.write(f"{'' if not before or before.endswith(chr(10)) else chr(10)}{load}\n")
@@ -360,9 +357,39 @@ def install() -> list[str]:
     ]
 
 
-def _write(place: Path, text: str) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
+def uninstall() -> list[str]:
+    """Remove what `install` wrote, for every shell; return a sentence on each thing that was removed."""
+    removed: list[str] = []
+    for name in SHELLS:
+        place, startup = _places(name)
+        if startup is not None and _loading(place) in (lines := _text_of(startup).split("\n")):
+            kept = "\n".join(line for line in lines if line != _loading(place))
+            startup.write_bytes(os.fsencode(kept))
+            removed.append(f"{startup} does not load the completion for {name} any more.")
+        if place.exists():
+            place.unlink()
+            removed.append(f"{place} is removed.")
+    return removed or ["No completion is installed: nothing was changed."]
+
+
+def _places(shell: str) -> tuple[Path, Path | None]:
+    """Return where the script of a shell lies, and the file in which a line loads it; fish needs no line."""
+    home = Path.home()
+    if shell == "fish":
+        config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+        return config / "fish/completions/dropq.fish", None
+    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
+    startup = Path(os.environ.get("ZDOTDIR") or home, ".zshrc") if shell == "zsh" else home / ".bashrc"
+    return data / f"dropq/completion.{shell}", startup
+
+
+def _loading(place: Path) -> str:
+    """Return the line by which a shell loads a script."""
+    return f"source {_quoted(str(place))}"
+
+
+def _text_of(file: Path) -> str:
+    return os.fsdecode(file.read_bytes()) if file.exists() else ""
 
 
 def _quoted(text: str) -> str:

@@ -116,6 +116,14 @@ def _install_completion(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit(OK)
 
 
+def _uninstall_completion(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from .completion import uninstall
+
+        print("\n".join(uninstall()))
+        raise typer.Exit(OK)
+
+
 def _show_completion(ctx: typer.Context, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         from .completion import script
@@ -147,6 +155,15 @@ def _dropq(
             callback=_install_completion,
             is_eager=True,
             help="Let this shell complete commands, queues and ids; prints where the script is, and how to load it.",
+        ),
+    ] = False,
+    uninstall: Annotated[
+        bool,
+        typer.Option(
+            "--uninstall-completion",
+            callback=_uninstall_completion,
+            is_eager=True,
+            help="Remove what --install-completion wrote; prints what that was.",
         ),
     ] = False,
     show: Annotated[

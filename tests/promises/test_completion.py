@@ -17,6 +17,8 @@ import pexpect
 import pytest
 
 from dropq import Root
+from dropq.cli import completion
+from dropq.cli import main as cli
 
 #: The options by which each shell does without a user's settings.
 SHELLS = {
@@ -157,6 +159,32 @@ def test_an_installed_completion_says_where_it_is_and_works_in_the_next_terminal
         again.child.close(force=True)
 
 
+@pytest.mark.parametrize("before", [b"", b"alias ll='ls -l'", b"export A=\xff\r\n\nexport B=2\n"])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_an_uninstalled_completion_leaves_the_shells_settings_as_they_were(
+    shell: str, before: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(completion, "script", lambda: (shell, "the script"))
+    startup = tmp_path / {"bash": ".bashrc", "zsh": ".zshrc", "fish": "unused"}[shell]
+    startup.write_bytes(before)
+    assert cli.main(["--install-completion"]) == 0
+    (script,) = (path for path in tmp_path.rglob("*") if path.is_file() and path != startup)
+    assert script.read_text() == "the script"
+    capsys.readouterr()
+
+    assert cli.main(["--uninstall-completion"]) == 0
+    told = capsys.readouterr().out
+    assert f"{script} is removed." in told and (shell == "fish" or str(startup) in told)
+    assert not script.exists()
+    added = b"\n" if shell != "fish" and before and not before.endswith(b"\n") else b""
+    assert startup.read_bytes() == before + added
+    assert cli.main(["--uninstall-completion"]) == 0
+    assert capsys.readouterr().out == "No completion is installed: nothing was changed.\n"
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("command", "environment"),
@@ -194,7 +222,7 @@ def completed(home: Path, line: str) -> str:
 
 
 def test_completing_a_line_does_nothing_that_the_line_would_do(tmp_path: Path) -> None:
-    for option in ("--install-completion", "--show-completion", "--version"):
+    for option in ("--install-completion", "--uninstall-completion", "--show-completion", "--version"):
         assert "plain\tls" in completed(tmp_path, f"dropq {option} l")
     assert list(tmp_path.iterdir()) == []
 
