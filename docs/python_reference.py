@@ -22,7 +22,7 @@ BEGIN = "<!-- The reference begins: docs/python_reference.py writes it. -->"
 END = "<!-- The reference ends. -->"
 
 #: What the reference says of itself.
-TYPES = "A call is shown with its defaults; `help` and editors show the types of its arguments, and the whole docstring."
+TYPES = "Calls are shown with their defaults; `help` and editors show the types of arguments, and whole docstrings."
 #: The classes whose attributes are listed, each with its own heading.
 WITH_ATTRIBUTES = (
     *(dropq.Root, dropq.Queue, dropq.Topic, dropq.Subscription, dropq.Message),
@@ -109,7 +109,9 @@ def kept(kind: type) -> list[str]:
 def is_repeated(kind: type, name: str, value: Any) -> bool:
     """Return whether a verb of asyncio says no more than the verb of the same class and name for threads."""
     plain = getattr(getattr(dropq, kind.__name__, None), name, None) if kind.__module__ == aio.__name__ else None
-    return plain is not None and (said(value) == said(plain) or f"as `dropq.{kind.__name__}.{name}` does" in said(value))
+    return plain is not None and (
+        said(value) == said(plain) or f"as `dropq.{kind.__name__}.{name}` does" in said(value)
+    )
 
 
 def attributes(kind: type) -> Iterator[str]:
