@@ -14,8 +14,12 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
 
 from dropq.format import names
+from dropq.format.layout import WITH_REASON
+from dropq.format.names import Name
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 from dropq.storage.reading import entries, exists, inode, inode_or_none, listing, parse_json, read_small
@@ -94,6 +98,27 @@ class Reasons:
         if own is not None and own.get("inode") == inode:
             return own
         return by_name
+
+    def complete(self, state: str, file: str, name: Name) -> Name:
+        """Return a name with what its file's reason adds: the tries and the arrival of a file under its foreign name.
+
+        Args:
+            state: where the file is; only error/ and expired/ have reasons.
+            file: the file's name.
+            name: what that says.
+        """
+        if state not in WITH_REASON or name.generated or name.since:
+            return name
+        number = inode_or_none(f"{_base(self.folder)}/{state}/{file}")
+        reason = None if number is None else self.find(state, file, number)
+        if reason is None:
+            return name
+        since = _ms(reason.get("arrived"))
+        if not name.foreign:
+            return replace(name, since=since)
+        return replace(
+            name, since=since, delivery_count=_count(reason.get("delivery")), cancels=_count(reason.get("cancels"))
+        )
 
     def unmatched(self, state: str) -> Iterator[str | None]:
         """Yield the paths of reasons that match no file, and None for each file looked at meanwhile.
@@ -178,6 +203,19 @@ def _file(name: str, inode: int | None) -> str:
     """Return the file name of a file's reason."""
     digest = hashlib.sha256(f"{'' if inode is None else inode}/".encode() + os.fsencode(name)).hexdigest()[:32]
     return f"{digest}.json"
+
+
+def _ms(time: object) -> int:
+    """Return the time of a text of a reason, in ms since 1970; 0 where it is none, as others may have written it."""
+    try:
+        return max(int(datetime.fromisoformat(str(time)).timestamp() * 1000), 0)
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _count(number: object) -> int:
+    """Return the count of a reason; 0 where it is none that a name could hold."""
+    return number if type(number) is int and 0 <= number < 1 << 31 else 0
 
 
 def _base(folder: str) -> str:

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
@@ -28,6 +27,7 @@ from dropq.lifecycle import credits, dead_letters, transfers
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import reading
+from dropq.storage.clock import utc
 from dropq.storage.failures import describe, storage_error
 
 log = logging.getLogger("dropq")
@@ -423,7 +423,7 @@ class Transitions:
             assert location is not None  # a claim that is gone raises LeaseLost
             return location
         name = self._counted(claim, cancel=cancel)
-        fields = {"owner": claim.owner, "delivery": claim.number, **(details or {})}
+        fields = _known_of(claim, details)
         location = Location(state, self._move_out(claim, self._move_with_reason, state, name, reason, fields))
         self._free(claim.own_name)
         self._sync_settled(self._layout.folder(state), self._layout.processing, location=location)
@@ -489,7 +489,7 @@ class Transitions:
         """
         if isinstance(message, Claim):
             name = self._counted(message, cancel=cancel)
-            fields = {"owner": message.owner, "delivery": message.number, **(details or {})}
+            fields = _known_of(message, details)
             leave = partial(self._move_out, message)
             return self._end_as_letter(leave, self._layout.processing, name, reason, fields, message.own_name)
         folder = self._layout.folder(state)
@@ -1024,9 +1024,14 @@ class Transitions:
     def _move_with_reason(self, source: str, state: str, name: Name, reason: str, details: Mapping[str, object]) -> str:
         """Write the reason, then move the file; return its name. The reason counts only once the file is there."""
         inode = reading.inode(source)
-        time = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+        fields = {"delivery": name.delivery_count, **details, "reason": reason, "time": _text(self._clock.now_ms())}
+        if name.cancels:
+            fields["cancels"] = name.cancels
+        if not name.generated:  # the file may get its own name back, which tells neither its tries nor a time
+            arrived = None if name.since else details.get("arrived")
+            fields["arrived"] = arrived or _text(name.since or reading.changed_ms(source))
         for file in self._kept_names(name):
-            self._reasons.record(state, file, inode, {**details, "reason": reason, "time": time})
+            self._reasons.record(state, file, inode, fields)
             moved = f"{self._layout.folder(state)}/{file}"
             try:
                 self._storage.move(source, moved)
@@ -1097,6 +1102,17 @@ class Transitions:
 def _uncounted(name: Name) -> Name:
     """Return a name without what was counted of its message; it stays the part of a bundle that it was."""
     return replace(name, delivery_count=0, cancels=0, not_before=0, cut=0, replayed=False)
+
+
+def _known_of(claim: Claim, details: Mapping[str, object] | None) -> dict[str, object]:
+    """Return what a reason says of a delivery, besides what its holder said of it."""
+    arrived = {"arrived": _text(claim.arrival)} if claim.arrival else {}
+    return {"owner": claim.owner, "delivery": claim.number, **arrived, **(details or {})}
+
+
+def _text(ms: int) -> str:
+    """Return a time as reasons have it."""
+    return utc(ms).isoformat(timespec="milliseconds")
 
 
 def _refusal(queue: str | None, error: DropqError) -> str:

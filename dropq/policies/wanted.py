@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dropq.format.layout import WAITING
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.reasons import Reasons
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.storage import reading
 
@@ -37,7 +38,8 @@ def wanting(context: QueueContext, filter: str, state: str = "target") -> Callab
         Unavailable: it needs an extra that is not installed.
     """
     folder, message_type = context.layout.folder(state), context.config.message_type
-    return matching(filter, context.sidecars, state, folder=folder, message_type=message_type, queue=context.name)
+    more = {"message_type": message_type, "queue": context.name}
+    return matching(filter, context.sidecars, state, folder=folder, reasons=context.reasons, **more)
 
 
 def matching(
@@ -48,6 +50,7 @@ def matching(
     folder: str,
     message_type: str = "json",
     queue: str = "",
+    reasons: Reasons | None = None,
 ) -> Callable[[MessageFile], bool]:
     """Return a function that tests a folder's listed files by a filter; it remembers the results of bodies.
 
@@ -58,6 +61,7 @@ def matching(
         folder: the folder of the files whose bodies it may read.
         message_type: the form of bodies: json, text or binary.
         queue: the address of the queue that the folder belongs to.
+        reasons: why its messages failed, which also tell the tries and the arrival of foreign files; None for none.
 
     Raises:
         InvalidFilter: the filter cannot be parsed.
@@ -66,7 +70,7 @@ def matching(
     from dropq.filters import compile_filter  # here, as few queues have a filter
 
     compiled = compile_filter(filter)
-    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type, queue=queue)
+    lookups = Lookups(sidecars, state, folder=folder, message_type=message_type, queue=queue, reasons=reasons)
     return lookups.remembering(compiled.matches) if compiled.reads_body else lookups.asking(compiled.matches)
 
 
@@ -99,9 +103,18 @@ class Lookups:
     """What filters and expressions see of the listed files of one folder; the arguments are as for `matching`."""
 
     def __init__(
-        self, sidecars: Sidecars, state: str = "target", *, folder: str, message_type: str = "json", queue: str = ""
+        self,
+        sidecars: Sidecars,
+        state: str = "target",
+        *,
+        folder: str,
+        message_type: str = "json",
+        queue: str = "",
+        reasons: Reasons | None = None,
     ) -> None:
         self._sidecars = sidecars
+        self._state = state
+        self._reasons = reasons
         self._waits = state in WAITING
         self._folder = folder
         self._message_type = message_type
@@ -155,6 +168,9 @@ class Lookups:
         if body is not None and file.name.meta and name is file.name:
             body.refused = True  # its sidecar may be readable the next time
         deliveries = file.delivery_count
+        if self._reasons is not None:
+            name = self._reasons.complete(self._state, file.filename, name)
+            deliveries = max(deliveries, name.delivery_count)
         count = deliveries + 1 if self._waits else max(deliveries, 1)
         return for_name(
             name,

@@ -180,7 +180,7 @@ def _state_stats(context: QueueContext, state: str) -> StateStats:
             found = os.lstat(path)
         except FileNotFoundError:
             continue  # RACE: it moved on since the listing
-        name = file.name
+        name = context.reasons.complete(state, file.filename, file.name)
         since = name.timestamp or name.since or found.st_ctime_ns // 1_000_000
         count, size = count + 1, size + found.st_size
         oldest = since if oldest is None else min(oldest, since)

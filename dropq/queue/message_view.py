@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import IO, Any, TypeVar
 
 from dropq.errors import LeaseLost, NoSuchMessage
@@ -17,17 +17,11 @@ from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import reading
+from dropq.storage.clock import LAST_MS as LAST_MS
+from dropq.storage.clock import utc as utc
 from dropq.storage.failures import storage_error
 
 T = TypeVar("T")
-
-#: The last moment that a datetime can tell; names may hold later ones.
-LAST_MS = int(datetime.max.replace(tzinfo=UTC).timestamp() * 1000) - 1
-
-
-def utc(ms: int) -> datetime:
-    """Return a time in milliseconds since 1970, or the last that a datetime can tell."""
-    return datetime.fromtimestamp(min(ms, LAST_MS) / 1000, UTC)
 
 
 class MessageView:
@@ -74,7 +68,8 @@ class MessageView:
     @property
     def _name(self) -> Name:
         if self._parsed is None:
-            self._parsed = self.context.sidecars.read(self._file)
+            name = self.context.sidecars.read(self._file)
+            self._parsed = self.context.reasons.complete(self._state, self._file.filename, name)
         return self._parsed
 
     @property

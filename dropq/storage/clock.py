@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
+from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
 from dropq.storage.system_calls import TOUCH, open_file
 
+#: The last moment that a datetime can tell; names may hold later ones.
+LAST_MS = int(datetime.max.replace(tzinfo=UTC).timestamp() * 1000) - 1
 #: Seconds after which the offset to the file server's clock is measured again.
 CLOCK_INTERVAL = 60.0
 #: Seconds after which it is measured again before a lease is made: its end has to be right on every host.
@@ -20,6 +23,11 @@ CLOCK_TOLERANCE = 0.05
 CLOCK_TRIES = 3
 #: Returns seconds on a clock that never steps; where the system has such a clock, it counts in sleep, too.
 _since_boot = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def utc(ms: int) -> datetime:
+    """Return a time in milliseconds since 1970, or the last that a datetime can tell."""
+    return datetime.fromtimestamp(min(ms, LAST_MS) / 1000, UTC)
 
 
 class Clock(Protocol):

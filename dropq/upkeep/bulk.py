@@ -133,10 +133,18 @@ def requeue(
 
 
 def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
+    def act(folder: str) -> str | None:
+        transitions = Transitions(message.context)
+        return transitions.requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+
+    return _without_reason(message, act)
+
+
+def _without_reason(message: Message, act: Callable[[str], str | None]) -> str | None:
+    """Move a message out of the folder of its state by `act`, and remove its reason; return what `act` does."""
     context, state = message.context, message.state
     inode = reading.inode_or_none(message.path) if state in WITH_REASON else None
-    folder = context.layout.folder(state)
-    file = Transitions(context).requeue(folder, message.file, goal, keep_expiration=keep_expiration)
+    file = act(context.layout.folder(state))
     if file is not None and inode is not None:
         context.reasons.drop(state, message.file, inode)
     return file
@@ -318,10 +326,10 @@ def move(
 
     Where that queue lies on another file system, messages are reported once they are there, many at a time.
     """
-    passage, transitions, folder = Passage(context, to), Transitions(context), context.layout.folder(state)
+    passage, transitions = Passage(context, to), Transitions(context)
 
     def act(message: Message) -> str | None:
-        return transitions.move(folder, message.file, to)
+        return _without_reason(message, lambda folder: transitions.move(folder, message.file, to))
 
     return _carried(passage, _each(context, state, ids, filter, act, f"moved to {to.name}", dry_run))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import runpy
@@ -252,6 +253,21 @@ def test_the_crontab_reports_a_lost_queue_and_a_failed_message(tmp_path: Path) -
     (tmp_path / "report").write_text("#!/bin/sh\necho no paper >&2\nexit 65\n")
     (tmp_path / "report").chmod(0o755)
     assert "no paper" in run_as_cron(works, variables, tmp_path)
+
+
+def test_the_operations_paper_finds_the_reason_of_a_failed_file_without_dropq(tmp_path: Path) -> None:
+    queue = dropq.Root.create(tmp_path).create_queue("orders", durability="none")
+    for name in ("a report.csv", "report.csv", "report.csv.gz"):
+        (tmp_path / "orders/target" / name).write_text("bad")
+    dropq.work(queue, lambda message: 1 // 0, until_empty=True)
+    (lines,) = (text for _, text in blocks(OPERATIONS, "sh") if "sha256sum" in text)
+    done = subprocess.run(["sh", "-eu", "-c", lines], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found, _, content = done.stdout.partition("\n")
+    assert (tmp_path / found).read_text() == content
+    reason = json.loads(content)
+    assert (reason["name"], reason["delivery"]) == ("report.csv", 1)
+    assert "ZeroDivisionError" in reason["traceback"] and reason["arrived"] <= reason["time"]
 
 
 def units() -> dict[str, configparser.ConfigParser]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from helpers import Make, base, drop, names_in, take
+from helpers import Clock, Make, base, drop, names_in, take
 
 from dropq import LeaseLost, Queue, StorageError
+from dropq.queue.message import utc
 from dropq.storage.files import Storage
 
 
@@ -151,3 +152,75 @@ def test_a_message_that_could_not_be_moved_leaves_no_reason(make: Make) -> None:
     with pytest.raises(StorageError):
         message.reject("r")
     assert list(Path(queue.layout.reasons).rglob("*.json")) == []
+
+
+def test_a_foreign_file_in_error_tells_its_tries_and_when_it_came(make: Make, clock: Clock) -> None:
+    queue = make(redelivery_attempts=3, redelivery_delay=0)
+    drop(queue, "a.csv", b"bad")
+    came = os.lstat(base(queue) / "target" / "a.csv").st_ctime_ns // 1_000_000
+    for _ in range(4):
+        clock.advance(100)
+        take(queue).fail("no number")
+    (failed,) = queue.browse("error")
+    assert (failed.name, failed.delivery_count, failed.redelivered) == ("a.csv", 4, True)
+    assert failed.timestamp == utc(came)
+    assert queue.stats()["error"].oldest == utc(came)
+    assert [found.name for found in queue.browse("error", filter="JMSXDeliveryCount = 4")] == ["a.csv"]
+    assert list(queue.browse("error", filter="JMSXDeliveryCount < 4")) == []
+    assert list(queue.browse("error", filter=f"JMSTimestamp <> {came}")) == []
+
+
+def test_a_foreign_file_that_fails_at_once_tells_when_it_came(make: Make) -> None:
+    queue = make()
+    drop(queue, "a.csv", b"bad")
+    came = os.lstat(base(queue) / "target" / "a.csv").st_ctime_ns // 1_000_000
+    message = take(queue)
+    while os.lstat(message.path).st_ctime_ns // 1_000_000 == came:
+        os.chmod(message.path, 0o600)  # a later ctime, as the claim has where the clock ticks faster
+    message.fail("no number")
+    (failed,) = queue.browse("error")
+    assert (failed.delivery_count, failed.timestamp) == (1, utc(came))
+
+
+def test_a_foreign_file_that_expires_between_two_tries_tells_them_and_its_cancels(make: Make, clock: Clock) -> None:
+    queue = make(expiration="1h", redelivery_delay=0)
+    drop(queue, "a.csv", b"bad")
+    came = os.lstat(base(queue) / "target" / "a.csv").st_ctime_ns // 1_000_000
+    take(queue).nack()
+    clock.advance(7200)
+    queue.sweep()
+    (expired,) = queue.browse("expired")
+    assert (expired.name, expired.delivery_count, expired.cancels) == ("a.csv", 1, 1)
+    assert expired.timestamp == utc(came)
+
+
+def test_a_coded_name_without_a_time_tells_in_error_when_it_came(make: Make, clock: Clock) -> None:
+    queue = make()
+    drop(queue, "4.mine.B", b"bad")
+    came = os.lstat(base(queue) / "target" / "4.mine.B").st_ctime_ns // 1_000_000
+    clock.advance(100)
+    take(queue).fail("no number")
+    (failed,) = queue.browse("error")
+    assert (failed.id, failed.delivery_count, failed.timestamp) == ("mine", 1, utc(came))
+
+
+@pytest.mark.parametrize("told", ["4", 4.0, True, -1, 1 << 31, None, [4]])
+def test_counts_and_times_of_a_reason_that_are_none_count_for_nothing(make: Make, told: object) -> None:
+    queue = make()
+    drop(queue, "a.csv", b"bad")
+    take(queue).fail("no number")
+    (reason,) = Path(queue.layout.reasons).rglob("*.json")
+    known = json.loads(reason.read_text())
+    reason.write_text(json.dumps({**known, "delivery": told, "cancels": told, "arrived": told}))
+    (failed,) = queue.browse("error")
+    assert (failed.delivery_count, failed.cancels) == (0, 0)
+    assert failed.timestamp == utc(os.lstat(failed.path).st_ctime_ns // 1_000_000)
+
+
+def test_a_message_that_is_moved_out_of_error_takes_no_reason_along(make: Make) -> None:
+    queue = make()
+    other = queue.root.create_queue("other")
+    drop(queue, "a.csv", b"bad")
+    take(queue).fail("no number")
+    assert [outcome.ok for outcome in queue.move(other, state="error")] == [True]
+    assert written(queue) == [] and queue.fsck() == []
