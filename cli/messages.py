@@ -701,7 +701,7 @@ def fail(
 ) -> int:
     """Report that handling messages failed.
 
-    A message is delivered again, as often as the queue's redelivery_attempts allows, and then goes to error/.
+    A message is delivered again, as often as the queue's redelivery_attempts allows, and then ends as exhausted says.
     """
     return _settle(Shell(ctx, json, quiet), name, receipts, lambda message: message.fail(reason))
 

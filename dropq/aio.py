@@ -794,7 +794,7 @@ class Message:
         await self.queue._run(partial(self.message.release, counted=counted))
 
     async def fail(self, reason: str, **details: object) -> None:
-        """Report that handling it failed: it returns to target/ while redelivery_attempts last, then goes to error/."""
+        """Report that handling it failed: it returns to target/ while tries last, then goes where `exhausted` says."""
         await self.queue._run(partial(self.message.fail, reason, **details))
 
     async def reject(self, reason: str, **details: object) -> None:

@@ -26,6 +26,7 @@ from dropq.format.transfers import given_name
 from dropq.lifecycle import credits, dead_letters, transfers
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.endings import ending
 from dropq.storage import reading
 from dropq.storage.clock import utc
 from dropq.storage.failures import describe, storage_error
@@ -374,11 +375,11 @@ class Transitions:
         counted: bool = True,
         delay: float | None = None,
         lapsed: str = "",
+        failure: Mapping[str, object] | None = None,
     ) -> Location:
         """Return a claimed message to target/, or to delayed/.
 
-        A message that has been delivered `max_deliveries` times, or cancelled `max_cancels` times, goes where
-        `exhausted` says instead.
+        A message that reached a limit goes where `exhausted` says instead, as `dropq/lifecycle/endings.py` decides.
 
         Args:
             claim: the claim.
@@ -386,10 +387,12 @@ class Transitions:
             counted: count the delivery.
             delay: seconds before the next delivery; None for the queue's redelivery_delay.
             lapsed: the claim whose lease ran out, which the name is to show to a stream that claims it again.
+            failure: what to keep with the reason if its handler failed, and this was the last try.
         """
         name = replace(self._counted(claim, cancel=cancel, counted=counted), lapsed=lapsed)
-        if reason := self._exhausted(name, cancel=cancel, counted=counted):
-            return self.set_aside(claim, self._config.exhausted, reason, cancel=cancel)
+        failed = failure is not None
+        if end := ending(self.context, name, failed=failed, cancel=cancel, counted=counted):
+            return self.set_aside(claim, end.state, end.reason, failure, cancel=cancel)
         wait = self._redelivery_delay(name) if delay is None else delay
         name = replace(name, not_before=self._clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
         return self._move_back(claim, name)
@@ -921,16 +924,6 @@ class Transitions:
         number = claim.number if counted else claim.number - 1
         cancels = min(name.cancels + cancel, LARGEST)
         return replace(name, delivery_count=min(number, LARGEST), cancels=cancels)
-
-    def _exhausted(self, name: Name, *, cancel: bool, counted: bool) -> str | None:
-        config = self._config
-        if dead_letters.is_letter(self.context, name):
-            return None  # its counters are those of the queue that it came from
-        if counted and config.max_deliveries and name.delivery_count >= config.max_deliveries:
-            return "max_deliveries"
-        if cancel and config.max_cancels and name.cancels >= config.max_cancels:
-            return "max_cancels"
-        return None
 
     def _redelivery_delay(self, name: Name) -> float:
         """Return the seconds that a message waits after a delivery; the limit does not apply to the first wait."""

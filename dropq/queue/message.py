@@ -128,19 +128,16 @@ class Message(MessageView):
         self._settle(partial(self._transitions.release, counted=counted))
 
     def fail(self, reason: str, **details: object) -> None:
-        """Report that handling it failed: it returns to target/ while redelivery_attempts last, then goes to error/.
+        """Report that handling it failed: it returns to target/ while tries last, then goes where `exhausted` says.
 
-        A dead letter goes to error/ at once: its delivery count is not of this queue.
+        How many tries there are, redelivery_attempts and max_deliveries say: the smaller decides. A dead letter goes
+        to error/ at once: its delivery count is not of this queue.
 
         Args:
             reason: what went wrong, for people who look into error/.
             details: what else to keep with the reason, such as `traceback`, `exit_status` or `stderr`.
         """
-        tries = self.context.config.redelivery_attempts
-        if self._claimed().number <= tries and not is_letter(self.context, self._name):
-            self._give_back()
-        else:
-            self._set_aside("error", "failed", {"detail": reason, **details})
+        self._give_back(failure={"detail": reason, **details})
 
     def reject(self, reason: str, **details: object) -> None:
         """Refuse it for good: it moves to error/ at once, with the reason."""
@@ -201,8 +198,10 @@ class Message(MessageView):
             raise LeaseLost(f"message {self.id} of queue {self.context.name} is not held (state: {self._state})")
         return self._claim
 
-    def _give_back(self, *, cancel: bool = False, delay: float | None = None) -> None:
-        self._settle(partial(self._transitions.give_back, cancel=cancel, delay=delay))
+    def _give_back(
+        self, *, cancel: bool = False, delay: float | None = None, failure: Mapping[str, object] | None = None
+    ) -> None:
+        self._settle(partial(self._transitions.give_back, cancel=cancel, delay=delay, failure=failure))
 
     def _set_aside(self, state: str, reason: str, details: Mapping[str, object]) -> None:
         self._settle(partial(self._transitions.set_aside, state=state, reason=reason, details=details))

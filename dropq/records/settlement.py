@@ -21,7 +21,7 @@ from dropq.format.layout import DEAD_LETTER, WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.dead_letters import is_letter
+from dropq.lifecycle.endings import ending
 from dropq.lifecycle.transitions import LARGEST, Transitions
 from dropq.records.formats import pack
 from dropq.records.hand import Fate, Hand, Place, Settled
@@ -105,15 +105,19 @@ class RecordTransitions(Transitions):
         counted: bool = True,
         delay: float | None = None,
         lapsed: str = "",
+        failure: Mapping[str, object] | None = None,
     ) -> Location:
         """Return what is left to target/, or to delayed/, as `Transitions.give_back` returns a message."""
         with self._hand.frozen():
             if not self._hand.is_settled:
-                return super().give_back(claim, cancel=cancel, counted=counted, delay=delay, lapsed=lapsed)
+                return super().give_back(
+                    claim, cancel=cancel, counted=counted, delay=delay, lapsed=lapsed, failure=failure
+                )
             if self._hand.left() is None:
                 return self.archive(claim)
             name = self._counted(claim, cancel=cancel, counted=counted)
-            return self._commit(claim, self._given_back(claim, name, cancel=cancel, counted=counted, delay=delay))
+            goes = self._given_back(claim, name, cancel=cancel, counted=counted, delay=delay, failure=failure)
+            return self._commit(claim, goes)
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
         """Return what is left as after a stop: if anything was settled, this delivery does not count for it."""
@@ -177,28 +181,33 @@ class RecordTransitions(Transitions):
         plain = Transitions(self.context)
         if fate.verb == "nack":
             return plain.give_back(claim, cancel=True, delay=fate.delay)
-        if fate.verb == "fail" and self._may_try_again(claim, self._sidecars.parse(claim.own_name)):
-            return plain.give_back(claim)
-        reason = "failed" if fate.verb == "fail" else "rejected"
-        return plain.set_aside(claim, "error", reason, {"detail": fate.reason, **fate.details})
-
-    def _may_try_again(self, claim: Claim, name: Name) -> bool:
-        return claim.number <= self._config.redelivery_attempts and not is_letter(self.context, name)
+        details = {"detail": fate.reason, **fate.details}
+        if fate.verb == "fail":
+            return plain.give_back(claim, failure=details)
+        return plain.set_aside(claim, "error", "rejected", details)
 
     def _goes(self, claim: Claim, name: Name, fate: Fate) -> Goes:
         """Return where a record goes that became a message of a name."""
         if fate.verb == "nack":
             return self._given_back(claim, replace(name, cancels=1), cancel=True, delay=fate.delay)
-        if fate.verb == "fail" and self._may_try_again(claim, name):
-            return self._given_back(claim, name)
-        reason = "failed" if fate.verb == "fail" else "rejected"
-        return Goes(name, "error", reason, {**self._of(claim), "detail": fate.reason, **fate.details})
+        details = {"detail": fate.reason, **fate.details}
+        if fate.verb == "fail":
+            return self._given_back(claim, name, failure=details)
+        return Goes(name, "error", "rejected", {**self._of(claim), **details})
 
     def _given_back(
-        self, claim: Claim, name: Name, *, cancel: bool = False, counted: bool = True, delay: float | None = None
+        self,
+        claim: Claim,
+        name: Name,
+        *,
+        cancel: bool = False,
+        counted: bool = True,
+        delay: float | None = None,
+        failure: Mapping[str, object] | None = None,
     ) -> Goes:
-        if reason := self._exhausted(name, cancel=cancel, counted=counted):
-            return Goes(name, self._config.exhausted, reason, self._of(claim))
+        failed = failure is not None
+        if end := ending(self.context, name, failed=failed, cancel=cancel, counted=counted):
+            return Goes(name, end.state, end.reason, {**self._of(claim), **(failure or {})})
         wait = self._redelivery_delay(name) if delay is None else delay
         if wait <= 0:
             return Goes(replace(name, not_before=0), "target")

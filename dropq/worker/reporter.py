@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from dropq.durations import format_duration
 from dropq.format.layout import DEAD_LETTER
+from dropq.lifecycle.endings import last_try
 from dropq.queue.message import Message, utc
 
 log = logging.getLogger("dropq")
@@ -82,8 +83,8 @@ class Handled:
 
     @property
     def tries(self) -> int | None:
-        """How often a message that failed may be tried before it goes to error/; None for other outcomes."""
-        return self.message.context.config.redelivery_attempts + 1 if self.outcome == "failed" else None
+        """How often a message that fails is tried at the most; None for other outcomes."""
+        return last_try(self.message.context.config).number if self.outcome == "failed" else None
 
     @property
     def words(self) -> str:

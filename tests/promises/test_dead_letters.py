@@ -106,12 +106,30 @@ def test_a_message_becomes_a_letter_however_it_comes_back(root: Root, clock: Clo
     assert only(root.queue("letters")).dead_letter_reason == "max_deliveries"
 
 
-@pytest.mark.parametrize("end", ["fail", "reject", "expire"])
-def test_what_failed_was_rejected_or_expired_is_no_letter_by_itself(root: Root, end: str) -> None:
+def test_the_failure_of_the_last_try_makes_a_letter(root: Root) -> None:
+    orders = root.create_queue("orders", redelivery_attempts=1)
+    orders.send(b"a")
+    take(orders).fail("first")
+    assert where(orders) == {"target": [b"a"]}
+    message = take(orders)
+    message.fail("last")
+    assert message.state == "dead-letter" and where(orders) == {}
+    assert only(root.queue("letters")).dead_letter_reason == "failed"
+
+
+def test_a_failure_goes_to_error_where_exhausted_says_so_whatever_dead_letter_queue_there_is(root: Root) -> None:
+    orders = root.create_queue("orders", exhausted="error", dead_letter_queue="letters")
+    orders.send(b"a")
+    take(orders).fail("f")
+    assert where(orders) == {"error": [b"a"]} and where(root.queue("letters")) == {}
+
+
+@pytest.mark.parametrize("end", ["reject", "expire"])
+def test_what_was_rejected_or_expired_is_no_letter_by_itself(root: Root, end: str) -> None:
     orders = root.create_queue("orders")
     orders.send(b"a")
     message = take(orders)
-    message.expire() if end == "expire" else getattr(message, end)("r")
+    message.expire() if end == "expire" else message.reject("r")
     assert message.state == ("expired" if end == "expire" else "error")
     assert where(root.queue("letters")) == {}
 

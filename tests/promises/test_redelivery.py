@@ -110,6 +110,26 @@ def test_max_deliveries_ends_it_however_it_comes_back(make: Make, clock: Clock, 
     assert found.delivery_count == 3
 
 
+@pytest.mark.parametrize(
+    ("attempts", "deliveries", "tries", "reason"),
+    [(0, 0, 1, "failed"), (2, 0, 3, "failed"), (2, 3, 3, "failed"), (5, 3, 3, "max_deliveries"), (0, 5, 1, "failed")],
+)
+@pytest.mark.parametrize("exhausted", ["error", "expired"])
+def test_the_smaller_limit_ends_a_failure_and_the_reason_names_it_and_keeps_what_failed(
+    make: Make, attempts: int, deliveries: int, tries: int, reason: str, exhausted: str
+) -> None:
+    queue = make(redelivery_attempts=attempts, max_deliveries=deliveries, exhausted=exhausted)
+    queue.send(b"a")
+    for number in range(1, tries + 1):
+        assert where(queue) == {"target": [b"a"]}
+        take(queue).fail(f"failure {number}", exit_status=3)
+    assert where(queue) == {exhausted: [b"a"]}
+    (found,) = queue.browse(exhausted)
+    assert found.reason is not None and found.delivery_count == tries
+    known = {key: found.reason[key] for key in ("reason", "detail", "exit_status")}
+    assert known == {"reason": reason, "detail": f"failure {tries}", "exit_status": 3}
+
+
 @pytest.mark.parametrize("exhausted", ["error", "expired"])
 def test_max_cancels_counts_only_what_was_given_back_of_free_will(make: Make, clock: Clock, exhausted: str) -> None:
     queue = make(timing=FRESH, max_cancels=2, lease_period="5s", exhausted=exhausted, redelivery_attempts=99)

@@ -268,6 +268,19 @@ def test_a_line_is_logged_for_each_message_that_does_not_go_well(
     assert re.fullmatch(r"message \S+ failed \(exit status 3\), try 1 of 2, again in (4|3.9)s", third)
 
 
+def test_the_number_of_tries_is_that_of_the_limit_that_decides(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(tmp_path, redelivery_attempts=5, max_deliveries=2)
+    queue.send(b"3")
+    with Command(["sh", "-c", "exit $(cat)"]) as handler:
+        work(queue, handler, until_empty=True)
+        work(queue, handler, until_empty=True)
+    first, last = [record.getMessage() for record in caplog.records]
+    assert first.endswith("failed (exit status 3), try 1 of 2, again at once")
+    assert last.endswith("failed (exit status 3), try 2 of 2, in error/ now")
+
+
 def test_a_delay_that_is_none_is_the_handlers_failure(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
     queue.send(b"a")

@@ -1,0 +1,76 @@
+"""How a delivery ends that was not acknowledged: the message is tried again, or it goes where `exhausted` says.
+
+This is the one place that decides so. A failure is tried again while `redelivery_attempts` and `max_deliveries` last,
+and the smaller of the two decides; `max_deliveries` also counts what came back without a failure, and `max_cancels`
+what was given back on purpose.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dropq.config.schema import QueueConfig
+from dropq.format.names import Name
+from dropq.lifecycle import dead_letters
+from dropq.lifecycle.context import QueueContext
+
+#: The reason of a message whose handler failed as often as redelivery_attempts allows.
+FAILED = "failed"
+
+
+class Ending(NamedTuple):
+    """Where a message goes that is not delivered again.
+
+    Attributes:
+        state: error, expired or dead-letter.
+        reason: why: `failed`, or the key of the limit that it reached.
+    """
+
+    state: str
+    reason: str
+
+
+class LastTry(NamedTuple):
+    """The try after which a message whose handler fails is not tried again.
+
+    Attributes:
+        number: its number; the first try is 1.
+        reason: the reason of a message that fails then: `failed`, or `max_deliveries` if that limit is the smaller.
+    """
+
+    number: int
+    reason: str
+
+
+def last_try(config: QueueConfig) -> LastTry:
+    """Return the last try of a message whose handler always fails."""
+    attempts = config.redelivery_attempts + 1
+    if 0 < config.max_deliveries < attempts:
+        return LastTry(config.max_deliveries, "max_deliveries")
+    return LastTry(attempts, FAILED)
+
+
+def ending(
+    context: QueueContext, name: Name, *, failed: bool = False, cancel: bool = False, counted: bool = True
+) -> Ending | None:
+    """Return where a message goes whose delivery ended without an ack; None if it is delivered again.
+
+    A dead letter has the counters of the queue that it came from: no limit ends it, and its first failure does.
+
+    Args:
+        context: its queue.
+        name: what its name says, this delivery and a cancel included.
+        failed: its handler failed.
+        cancel: its holder gave it back on purpose.
+        counted: the delivery counts.
+    """
+    config = context.config
+    if dead_letters.is_letter(context, name):
+        return Ending("error", FAILED) if failed else None
+    if failed and name.delivery_count >= (last := last_try(config)).number:
+        return Ending(config.exhausted, last.reason)
+    if counted and config.max_deliveries and name.delivery_count >= config.max_deliveries:
+        return Ending(config.exhausted, "max_deliveries")
+    if cancel and config.max_cancels and name.cancels >= config.max_cancels:
+        return Ending(config.exhausted, "max_cancels")
+    return None
