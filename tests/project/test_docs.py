@@ -99,6 +99,17 @@ def check_tour(paper: Path, folder: Path, example: str) -> None:
     assert ran.stdout.splitlines() == printed_comments(example)
 
 
+def test_the_description_of_the_package_needs_nothing_beside_it_and_its_example_runs(tmp_path: Path) -> None:
+    setup = configparser.ConfigParser()
+    setup.read(TOP / "setup.cfg")
+    kind, _, name = setup["metadata"]["long_description"].partition(": ")
+    text = (TOP / name).read_text()
+    assert kind == "file" and not re.search(r"\]\(|<img|\]:", text), "an index shows it where no link finds its file"
+    ((_, example),) = blocks(TOP / name, "python")
+    ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (ran.stdout, ran.stderr) == ("hello\n", "")
+
+
 def test_the_tour_of_the_topics_paper_prints_what_it_shows(tmp_path: Path) -> None:
     paper = TOP / "docs/topics.md"
     ((_, example),) = blocks(paper, "python")
@@ -109,6 +120,31 @@ def test_the_tour_of_the_routing_paper_prints_what_it_shows(tmp_path: Path) -> N
     paper = TOP / "docs/routing.md"
     ((_, example),) = blocks(paper, "python")
     check_tour(paper, tmp_path, example)
+
+
+def test_the_lines_of_the_zeromq_paper_run_in_a_checkout_and_print_what_they_show(tmp_path: Path) -> None:
+    pytest.importorskip("zmq")
+    _, text = blocks(TOP / "docs/zeromq.md", "text")[0]
+    checkout = tmp_path / "checkout"
+    (checkout / "examples").mkdir(parents=True)
+    shutil.copy(TOP / "examples/zeromq_clients.py", checkout / "examples")
+    (checkout / "sockets").mkdir(mode=0o700)  # the default addresses may be taken
+    addresses = "--receive ipc://sockets/1 --send ipc://sockets/2 --monitor ipc://sockets/3"
+    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    script = "\n".join([*lines, "trap - EXIT", "kill $!", "wait $!"])
+    script = script.replace("--zmq &", f"--zmq {addresses} &\ntrap 'kill $!' EXIT")
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environment["PZQ"] = "ipc://sockets/"
+    done = subprocess.run(
+        ["sh", "-ec", script.replace("\npython ", "\ntimeout 60 python ")], cwd=checkout, env=environment,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    output = done.stdout.replace(str(tmp_path), "/home/ann").replace("ipc://sockets/", "tcp://127.0.0.1:1113")
+    printed = output.splitlines()
+    shown = [line for line in text.splitlines() if not line.startswith("$ ")]
+    assert [comparable(line) for line in printed[: len(shown)]] == [comparable(line) for line in shown]
+    assert printed[len(shown) :], "the monitor has figures"
 
 
 def test_the_tour_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
