@@ -131,13 +131,13 @@ def health(
     ] = None,
     max_error: Annotated[
         int, typer.Option("--max-error", metavar="N", min=0, help="How many messages may lie in error/.")
-    ] = 10,
+    ] = 0,
     json: Json = False,
 ) -> int:
     """Report whether queues are healthy, and why not.
 
-    Exits with 1 when a queue is not healthy. Without limits it reports what no sweep has dealt with for a minute, too
-    many messages in error/, and queues that cannot be used. It also mentions a pause, which is no fault.
+    Exits with 1 when a queue is not healthy. Without limits it reports what no sweep has dealt with for a minute,
+    messages in error/, what stops a topic, and queues that cannot be used. It also mentions a pause, which is no fault.
     """
     from dropq.diagnosis.health import health_root
 

@@ -242,7 +242,7 @@ class Root:
         return queues.tidy(self.context)
 
     def health(
-        self, *, max_age: Duration | None = None, max_count: int | None = None, max_error: int | None = 10
+        self, *, max_age: Duration | None = None, max_count: int | None = None, max_error: int | None = 0
     ) -> list[Health]:
         """Report whether each queue is well, and why not, ordered by name; report queues that cannot be opened, too.
 
@@ -955,7 +955,7 @@ class Queue(Sender):
         return fsck(self.root.context, self.name, repair=repair)
 
     def health(
-        self, *, max_age: Duration | None = None, max_count: int | None = None, max_error: int | None = 10
+        self, *, max_age: Duration | None = None, max_count: int | None = None, max_error: int | None = 0
     ) -> Health:
         """Report whether the queue is well, and why not; change nothing.
 

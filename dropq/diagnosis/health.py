@@ -37,9 +37,8 @@ from dropq.upkeep import self_destruct
 
 __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", "queues"]
 
-#: How many messages may lie in error/ by default: a few bad ones can wait for the morning, while a consumer that fails
-#: every message soon exceeds it.
-MAX_ERROR = 10
+#: How many messages may lie in error/ by default: of three files a night, each one that failed is told.
+MAX_ERROR = 0
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
 #: What each `overflow` does to a send.
@@ -286,7 +285,8 @@ class _Snapshot:
             text = f"target/ has {_count(waiting, 'message')}, over the limit of {max_count}"
             yield Reason("many-waiting", f"{text}; {self._way_out()}", waiting, max_count)
         if max_error is not None and failed > max_error:
-            text = f"error/ has {_count(failed, 'message')}, over the limit of {max_error}"
+            text = f"error/ has {_count(failed, 'message')}"
+            text = f"{text}, over the limit of {max_error}" if max_error else text
             way_out = f"`dropq browse {self._name} --state error` says why"
             yield Reason("many-errors", f"{text}; {way_out}", failed, max_error)
         dead, lapsed = self._lost_claims()
@@ -297,6 +297,8 @@ class _Snapshot:
         joining = staged_checks.joining_ages(self._context, self._now)
         yield from self._unswept("unfinished-join", joining, "bundle", "half put together by `dropq requeue --whole`")
         yield from self._topic_reasons()
+        if self._stops_topic:
+            yield from self._full()
         yield from self._unusable_routes()
         yield from self._selector_reasons()
         yield from self._absent_letters()
@@ -305,15 +307,16 @@ class _Snapshot:
         yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
 
     def _topic_reasons(self) -> Iterator[Reason]:
-        """Yield what keeps published messages from the receivers of a topic."""
-        if not self._context.layout.is_topic:
-            return
+        """Yield what keeps published messages from the receivers of a topic; what stands is told at once."""
         age, limit = self._waiting_age, UNSWEPT / 1000
-        if age is not None and age > limit and not self._pause:
-            why = topic_checks.first_held(self._context)
-            text = f"a message has waited for {_duration(age)} to be distributed, over the limit of {_duration(limit)}"
-            way_out = why or f"run `dropq sweep {self._name}`"
-            yield Reason("undistributed", f"{text}; {way_out}", age, limit)
+        if not self._context.layout.is_topic or age is None or self._pause:
+            return
+        text = f"a message has waited for {_duration(age)} to be distributed"
+        if why := topic_checks.first_held(self._context):
+            yield Reason("undistributed", f"{text}: {why}", age)
+        elif age > limit:
+            text = f"{text}, over the limit of {_duration(limit)}; run `dropq sweep {self._name}`"
+            yield Reason("undistributed", text, age, limit)
 
     def _unusable_routes(self) -> Iterator[Reason]:
         for name, why in routes.examine(self._context)[1].items():
@@ -365,11 +368,29 @@ class _Snapshot:
             yield Reason("paused", f"{means}; {self._pause}")
         if reading.is_there(lock := self._context.layout.write_lock, self._context.clock):
             yield Reason("write-lock", f"senders wait, as {lock} says; remove it to let them continue")
-        count, most = sum(self.counts[state] for state in UNSETTLED), self._context.config.max_unprocessed
-        if most is not None and count >= most:
-            text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
-            outcome = selector_checks.overflowing(self._context) or _OVERFLOW[self._context.config.overflow]
-            yield Reason("full", f"{text}: {outcome}; {self._way_out()}", count, most)
+        if not self._stops_topic:
+            yield from self._full()
+
+    @property
+    def _stops_topic(self) -> bool:
+        """Whether a topic waits for this queue while it is full."""
+        is_receiver = self._context.layout.is_subscription or self._context.config.underlying_topic is not None
+        return is_receiver and self._context.config.overflow != "discard"
+
+    def _full(self) -> Iterator[Reason]:
+        """Yield that the queue is full, and what that means."""
+        config, count = self._context.config, sum(self.counts[state] for state in UNSETTLED)
+        most, way_out = config.max_unprocessed, self._way_out()
+        if most is None or count < most:
+            return
+        if self._stops_topic:
+            topic = config.underlying_topic or self._context.name.partition("/")[0]
+            outcome = f"no receiver of topic {topic} gets what is published until it has room"
+            way_out = f'{way_out}; or raise max_unprocessed, or set overflow = "discard"'
+        else:
+            outcome = selector_checks.overflowing(self._context) or _OVERFLOW[config.overflow]
+        text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
+        yield Reason("full", f"{text}: {outcome}; {way_out}", count, most)
 
     def _alone(self) -> Iterator[Reason]:
         """Yield when the queue destroys itself, if nothing needs it any more."""

@@ -104,7 +104,8 @@ class Feed:
         if self._tally is None or self._tally.enter(1):
             return True
         if self.context.config.overflow != "discard":
-            raise Unavailable(f"{self.address} is full (max_unprocessed = {self.context.config.max_unprocessed})")
+            limit = f"max_unprocessed = {self.context.config.max_unprocessed}"
+            raise Unavailable(f"{self.address} is full ({limit}): its consumers must settle messages first")
         log.warning("%s is full, and discards what is published", self.address)
         return False
 

@@ -290,14 +290,16 @@ def test_too_much_that_waits_is_explained_by_a_pause_or_by_who_works(queue: Queu
     assert "dropq resume q" in health(queue, max_count=0).reasons[0].message
 
 
-def test_a_few_messages_in_error_are_well_and_more_are_not(queue: Queue) -> None:
-    fail(queue, MAX_ERROR)
-    assert health(queue).healthy
-    assert kinds(health(queue, max_error=0)) == ["many-errors"]
+def test_one_message_in_error_is_reported_unless_a_limit_allows_it(queue: Queue) -> None:
     fail(queue, 1)
     (reason,) = health(queue).reasons
-    assert (reason.kind, reason.figure, reason.limit) == ("many-errors", MAX_ERROR + 1, MAX_ERROR)
-    assert "dropq browse q --state error" in reason.message
+    assert (reason.kind, reason.figure, reason.limit) == ("many-errors", 1, MAX_ERROR)
+    assert reason.message == "error/ has 1 message; `dropq browse q --state error` says why"
+    assert health(queue, max_error=1).healthy
+    fail(queue, 1)
+    (reason,) = health(queue, max_error=1).reasons
+    assert (reason.kind, reason.figure, reason.limit) == ("many-errors", 2, 1)
+    assert "over the limit of 1" in reason.message
     assert health(queue, max_error=None).healthy
 
 
@@ -561,7 +563,7 @@ def test_it_changes_nothing_and_opens_no_message(queue: Queue, clock: Clock) -> 
         return kinds(found), seen
 
     told, opened = in_child(looked)
-    assert told == ["old-message", "many-waiting", "dead-holder", "unfinished-job"]
+    assert told == ["old-message", "many-waiting", "many-errors", "dead-holder", "unfinished-job"]
     assert tree(queue.root.path) == before
     states = ("target", "delayed", "processing", "error", "working")
     files = [path for path in opened if not os.path.isdir(path)]

@@ -147,11 +147,45 @@ def test_a_topic_and_a_view_of_two_message_types_are_found(root: Root, topic: To
 
 
 def test_health_says_what_a_topic_waits_for(topic: Topic, clock: Clock) -> None:
-    full(topic)
+    copies = full(topic)
+    for waited in (0, 2 * MINUTE):
+        clock.advance(waited)
+        (reason,) = topic.queue.health().reasons
+        assert reason.kind == "undistributed" and "a.b/s.c is full (max_unprocessed = 1)" in reason.message
+    with copies.subscribe() as subscription:
+        message = subscription.receive()
+        assert message is not None
+        message.ack()
+        topic.queue.sweep()
+        assert topic.queue.health().healthy
+
+
+def test_health_says_of_a_message_that_nothing_keeps_and_nobody_distributes_after_a_minute(
+    topic: Topic, clock: Clock
+) -> None:
+    Path(topic.queue.layout.target, "a.csv").write_text("x")
     assert topic.queue.health().healthy
     clock.advance(2 * MINUTE)
     (reason,) = topic.queue.health().reasons
-    assert reason.kind == "undistributed" and "a.b/s.c is full (max_unprocessed = 1)" in reason.message
+    assert reason.kind == "undistributed" and "dropq sweep a.b" in reason.message
+
+
+def test_health_says_of_a_full_subscription_that_its_topic_waits_and_what_to_do(topic: Topic) -> None:
+    copies = full(topic)
+    (reason,) = copies.health().reasons
+    assert (reason.kind, reason.figure, reason.limit) == ("full", 1, 1)
+    assert "no receiver of topic a.b gets what is published" in reason.message
+    assert "start a consumer" in reason.message and "raise max_unprocessed" in reason.message
+    Path(copies.layout.config_file).write_text('max_unprocessed = 1\noverflow = "discard"\n')
+    found = Root(topic.queue.root.path).queue("a.b/s.c").health()
+    assert found.healthy and [note.kind for note in found.notes] == ["full"]
+
+
+def test_health_says_of_a_full_view_that_its_topic_waits(root: Root, topic: Topic) -> None:
+    view = root.create_queue("view", underlying_topic="a.b", max_unprocessed=1)
+    topic.publish("first")
+    (reason,) = view.health().reasons
+    assert reason.kind == "full" and "no receiver of topic a.b gets" in reason.message
 
 
 def test_health_tells_of_a_commit_that_nobody_rolls_forward(
