@@ -26,6 +26,7 @@ from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueFull, Unavai
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, check_address, check_client_id, check_topic_name
 from dropq.format.layout import STATES, QueueLayout
+from dropq.hints import hinting
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.open_queue import find_layout, open_queue, open_root, queue_names
@@ -499,6 +500,7 @@ class Queue(Sender):
 
     # -- receiving -------------------------------------------------------------------------------------------
 
+    @hinting
     def subscribe(
         self,
         *,
@@ -545,6 +547,7 @@ class Queue(Sender):
             at_end=self._at_end,
         )
 
+    @hinting
     def receive(self, timeout: Duration | None = 0) -> Message | None:
         """Claim the next message, on a subscription of this object's own, without limit, that `close` ends.
 
@@ -1108,6 +1111,7 @@ class Topic:
         assert isinstance(transitions, Publishing)
         return transitions
 
+    @hinting
     def subscribe(
         self,
         name: str,

@@ -1,4 +1,4 @@
-"""Which name was meant by a word that is none: every hint at a command, an option or a key is decided here.
+"""Which name was meant by a word that is none: a hint at a command, an option, a key or an argument is decided here.
 
 What other programs call a thing comes first, as its spelling says nothing about the name here. Then the likest spelling
 counts. Names that users gave, as those of queues, have no synonyms.
@@ -7,7 +7,12 @@ counts. Names that users gave, as those of queues, have no synonyms.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Each name here, with what other programs call it. A word that stands with several names means the first of those that
 #: can be given where the word was: `timeout` is `--wait` of `receive`, and `lease_period` of a queue.
@@ -70,6 +75,11 @@ _CALLED = {
     "to": "destination dest into",
     "to_origin": "source origin",
     "client_id": "client consumer group consumer_group consumer_id",
+    # arguments of Python
+    "properties": "headers header attributes metadata props",
+    "message_id": "id key",
+    "timeout": "wait max_wait block",
+    "concurrency": "workers threads parallel processes parallelism jobs",
     # keys of configuration
     "lease_period": (
         "visibility_timeout visibility timeout lease lease_time lease_timeout lease_duration ack_timeout ack_wait "
@@ -128,3 +138,22 @@ def nearest(word: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6)
     names = {_plain(name): name for name in known}
     meant = [name for name in SYNONYMS.get(_plain(word), ()) if name in names][:1]
     return [names[name] for name in meant or get_close_matches(_plain(word), names, n=n, cutoff=cutoff)]
+
+
+def hinting(call: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that says with the TypeError about an unknown argument which one was meant."""
+
+    @wraps(call)
+    def hinted(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except TypeError as error:
+            from inspect import signature
+
+            known = signature(call).parameters
+            for word in kwargs.keys() - known.keys():
+                for near in nearest(word, known):
+                    error.add_note(f"{call.__name__} has no argument {word}: is it {near}?")
+            raise
+
+    return hinted

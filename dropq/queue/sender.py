@@ -18,6 +18,7 @@ from dropq.durations import Duration, parse_duration
 from dropq.errors import DropqError, NoSuchQueue, QueueFull, StorageError
 from dropq.format import names
 from dropq.format.typed import Typed, check_text
+from dropq.hints import hinting
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.send_limits import SendLimits
@@ -105,6 +106,7 @@ class Sender:
         """
         raise full
 
+    @hinting
     def send(
         self,
         body: bytes | str,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from dropq.hints import hinting
 from dropq.queue.message import Duration
 from dropq.worker.loop import Handler, Stop, Worker, WorkReport, stop_if_asked
 from dropq.worker.records import BundleWorker, RecordWorker
@@ -35,6 +36,7 @@ class Source(Protocol):
         """Open a subscription."""
 
 
+@hinting
 def work(
     queue: Source | Iterable[Source],
     handler: Handler,

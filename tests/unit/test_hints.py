@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from dropq import ConfigError, Root
+from dropq import ConfigError, Queue, Root, Topic, work
 from dropq.cli import main as cli
 from dropq.config.schema import QueueConfig
 from dropq.hints import SYNONYMS, _plain, nearest
 
+#: The calls of Python whose arguments get hints.
+CALLS = (Queue.send, Queue.subscribe, Queue.receive, Topic.subscribe, work)
+#: The same as `work`, with any argument for the type checker.
+anyhow: Any = work
 KEYS = [field.name for field in fields(QueueConfig)]
 
 
@@ -31,6 +36,7 @@ OPTIONS = {name: [option for param in command.params for option in param.opts] f
 
 def test_every_name_that_a_synonym_leads_to_is_there() -> None:
     names = {*KEYS, *OPTIONS, *(option for options in OPTIONS.values() for option in options)}
+    names |= {name for call in CALLS for name in signature(call).parameters}
     names |= {name.rpartition(" ")[2] for name in OPTIONS}
     targets = {target for meant in SYNONYMS.values() for target in meant}
     assert targets <= set(map(_plain, names)), targets - set(map(_plain, names))
@@ -111,3 +117,36 @@ def test_an_option_of_spark_is_answered_with_the_one_that_is_there() -> None:
 
     with pytest.raises(ConfigError, match=r"option ttl is unknown: did you mean expiresIn\? a write takes"):
         by_name({"ttl": "5m"}, ("root", "queue", "expiresIn"), "a write")
+
+
+@pytest.mark.parametrize(
+    ("call", "note"),
+    [
+        (lambda queue: queue.send("x", ttl=5), "send has no argument ttl: is it expires_in?"),
+        (lambda queue: queue.send_json({}, headers={}), "send has no argument headers: is it properties?"),
+        (
+            lambda queue: queue.subscribe(visibility_timeout=5),
+            "subscribe has no argument visibility_timeout",
+        ),
+        (lambda queue: queue.subscribe(prefetch=5), "subscribe has no argument prefetch: is it max_backlog?"),
+        (lambda queue: queue.receive(wait=5), "receive has no argument wait: is it timeout?"),
+        (lambda queue: anyhow(queue, print, workers=5), "work has no argument workers: is it concurrency?"),
+        (lambda queue: anyhow(queue, print, concurency=5), "work has no argument concurency: is it concurrency?"),
+    ],
+)
+def test_an_argument_of_other_programs_is_answered_with_ours(
+    call: Callable[[Any], object], note: str, tmp_path: Path
+) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("orders")
+    with pytest.raises(TypeError, match="unexpected keyword argument") as refused:
+        call(queue)
+    assert [text[: len(note)] for text in refused.value.__notes__] == [note]
+    assert queue.counts()["target"] == 0
+
+
+def test_a_type_error_about_something_else_has_no_hint(tmp_path: Path) -> None:
+    queue = Root.create(tmp_path / "root").create_queue("orders")
+    wrong: Any = 5
+    with pytest.raises((TypeError, ValueError)) as refused:
+        queue.send(wrong, priority=4)
+    assert not hasattr(refused.value, "__notes__")
