@@ -1,7 +1,7 @@
 """Write the reference at the end of docs/python.md: `python docs/python_reference.py`, from signatures and docstrings.
 
 It stands between two markers; what is before them is written by hand. Of each docstring it has the first paragraph,
-unless that is of an error, which a table of the paper has, or says no more than the same verb for threads.
+unless that is of an error or a verb that a table of the paper has, or says no more than the same verb for threads.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ WITH_ATTRIBUTES = (
 MADE_BY_USERS = (dropq.Root, dropq.Queue, aio.Queue)
 #: How what a class does in a loop is written.
 LOOPS = {"__iter__": "for message in subscription", "__aiter__": "async for message in subscription"}
+#: The verbs of messages and records that a table of the paper describes.
+SETTLING = {"ack", "expire", "extend", "fail", "nack", "reject", "release"}
 #: What these classes have for dropq's own modules.
 FOR_DROPQ = {"context", "layout", "config"}
 
@@ -118,12 +120,15 @@ def attributes(kind: type) -> Iterator[str]:
     """Yield a line for each public method and property of a class."""
     same: list[str] = []
     awaited: list[str] = []
+    settling: list[str] = []
     for name, value in inspect.getmembers_static(kind):
         plain = getattr(value, "__func__", value)
         if name in LOOPS:
             yield f"- `{LOOPS[name]}`: {said(plain)}"
         elif name.startswith("_") or name in FOR_DROPQ:
             continue
+        elif name in SETTLING and kind in (dropq.Message, dropq.Record):
+            settling.append(f"`{name}{signature(plain, method=True)}`")
         elif inspect.iscoroutinefunction(plain) and is_repeated(kind, name, plain):
             awaited.append(f"`{name}`")
         elif isinstance(value, property):
@@ -134,6 +139,8 @@ def attributes(kind: type) -> Iterator[str]:
             yield f"- `{word}{name}{signature(plain, method=True)}`: {said(plain)}"
         elif hasattr(value, "of"):
             same.append(f"`{name}`")
+    if settling:
+        yield f"- As [above](#receive-and-settle): {', '.join(settling)}"
     if awaited:
         yield f"- Awaited, as of `dropq.{kind.__name__}`: {', '.join(awaited)}"
     if same:
