@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -162,35 +163,41 @@ def requeue(
     where = bulk.requeued_from(state, to_origin=to_origin)
     task = _Bulk(shell, shell.queue(name), where, wanted, filter, dry_run, yes)
     if to_origin:
-        return _requeue_to_origin(task, keep_expiration=keep_expiration)
-    if whole:
+        act = partial(bulk.requeue_to_origin, state=where, keep_expiration=keep_expiration)
+    elif whole:
         if where == "processing":
             raise UsageError("--whole puts together what is settled: give --state error, expired or processed")
-        return task.run_on_those("requeue", partial(bulk.requeue_whole, state=where, keep_expiration=keep_expiration),
-                                 task.total())  # fmt: skip
-    goal = shell.queue(to).context if to is not None else None
-    act = partial(bulk.requeue, state=where, to=goal, keep_expiration=keep_expiration)
-    return task.run_on_those("requeue", act, task.total())
+        act = partial(bulk.requeue_whole, state=where, keep_expiration=keep_expiration)
+    else:
+        goal = shell.queue(to).context if to is not None else None
+        act = partial(bulk.requeue, state=where, to=goal, keep_expiration=keep_expiration)
+    return _requeue(task, act, to_origin=to_origin)
 
 
-def _requeue_to_origin(task: _Bulk, *, keep_expiration: bool) -> int:
-    """Bring dead letters back; where none was found, report those that lie in the other state that has some."""
+def _requeue(task: _Bulk, act: Callable[..., Iterator[Outcome]], *, to_origin: bool) -> int:
+    """Bring messages back; where none was brought, report the dead letters that wait elsewhere, and exit with 1."""
     from dropq.upkeep import bulk
 
     found = False
 
-    def act(context: QueueContext, **which: Any) -> Iterator[Outcome]:
+    def watched(context: QueueContext, **which: Any) -> Iterator[Outcome]:
         nonlocal found
-        for outcome in bulk.requeue_to_origin(context, state=task.state, keep_expiration=keep_expiration, **which):
+        for outcome in act(context, **which):
             found = found or outcome.ok
             yield outcome
 
-    code = task.run_on_those("requeue", act, task.total(), ", each to its origin")
+    code = task.run_on_those("requeue", watched, task.total(), ", each to its origin" if to_origin else "")
+    if found:
+        return code
     other = {"target": "error", "error": "target"}.get(task.state)
-    if not found and other and (count := bulk.letters_in(task.queue.context, other, task.filter)):
+    count = bulk.letters_in(task.queue.context, other, task.filter, task.ids) if other else 0
+    if count and other:
         letters = "1 dead letter lies" if count == 1 else f"{count} dead letters lie"
-        output.note(f"{letters} in {other}/ of {task.queue.name}: look there with --state {other}")
-    return code
+        which = "ID" if task.ids is not None else "--all"
+        way = f"`dropq requeue {quote(task.queue.name)} --to-origin {which}` puts each back where it came from"
+        text = f"{letters} in {other}/ of {task.queue.name}"
+        output.note(f"{text}: {f'look there with --state {other}' if to_origin else way}")
+    return NEGATIVE if code == OK and (count or to_origin) else code
 
 
 def _point(text: str) -> str:

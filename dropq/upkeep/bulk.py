@@ -288,9 +288,13 @@ def requeued_from(state: str | None, *, to_origin: bool) -> str:
     return "target" if to_origin else "error"
 
 
-def letters_in(context: QueueContext, state: str, filter: str | None = None) -> int:
-    """Return how many dead letters a queue has in a state, of those that match a filter."""
-    return sum(map(_is_letter, browse(context, state, filter)))
+def letters_in(context: QueueContext, state: str, filter: str | None = None, ids: Iterable[str] | None = None) -> int:
+    """Return how many dead letters a queue has in a state, of those that match a filter, or have one of these ids."""
+    wanted = None if ids is None else set(ids)
+    return sum(
+        _is_letter(message) and (wanted is None or not wanted.isdisjoint({message.id, message.name, message.file}))
+        for message in browse(context, state, filter)
+    )
 
 
 def _is_letter(message: Message) -> bool:

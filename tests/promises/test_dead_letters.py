@@ -693,13 +693,31 @@ def test_where_no_letter_was_requeued_the_shell_names_the_other_state_that_has_s
     back = ["requeue", "letters", "--to-origin", "--all", "--yes"]
     nothing = "requeued=0 failed=0\n"
     hint = "1 dead letter lies in target/ of letters: look there with --state target\n"
-    assert run(root, capsys, *back, "--state", "error") == (0, "", nothing + hint)
+    assert run(root, capsys, *back, "--state", "error") == (1, "", nothing + hint)
     take(letters).reject("r")
     hint = "1 dead letter lies in error/ of letters: look there with --state error\n"
-    assert run(root, capsys, *back) == (0, "", nothing + hint)
+    assert run(root, capsys, *back) == (1, "", nothing + hint)
     assert run(root, capsys, *back, "--filter", "JMSPriority = 9")[2] == nothing, "it does not match"
     assert run(root, capsys, *back, "--state", "error")[2] == "requeued=1 failed=0\n"
-    assert run(root, capsys, *back)[2] == nothing
+    assert run(root, capsys, *back) == (1, "", nothing)
+
+
+def test_a_requeue_that_meets_only_letters_says_what_puts_them_back_and_fails(
+    root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters = five_times(root)
+    (letter,) = letters.browse()
+    plain = ["requeue", "letters", "--yes"]
+    hint = "1 dead letter lies in target/ of letters: `dropq requeue letters --to-origin --all` puts each back where"
+    code, out, err = run(root, capsys, *plain, "--all")
+    assert (code, out) == (1, "") and err.startswith("requeued=0 failed=0\n" + hint)
+    code, _, err = run(root, capsys, *plain, letter.id)
+    assert code == 1 and "`dropq requeue letters --to-origin ID` puts" in err
+    assert "dead letter" not in run(root, capsys, *plain, "nobody")[2]
+    assert len(where(letters)["target"]) == 1
+    assert run(root, capsys, *plain, "--all", "--state", "processed")[0] == 0, "nothing was there to requeue"
+    take(letters).reject("r")
+    assert run(root, capsys, *plain, "--all")[0] == 0
 
 
 def test_a_worker_says_that_its_message_is_a_letter_now(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
