@@ -18,6 +18,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from forks import fork as fork_child
+
 from dropq import DropqError, LeaseLost, Message, Queue, QueueFull, Root
 
 #: The name of a claim; its groups are the message's id, and the mark of its copy if it is one.
@@ -189,11 +191,12 @@ def fork(queue: Queue, notes: Path) -> None:
     """Take a message, and leave a forked child behind that outlives this process."""
     message = queue.receive(10)
     assert message is not None
-    child = os.fork()
-    if child == 0:
+
+    def live_on() -> None:
         os.close(1)  # nobody waits for this one
         signal.pause()
-    say(child)
+
+    say(fork_child(live_on))
     signal.pause()
 
 

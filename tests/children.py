@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
-import signal
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TypeVar
 
+from forks import DIED, ended, fork, forked
 from torture.calls import come_between
-from torture.cases import DIED
 from torture.crashes import Dying, Moment
 
 T = TypeVar("T")
@@ -26,14 +25,11 @@ _CAPABILITY_VERSION = 0x20080522
 def in_child(function: Callable[[], T]) -> T:
     """Run a function in a forked child; return what it returns, raise what it raises."""
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _answer(function, writing)
+    pid = fork(lambda: _answer(function, writing), longest=PATIENCE)
     os.close(writing)
     with open(reading, "rb") as pipe:
         answer = pipe.read()
-    _, status = os.waitpid(pid, 0)
+    status = ended(pid)
     assert answer, f"the child ended without an answer, with status {status}"
     outcome, value = pickle.loads(answer)
     if outcome == "raised":
@@ -53,19 +49,13 @@ def killed_at_each_call(build: Callable[[], T], act: Callable[[T], object]) -> I
     """
     for number in count():
         for midway in (False, True):
-            built = build()
-            if (pid := os.fork()) == 0:
-                signal.alarm(PATIENCE)
-                status = 1
-                try:
-                    come_between(Dying(Moment(number, midway)), noreplace=True)
-                    act(built)
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(status)
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            built, moment = build(), Moment(number, midway)
+
+            def die(built: T = built, moment: Moment = moment) -> None:
+                come_between(Dying(moment), noreplace=True)
+                act(built)
+
+            status = forked(die)
             assert status in (0, DIED), f"the child ended with {status}"
             yield built
         if status == 0:
@@ -92,14 +82,10 @@ def drop_capabilities() -> None:
 
 
 def _answer(function: Callable[[], object], writing: int) -> None:
-    signal.alarm(PATIENCE)
     try:
-        try:
-            answer = pickle.dumps(("returned", function()))
-        except BaseException as error:
-            error.add_note("in the child:\n" + traceback.format_exc())
-            answer = pickle.dumps(("raised", error))
-        with open(writing, "wb") as pipe:
-            pipe.write(answer)
-    finally:
-        os._exit(0)
+        answer = pickle.dumps(("returned", function()))
+    except BaseException as error:
+        error.add_note("in the child:\n" + traceback.format_exc())
+        answer = pickle.dumps(("raised", error))
+    with open(writing, "wb") as pipe:
+        pipe.write(answer)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from actors import Actor, finish
+from forks import heed_signals
 from helpers import Clock, Make, Ran, Run, make_queue, other_file_system
 from hypothesis import HealthCheck, settings
 
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 # How fast a machine is that runs the tests says nothing about dropq.
-settings.register_profile("dropq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples each time, as chance is to decide no run; `--hypothesis-profile explore` draws others.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dropq", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("dropq")
-# A suite that was started in the background may have been told to ignore Ctrl-C, and so would what it starts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+heed_signals()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

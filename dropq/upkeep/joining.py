@@ -149,8 +149,17 @@ def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep
         if reading.exists(folder):
             alive.abandon()  # the next sweep sees to it
         else:
-            alive.end()
+            _end(alive)
     return name
+
+
+def _end(alive: liveness.Presence) -> None:
+    """End a sign of life; the parts are where they belong, whether or not its file can be removed."""
+    try:
+        alive.end()
+    except OSError as error:
+        alive.abandon()
+        log.warning("a sign of life stays until the next sweep: %s", describe(error))
 
 
 def _commit(context: QueueContext, state: str, folder: str, parts: Sequence[Part]) -> None:

@@ -183,10 +183,11 @@ def stop_on_signals(stop: Stop, *signals: signal.Signals) -> Iterator[Stop]:
 
     Args:
         stop: gets the requests.
-        signals: the signals; by default SIGTERM, SIGINT, and SIGHUP unless `nohup` makes the program ignore it.
+        signals: the signals; by default SIGTERM, and SIGINT and SIGHUP unless the parent had the program ignore them,
+            as `nohup` does with SIGHUP, and a script with `&` does with SIGINT.
     """
     before = {}
-    for number in signals or (number for number in STOP_SIGNALS if not _is_ignored_hangup(number)):
+    for number in signals or (number for number in STOP_SIGNALS if not _stays_ignored(number)):
         before[number] = signal.signal(number, lambda *_: stop.ask())
     try:
         yield stop
@@ -195,8 +196,8 @@ def stop_on_signals(stop: Stop, *signals: signal.Signals) -> Iterator[Stop]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _is_ignored_hangup(number: signal.Signals) -> bool:
-    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+def _stays_ignored(number: signal.Signals) -> bool:
+    return number != signal.SIGTERM and signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextmanager

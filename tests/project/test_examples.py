@@ -480,8 +480,8 @@ class Shop:
 
     def booked(self) -> dict[tuple[str, ...], Decimal]:
         """Book what waits in postings, all of which must go well; return what is booked for each order."""
-        handle = f"{SHELL}/book.sh {self.book}"
-        command = f"dropq --root {self.orders.root.path} work postings --until-empty -- {handle}"
+        handle = f"{quote(str(SHELL / 'book.sh'))} {quote(str(self.book))}"
+        command = f"dropq --root {quote(str(self.orders.root.path))} work postings --until-empty -- {handle}"
         subprocess.run([SH, "-c", command], env=ENVIRONMENT, check=True, capture_output=True, timeout=60)
         return module("demo").book(self.book, "order")  # type: ignore[no-any-return]
 

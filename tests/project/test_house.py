@@ -180,6 +180,22 @@ def test_the_library_prints_nothing() -> None:
     assert not printing
 
 
+#: What makes a process of this one; a program in a string, which a test starts, may do as it likes.
+FORKS = {"fork", "forkpty", "set_start_method", "ForkProcess", "get_context('fork')"}
+
+
+def test_only_one_helper_of_the_tests_forks() -> None:
+    """A child that does not end by `os._exit` whatever happens is a second pytest."""
+    found = {
+        (str(path.relative_to(TOP)), ast.unparse(node))
+        for path in (TOP / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute | ast.Call) and ast.unparse(node).rpartition(".")[2] in FORKS)
+        or (isinstance(node, ast.ImportFrom) and node.module != "forks" and FORKS & {name.name for name in node.names})
+    }
+    assert {path for path, _ in found} == {"tests/forks.py"}, found
+
+
 # -- regular expressions -----------------------------------------------------------------------------------------
 
 #: What is compiled as it comes: pieces that hold nothing but escaped text, and a layout of jsonl.

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from actors import Actor, start
 from children import in_child
+from forks import DIED, forked
 from helpers import FRESH, Clock, base, make_queue, names_in, private, processed, reopened, take, until, where
 
 from dropq import ConfigError, LeaseLost, Message, Queue, StorageError, Subscription
@@ -479,32 +480,29 @@ CHANGES = ("rename", "link", "make_folder", "unlink", "rename_folder", "remove_t
 
 def dies(queue: Queue, at: int, *, after: bool) -> bool:
     """Take and ack a message in a process that dies before or after its `at`th change; False when it made fewer."""
-    child = os.fork()
-    if child == 0:
-        try:
-            subscription = reopened(queue).subscribe()
-            calls = iter(range(10**6))
 
-            def wrapped(self: Storage, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-                last = next(calls) == at
-                if last and not after:
-                    os._exit(9)
-                result = method(self, *args, **options)
-                if last:
-                    os._exit(9)
-                return result
+    def consume() -> None:
+        subscription = reopened(queue).subscribe()
+        calls = iter(range(10**6))
 
-            for name in CHANGES:
-                setattr(Storage, name, partialmethod(wrapped, getattr(Storage, name)))
-            if (message := subscription.receive()) is not None:
-                message.ack()
-            os._exit(8)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (8, 9), f"the child ended with {code}"
-    return code == 9
+        def wrapped(self: Storage, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            last = next(calls) == at
+            if last and not after:
+                os._exit(DIED)
+            result = method(self, *args, **options)
+            if last:
+                os._exit(DIED)
+            return result
+
+        for name in CHANGES:
+            setattr(Storage, name, partialmethod(wrapped, getattr(Storage, name)))
+        if (message := subscription.receive()) is not None:
+            message.ack()
+        os._exit(0)  # the subscription is not closed, also of a child that came to its end
+
+    code = forked(consume)
+    assert code in (0, DIED), f"the child ended with {code}"
+    return code == DIED
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])

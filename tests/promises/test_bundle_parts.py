@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from forks import DIED, forked
 from helpers import Make, Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -511,27 +512,26 @@ def test_a_reason_goes_with_the_parts_and_stays_with_those_that_stay(make: Make)
 
 def dying_at(queue: Queue, act: Callable[[], object], at: int, *, after: bool) -> bool:
     """Let a child act, and die before or after its call number `at` that changes something; return whether it did."""
-    child = os.fork()
-    if child == 0:
-        left = at
+    left = at
 
-        def between(call: Call) -> Any:
-            nonlocal left
-            if call.changes:
-                left -= 1
-                if left < 0 and not after:
-                    os._exit(9)
-            done = call.do()
-            if call.changes and left < 0:
-                os._exit(9)
-            return done
+    def between(call: Call) -> Any:
+        nonlocal left
+        if call.changes:
+            left -= 1
+            if left < 0 and not after:
+                os._exit(DIED)
+        done = call.do()
+        if call.changes and left < 0:
+            os._exit(DIED)
+        return done
 
-        try:
-            come_between(between)
-            act()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    def die() -> None:
+        come_between(between)
+        act()
+
+    code = forked(die)
+    assert code in (0, DIED)
+    return code == DIED
 
 
 def records_of(queue: Queue) -> list[bytes]:
@@ -584,11 +584,8 @@ def test_parts_that_stay_after_the_whole_was_sent_are_seen(make: Make) -> None:
 def test_a_sweep_reports_what_it_cannot_move_back_and_the_next_one_moves_it(make: Make) -> None:
     queue = make()
     scattered(queue)
-    with mock.patch.object(joining, "_write", side_effect=lambda *_: os._exit(9)):
-        if (child := os.fork()) == 0:
-            queue.requeue([ID], whole=True)
-            os._exit(0)
-        os.waitpid(child, 0)
+    with mock.patch.object(joining, "_write", side_effect=lambda *_: os._exit(DIED)):
+        assert forked(lambda: queue.requeue([ID], whole=True)) == DIED
     away = Path(queue.layout.error).rename(Path(queue.layout.error).with_name("away"))
     assert queue.sweep().refused
     away.rename(queue.layout.error)
@@ -604,11 +601,8 @@ def test_a_crash_of_the_sweep_that_goes_on_loses_and_doubles_no_record(make: Mak
     while crashed:
         scattered(queue)
         commit = joining._go_on if first == "whole" else joining._write
-        with mock.patch.object(joining, commit.__name__, side_effect=lambda *_: os._exit(9)):
-            if (child := os.fork()) == 0:
-                queue.requeue([ID], whole=True)
-                os._exit(0)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        with mock.patch.object(joining, commit.__name__, side_effect=lambda *_: os._exit(DIED)):
+            assert forked(lambda: queue.requeue([ID], whole=True)) == DIED
         crashed = dying_at(queue, queue.sweep, at, after=False)
         queue.sweep()
         check(queue)
@@ -651,25 +645,26 @@ def refusing(queue: Queue, at: int, error: int, *, done: bool = False) -> bool:
 
     With `done`, the call is one that NFS sends again where its reply was lost: it was made, and is refused after that.
     """
-    if (child := os.fork()) == 0:
-        left = at
+    left, was_refused = at, 9  # what a child ends with that was refused a call
 
-        def between(call: Call) -> Any:
-            nonlocal left
-            counts = call.name in ("rename", "unlink") if done else call.changes
-            left -= counts
-            if counts and left == -1:
-                if done:
-                    call.do()
-                raise OSError(error, os.strerror(error), *call.arguments[:1])
-            return call.do()
+    def between(call: Call) -> Any:
+        nonlocal left
+        counts = call.name in ("rename", "unlink") if done else call.changes
+        left -= counts
+        if counts and left == -1:
+            if done:
+                call.do()
+            raise OSError(error, os.strerror(error), *call.arguments[:1])
+        return call.do()
 
-        try:
-            come_between(between)
-            queue.requeue([ID], whole=True)
-        finally:
-            os._exit(9 if left < 0 else 0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    def put_together() -> None:
+        come_between(between)
+        queue.requeue([ID], whole=True)
+        os._exit(was_refused if left < 0 else 0)
+
+    code = forked(put_together)
+    assert code in (0, was_refused)
+    return code == was_refused
 
 
 def test_a_sweep_leaves_alone_what_a_living_process_puts_together(make: Make) -> None:
@@ -728,11 +723,8 @@ def test_a_part_that_another_process_takes_first_keeps_the_others_apart(make: Ma
 def test_what_is_together_and_not_sent_yet_counts_and_keeps_its_queue(make: Make) -> None:
     queue = make()
     scattered(queue)
-    with mock.patch.object(joining, "_go_on", side_effect=lambda *_: os._exit(9)):
-        if (child := os.fork()) == 0:
-            queue.requeue([ID], whole=True)
-            os._exit(0)
-        os.waitpid(child, 0)
+    with mock.patch.object(joining, "_go_on", side_effect=lambda *_: os._exit(DIED)):
+        assert forked(lambda: queue.requeue([ID], whole=True)) == DIED
     assert queue.counts()["processing"] == 1
     with pytest.raises(StorageError, match="1 in target"):
         queue.root.delete_queue("q")

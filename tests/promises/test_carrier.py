@@ -7,15 +7,15 @@ import json
 import os
 import random
 import shutil
-import signal
-import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from children import PATIENCE, killed_at_each_call, unprivileged
+from children import killed_at_each_call, unprivileged
+from forks import DIED, ended, fork, forked
 from helpers import FRESH, Clock, RecordingOs, archive, base, drop, files, health, take, timed, where
 from torture.calls import Call, come_between
 from torture.crashes import Dying, Moment
@@ -308,23 +308,18 @@ class Between:
 def in_between(at: int | None, act: Callable[[], object], others: Callable[[], object]) -> int:
     """Let a child act, and others at a call of it; return how many calls it made."""
     reads, writes = os.pipe()
-    if (pid := os.fork()) == 0:
-        signal.alarm(PATIENCE)
-        status = 1
-        try:
-            between = Between(at, others)
-            come_between(between)
-            act()
-            os.write(writes, str(between.calls).encode())
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+
+    def acting() -> None:
+        between = Between(at, others)
+        come_between(between)
+        act()
+        os.write(writes, str(between.calls).encode())
+
+    child = fork(acting)
     os.close(writes)
     with open(reads) as pipe:
         calls = pipe.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ended(child) == 0
     return int(calls)
 
 
@@ -387,18 +382,14 @@ def test_processes_that_carry_at_once_and_are_killed_lose_and_double_nothing(
     bodies = [b"%03d" % number for number in range(120)]
     scene.here.send_many(bodies)
     give(scene, monkeypatch)
+
+    def dying(calls: int) -> None:
+        come_between(Dying(Moment(calls)))
+        scene.again().here.sweep()
+
     for _ in range(12):
-        children = []
-        for _ in range(3):
-            chance = random.Random()
-            if (pid := os.fork()) == 0:
-                signal.alarm(PATIENCE)
-                come_between(Dying(Moment(chance.randrange(20, 400))))
-                scene.again().here.sweep()
-                os._exit(0)
-            children.append(pid)
-        for pid in children:
-            os.waitpid(pid, 0)
+        children = [fork(partial(dying, random.randrange(20, 400))) for _ in range(3)]
+        assert {ended(child) for child in children} <= {0, DIED}
     again = scene.again()
     again.here.sweep()
     again.there.sweep()
@@ -555,11 +546,8 @@ def copied(scene: Scene, folder: Path) -> Queue:
 def die_before_sending(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a mover die once it has written a list."""
     with monkeypatch.context() as dying:
-        dying.setattr(lists.Carrier, "_send", lambda *_: os._exit(0))
-        if (pid := os.fork()) == 0:
-            Root(queue.root.path).queue(queue.name).sweep()
-            os._exit(1)
-        assert os.waitpid(pid, 0)[1] == 0
+        dying.setattr(lists.Carrier, "_send", lambda *_: os._exit(DIED))
+        assert forked(lambda: Root(queue.root.path).queue(queue.name).sweep()) == DIED
 
 
 @pytest.mark.parametrize("lists_behind", [1, 2])

@@ -525,16 +525,17 @@ def test_a_command_that_such_a_signal_ends_without_a_stop_failed(tmp_path: Path,
     assert reason_in(queue, "error")["detail"] == f"killed by {number.name}"
 
 
-def test_a_hangup_that_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_the_parent_ignores_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with stop_on_signals(Stop()) as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), number)
             os.kill(os.getpid(), signal.SIGTERM)
             until(lambda: stop.times, "SIGTERM is heard")
             assert stop.times == 1
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("number", STOPS)

@@ -18,6 +18,7 @@ from subprocess import Popen
 
 import pytest
 from actors import said, start
+from forks import forked
 from helpers import FRESH, base, make_queue, names_in, until, where
 
 from dropq import DropqError, LeaseLost, Message, Queue, Root
@@ -184,22 +185,20 @@ def test_a_forked_child_that_ends_leaves_its_parents_messages_alone(tmp_path: Pa
     held = queue.receive()
     assert held is not None
     subscription = queue.subscribe()
-    if (child := os.fork()) == 0:
-        status = 1
-        try:
-            subscription.close()
-            own = queue.receive()
-            assert own is not None
-            own.ack()
-            with pytest.raises(DropqError, match="fork"):
-                subscription.receive()
-            queue.close()
-            del subscription, held
-            gc.collect()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def end() -> None:
+        nonlocal subscription, held
+        subscription.close()
+        own = queue.receive()
+        assert own is not None
+        own.ack()
+        with pytest.raises(DropqError, match="fork"):
+            subscription.receive()
+        queue.close()
+        del subscription, held
+        gc.collect()
+
+    assert forked(end) == 0
     assert Root(tmp_path).queue("q").sweep().total == 0
     assert where(queue) == {"processing": [b"a"], "processed": [b"b"]}
     held.ack()

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
+from forks import DIED, forked
 from helpers import FRESH, Clock, health, names_in, take, timed, where
 from torture.calls import come_between
-from torture.cases import DIED
 from torture.crashes import Dying, Moment
 
 from dropq import ConfigError, LeaseLost, NoSuchMessage, NoSuchQueue, Queue, Root
@@ -780,11 +780,12 @@ def crash_everywhere(
     for calls in count():
         copy = folder.parent / f"{folder.name}-{calls}"
         shutil.copytree(folder, copy)
-        if (child := os.fork()) == 0:
+
+        def die(calls: int = calls, copy: Path = copy) -> None:
             come_between(Dying(Moment(calls)), noreplace=noreplace)
             act(timed(Root(copy), FRESH))
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        code = forked(die)
         assert code in (0, DIED)
         check(Root(copy), code == 0)
         if code == 0:

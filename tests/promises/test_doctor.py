@@ -16,9 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from children import in_child, unprivileged
+from forks import forked
 from helpers import Clock, base, drop, make_queue, reopened, take
 
 from dropq import NoSuchQueue, Queue, Root
@@ -326,7 +328,8 @@ def sticky(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def another_user(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    other = NOBODY if os.geteuid() != NOBODY else NOBODY - 1  # nobody may be who runs the tests
+    monkeypatch.setattr(os, "geteuid", lambda: other)
 
 
 def of_readers(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -783,21 +786,15 @@ def test_nothing_is_left_when_it_is_cut_short(
 
 def killed(root: Root, verb: str, where: str) -> None:
     """Let the doctor be killed in the middle of a call of the storage."""
-    pid = os.fork()
-    if pid == 0:
-        real = getattr(Storage, verb)
+    real = getattr(Storage, verb)
 
-        def die(self: Storage, *args: Any, **kwargs: Any) -> None:
-            real(self, *args, **kwargs)
-            if where in str(args[-1]):
-                os.kill(os.getpid(), signal.SIGKILL)
+    def die(self: Storage, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        if where in str(args[-1]):
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(Storage, verb, die)
-        try:
-            doctor(root.context)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    with mock.patch.object(Storage, verb, die):
+        assert forked(lambda: doctor(root.context)) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("private", [True, False])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from children import unprivileged
+from forks import die_after
 from helpers import Clock, base, drop, make_queue, reopened, until
 
 from dropq import NoSuchQueue, Queue, Root
@@ -315,10 +316,7 @@ def deleted_by_a_dropboxmq(queue: Queue) -> Path:
 
 
 def left_by_the_dead(queue: Queue) -> Path:
-    if (child := os.fork()) == 0:
-        create_temporary(queue.context)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    die_after(lambda: create_temporary(queue.context))
     return next(path for path in queue.root.path.iterdir() if path.name.startswith("temp-"))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from children import in_child, unprivileged
+from forks import die_after
 from helpers import Clock, base, drop, health, make_queue, names_in, reopened, take
 
 from dropq import Message, NoSuchQueue, Queue, Root
@@ -58,14 +59,12 @@ def fail(queue: Queue, count: int) -> None:
 
 def leave_claimed(queue: Queue, lease: str | None = None) -> None:
     """Let a consumer take a message and die."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            subscription = reopened(queue).subscribe(lease_period=lease)
-            os._exit(subscription.receive() is None)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def claim() -> None:
+        subscription = reopened(queue).subscribe(lease_period=lease)
+        assert subscription.receive() is not None
+
+    die_after(claim)
 
 
 def committed(queue: Queue) -> Job:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import DIED, forked
 from helpers import Clock, RecordingOs, base, drop, files, make_queue, names_in, reopened, take, where
-from test_staging import MANY, acting_at, dying_at, failing_at, in_child, refuse, steps
+from test_staging import MANY, acting_at, dying_at, failing_at, refuse, steps
 
 from dropq import ConfigError, DropqError, Message, Queue, StorageError
 from dropq.format import names
@@ -247,8 +248,8 @@ def test_a_run_that_dies_before_any_step_is_gone_on_with_by_the_next(
             with steps(dying_at(step)):
                 go_on(queue, checkpoint)
 
-        code = in_child(live)
-        assert code in (0, 9), f"step {step}"
+        code = forked(live)
+        assert code in (0, DIED), f"step {step}"
         check_whole(queue, f"died before step {step}")
         if offset == "not written" and code:
             checkpoint.forget_unread()
@@ -772,13 +773,13 @@ def test_a_run_that_died_amid_a_renewal_is_gone_on_with_when_its_leases_have_run
 
         def rename(*args: Any, **kwargs: Any) -> None:
             if next(renames, None) is None:
-                os._exit(9)
+                os._exit(DIED)
             real(*args, **kwargs)
 
         os.rename = rename
         journal.renew()
 
-    assert in_child(die_amid_a_renewal) == 9
+    assert forked(die_amid_a_renewal) == DIED
     swept_in_the_present(queue, clock)
     again = run(queue)
     if not committed:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import die_after
 from helpers import FRESH, Clock, Make, reopened, take, where
 
 from dropq import ConfigError, LeaseLost, Root, StorageError
@@ -141,10 +142,12 @@ def test_what_a_subscription_could_not_return_when_it_closed_is_left_to_the_next
 def test_what_a_sweep_could_not_return_is_left_to_the_next_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make()
     queue.send_many([b"a", b"b"])
-    if (child := os.fork()) == 0:
+
+    def claim() -> None:
         subscription = reopened(queue).subscribe(max_backlog=2)
-        os._exit(0 if len(subscription.receive_many(2)) == 2 else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        assert len(subscription.receive_many(2)) == 2
+
+    die_after(claim)
     place = Storage.place
 
     def refused(self: Storage, source: str, destination: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forks import die_after
 from helpers import (
     FRESH,
     SETTLED,
@@ -168,10 +169,7 @@ def test_a_lease_that_ran_out_is_swept_back_with_a_delivery_and_no_cancel_counte
 def test_what_a_dead_subscription_held_is_swept_back_with_a_delivery_and_no_cancel_counted(make: Make) -> None:
     queue = make()
     queue.send(b"a")
-    if (child := os.fork()) == 0:
-        taken = reopened(queue).receive()
-        os._exit(0 if taken is not None else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    die_after(lambda: take(reopened(queue)))
     assert where(queue) == {"processing": [b"a"]}
     assert queue.sweep().dead == 1
     again = take(queue)
@@ -285,6 +283,24 @@ def test_a_sweep_expires_what_waits_and_what_is_held(make: Make, clock: Clock, c
         with pytest.raises(LeaseLost):
             message.ack()
         assert where(queue) == {"expired": [b"a"]}
+
+
+def test_what_expires_while_it_is_held_ends_at_the_next_sweep_of_any_consumer_and_counts_until_then(
+    make: Make, clock: Clock
+) -> None:
+    queue = make(timing=FRESH)
+    for body in (b"a", b"b"):
+        queue.send(body, expires_in="5s")
+    with queue.subscribe(max_backlog=2) as subscription:
+        first, second = subscription.receive_many(2)
+        clock.advance(6)
+        first.ack()
+        assert where(queue) == {"processed": [b"a"], "processing": [b"b"]}
+        assert reopened(queue).receive() is None, "nothing else waits"
+        assert where(queue) == {"processed": [b"a"], "expired": [b"b"]}
+        with pytest.raises(LeaseLost):
+            second.ack()
+    assert where(queue) == {"processed": [b"a"], "expired": [b"b"]}
 
 
 @pytest.mark.parametrize("state", ["error", "expired", "processed", "processing"])
@@ -588,7 +604,7 @@ def test_an_archive_that_may_not_be_entered_is_told_and_its_messages_are_not_tak
 
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "copy", closed)
-        patch.setattr(os, "lstat", lambda path: closed() if "/processed/" in path else lstat(path))
+        patch.setattr(os, "lstat", lambda path, **more: closed() if "/processed/" in str(path) else lstat(path, **more))
         with pytest.raises(StorageError, match=r"Permission denied.*the message was not sent"):
             Transitions(queue.context).replay(name, queue.context)
     assert where(queue) == {"processed": [b"a"]}

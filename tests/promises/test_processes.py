@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from children import in_child
+from forks import Process
 from helpers import base, drop, make_queue, until, where
 
 from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
@@ -249,7 +249,7 @@ def test_a_child_cannot_give_back_what_its_parent_holds(
     mine = take(queue)
     with queue.subscribe() as subscription:
         other = take(subscription)
-        child = multiprocessing.get_context("fork").Process(target=behave, args=(queue, subscription))
+        child = Process(target=behave, args=(queue, subscription))
         child.start()
         child.join(timeout=30)
         assert child.exitcode == (3 if behave is exits else 0)
@@ -332,8 +332,7 @@ def test_a_script_and_many_processes_share_a_queue(queue: Queue) -> None:
             while (message := subscription.receive()) is not None:
                 message.ack()
 
-    context = multiprocessing.get_context("fork")
-    consumers = [context.Process(target=consume, args=(str(queue.root.path),)) for _ in range(3)]
+    consumers = [Process(target=consume, args=(str(queue.root.path),)) for _ in range(3)]
     for consumer in consumers:
         consumer.start()
     for consumer in consumers:

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from children import in_child, killed_at_each_call
+from forks import die_after
 from helpers import FRESH, Clock, Make, drop, health, make_queue, take, until, where
 
 import dropq
@@ -71,10 +72,7 @@ def responding(queue: Queue, respond: Callable[[Message], object] = answer) -> I
 
 def left_by_the_dead(queue: Queue) -> str:
     """Let a process die that waits for an answer; return the name of its queue."""
-    if (child := os.fork()) == 0:
-        Requester(queue.context, queue.root.queue)
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    die_after(lambda: Requester(queue.context, queue.root.queue))
     (name,) = temporary(queue.root)
     return name
 

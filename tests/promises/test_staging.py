@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from forks import DIED, ended, fork, forked
 from helpers import Clock, Make, base, files, make_queue, take, until, where
 
 from dropq import ConfigError, DropqError, NoSuchQueue, Queue, QueueFull, Root, StorageError
@@ -116,24 +116,10 @@ def committed(queue: Queue) -> bool:
     return any(path.stat().st_size for path in manifests)
 
 
-def in_child(action: Callable[[], object]) -> int:
-    """Run something in a forked child; return its exit code: 0, or what it died with."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            action()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def dying_at(step: int) -> Hook:
     def hook(now: int) -> None:
         if now == step:
-            os._exit(9)
+            os._exit(DIED)
 
     return hook
 
@@ -180,7 +166,7 @@ def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(t
             with steps(dying_at(step)):
                 job.commit(listed)
 
-        code = in_child(commit)
+        code = forked(commit)
         all_of_it = committed(queue)
         queue.sweep(jobs_older_than=0)
         assert sent(queue) == (ALL if all_of_it else []), f"died before step {step}"
@@ -188,7 +174,7 @@ def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(t
         outcomes.add((code, all_of_it))
         if code == 0:
             break
-    assert outcomes == {(9, False), (9, True), (0, True)}
+    assert outcomes == {(DIED, False), (DIED, True), (0, True)}
 
 
 @pytest.mark.usefixtures("either_rename")
@@ -202,7 +188,7 @@ def test_a_sweep_that_dies_before_any_step_is_taken_up_by_the_next(tmp_path: Pat
             with steps(dying_at(step)):
                 jobs.sweep(queue.context)
 
-        code = in_child(sweep)
+        code = forked(sweep)
         queue.sweep(jobs_older_than=0)
         assert (sent(queue), working(queue)) == (ALL, []), f"died before step {step}"
         if code == 0:
@@ -409,20 +395,9 @@ def test_processes_that_roll_one_job_forward_at_once_send_each_message_once(tmp_
         else:
             assert Job(queue.context, "job").abort() in (True, False)
 
-    pids = []
-    for number in range(4):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                roll(number)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        pids.append(pid)
+    pids = [fork(partial(roll, number)) for number in range(4)]
     os.close(writing)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes = [ended(pid) for pid in pids]
     os.close(reading)
     assert codes == [0] * 4
     queue.sweep(jobs_older_than=0)
@@ -547,7 +522,7 @@ def test_a_driver_that_dies_before_any_step_of_a_commit_that_overflows_sends_all
             with steps(dying_at(step)):
                 job.commit(listed, overflow="rest")
 
-        code = in_child(commit)
+        code = forked(commit)
         all_of_it = committed(queue)
         queue.sweep(jobs_older_than=0)
         assert (sent(queue), sent(rest)) == ([], ALL if all_of_it else []), f"died before step {step}"
@@ -558,7 +533,7 @@ def test_a_driver_that_dies_before_any_step_of_a_commit_that_overflows_sends_all
         outcomes.add((code, all_of_it))
         if code == 0:
             break
-    assert outcomes == {(9, False), (9, True), (0, True)}
+    assert outcomes == {(DIED, False), (DIED, True), (0, True)}
 
 
 @pytest.mark.usefixtures("either_rename")
@@ -572,7 +547,7 @@ def test_a_sweep_that_dies_before_any_step_of_a_job_that_overflows_is_taken_up_b
             with steps(dying_at(step)):
                 jobs.sweep(queue.context)
 
-        code = in_child(sweep)
+        code = forked(sweep)
         queue.sweep(jobs_older_than=0)
         assert (sent(queue), sent(rest), working(queue)) == ([], ALL, []), f"died before step {step}"
         if code == 0:
@@ -1107,14 +1082,16 @@ def test_whether_a_job_was_sent_is_not_guessed_where_the_ledger_cannot_be_read(
     job.commit(stage(queue, job, [b"0"]))
     lstat = os.lstat
 
-    def refused(path: str) -> os.stat_result:
-        if "/ledger/" in path:
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if "/ledger/" in str(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return lstat(path)
+        return lstat(path, **options)
 
-    monkeypatch.setattr(os, "lstat", refused)
-    with pytest.raises(StorageError, match=r"Permission denied at .*/ledger/job.json; it is not known whether job"):
-        assert not job.sent
+    expected = r"Permission denied at .*/ledger/job.json; it is not known whether job"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", refused)
+        with pytest.raises(StorageError, match=expected):
+            assert not job.sent
 
 
 def test_an_error_half_way_through_the_renames_of_a_job_is_raised_and_a_sweep_sends_the_rest(

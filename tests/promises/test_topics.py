@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import die_after, forked
 from helpers import (
     FRESH,
     Clock,
@@ -1424,13 +1425,11 @@ def test_a_child_publishes_with_the_object_of_its_parent(root: Root) -> None:
     topic = root.create_topic("a")
     copies = topic.create_subscription("s", client_id="c")
     topic.publish(b"parent")
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if topic.publish(b"child").distributed else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def publish() -> None:
+        assert topic.publish(b"child").distributed
+
+    assert forked(publish) == 0
     assert topic.publish(b"parent again").distributed
     assert sorted(bodies(copies)) == [b"child", b"parent", b"parent again"]
 
@@ -1659,13 +1658,7 @@ def test_a_change_of_a_topics_file_counts_for_the_subscriptions_of_a_publisher_t
 
 def test_a_sweep_of_the_root_removes_the_ephemeral_subscriptions_of_the_dead(root: Root, clock: Clock) -> None:
     topic = root.create_topic("a")
-    child = os.fork()
-    if child == 0:
-        try:
-            topic.subscribe("s", durable=False)
-        finally:
-            os._exit(9)
-    os.waitpid(child, 0)
+    die_after(lambda: topic.subscribe("s", durable=False))
     (left,) = topic.subscriptions()
     clock.advance(120)
     root.sweep()  # it goes on behind the subscription that it has just removed

@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 from children import unprivileged
+from forks import DIED, die_after, forked
 from helpers import FRESH, Clock, timed, where
 from torture.table import Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
@@ -133,21 +134,15 @@ def test_a_distributor_that_dies_is_no_delivery_and_delays_nothing(tmp_path: Pat
     audit = topic.create_subscription("audit", client_id="hq")
     acts: list[Callable[[Topic], object]] = [lambda own: own.publish(b"once"), lambda own: own.queue.sweep()]
     for act in acts:
-        if (child := os.fork()) == 0:
-            with mock.patch.object(fan_out, "_commit", side_effect=lambda *_: os._exit(0)):
-                act(Root(tmp_path).topic("a"))
-            os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        with mock.patch.object(fan_out, "_commit", side_effect=lambda *_: os._exit(DIED)):
+            assert forked(lambda act=act: act(Root(tmp_path).topic("a"))) == DIED  # type: ignore[misc]
     topic.queue.sweep()
     (message,) = audit.browse()
     assert (message.body, message.redelivered) == (b"once", False)
 
 
 def test_a_sweep_of_the_root_passes_over_a_subscription_that_it_has_just_removed(topic: Topic) -> None:
-    if (child := os.fork()) == 0:
-        topic.subscribe("passing", durable=False)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    die_after(lambda: topic.subscribe("passing", durable=False))
     clock = topic.root.clock
     assert isinstance(clock, Clock)
     clock.advance(3600)
@@ -656,11 +651,8 @@ def test_a_publisher_writes_the_damaged_file_of_a_receiver_again(topic: Topic, m
 
 def test_what_was_staged_for_the_claim_of_a_dead_distributor_goes_with_the_same_sweep(topic: Topic) -> None:
     audit = topic.create_subscription("audit", client_id="hq")
-    child = os.fork()
-    if child == 0:
-        with mock.patch.object(fan_out, "_commit", side_effect=lambda *_: os._exit(0)):
-            topic.publish(b"1")
-    os.waitpid(child, 0)
+    with mock.patch.object(fan_out, "_commit", side_effect=lambda *_: os._exit(DIED)):
+        assert forked(lambda: topic.publish(b"1")) == DIED
     assert os.listdir(topic.queue.layout.staged) != []
     topic.queue.sweep()
     assert [names for _, _, names in os.walk(topic.queue.layout.staged) if names] == [], "a fence is a folder"

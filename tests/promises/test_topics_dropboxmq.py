@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from forks import DIED, forked
 from helpers import FRESH, Clock, base, drop, files, names_in, timed, where
 
 from dropq import InvalidName, Queue, Root
@@ -364,22 +365,19 @@ def test_dropboxmq_could_publish_and_subscribe_between_any_two_steps_of_dropq(ro
 
 def dies_at(step: int, now: int) -> None:
     if now == step:
-        os._exit(9)
+        os._exit(DIED)
 
 
 @pytest.mark.parametrize("step", range(3, 400, 17))
 def test_dropboxmq_could_publish_wherever_dropq_died_and_while_a_sweep_brings_that_in_order(
     root: Root, clock: Clock, step: int
 ) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            with between_calls(partial(dies_at, step)):
-                everything(root)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (0, 9)
+
+    def die() -> None:
+        with between_calls(partial(dies_at, step)):
+            everything(root)
+
+    assert forked(die) in (0, DIED)
     walk_as_dropboxmq(root.path)
     clock.advance(7200)
     with between_calls(lambda step: walk_as_dropboxmq(root.path)):

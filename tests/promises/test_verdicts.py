@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from forks import DIED, forked
 from helpers import Clock, base, reopened, where
 from test_journal import (
     ALL,
@@ -29,7 +30,7 @@ from test_journal import (
 )
 from test_journal import queue as queue
 from test_journal import quick_disk as quick_disk
-from test_staging import MANY, acting_at, dying_at, failing_at, in_child, steps
+from test_staging import MANY, acting_at, dying_at, failing_at, steps
 
 from dropq import DropqError, Message, Queue, StorageError
 from dropq.queue.stream_journal import Journal, batch_key
@@ -119,8 +120,8 @@ def test_a_run_that_dies_before_any_step_leaves_each_bad_message_to_be_rejected_
             with steps(dying_at(step)):
                 go_on(queue, checkpoint)
 
-        code = in_child(live)
-        assert code in (0, 9), f"step {step}"
+        code = forked(live)
+        assert code in (0, DIED), f"step {step}"
         check_whole(queue, f"died before step {step}")
         go_on(queue, checkpoint)
         check_ended(queue, checkpoint, f"died before step {step}")

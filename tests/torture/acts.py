@@ -9,15 +9,12 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import multiprocessing
 import os
 import shutil
 import stat
 import sys
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,12 +22,13 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 from unittest import mock
 
+from forks import DIED, forked, pool
 from helpers import Clock
 
 from dropq import DropqError, errors
 from dropq.storage import system_calls
 from torture.calls import Between, Call, come_between
-from torture.cases import DIED, SAID, Said
+from torture.cases import SAID, Said
 from torture.crashes import Dying, Moment
 from torture.faults import ERRORS, Failing
 from torture.table import Options, Row
@@ -180,9 +178,7 @@ class Acts(ABC, Generic[C, S]):
         shutil.rmtree(self._folder / "root", ignore_errors=True)
         self._clock.ms = Clock().ms
         sys.stdout.flush()
-        if (child := os.fork()) == 0:
-            os._exit(self._in_the_child(case, between, calls))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = forked(lambda: self._in_the_child(case, between, calls))
         if status == DIED:
             return None
         if status != SAID:
@@ -191,25 +187,20 @@ class Acts(ABC, Generic[C, S]):
         self._clock.ms = told.pop("clock")
         return Said(**told)
 
-    def _in_the_child(self, case: C, between: Callable[[S], Between], calls: Callable[[], list[str]]) -> int:
-        try:
-            logging.disable()
-            with self.mounted():
-                scene = self.enter(case)
-                come_between(between(scene), noreplace=self._mount.noreplace)
-                raised = words = ""
-                try:
-                    self.act(case, scene)
-                except (DropqError, OSError) as error:
-                    words = "; ".join([str(error), *getattr(error, "__notes__", ())])
-                    raised = type(error).__name__
-                told = {"calls": calls(), "raised": raised, "words": words, "clock": self._clock.ms}
-                (self._folder / "said").write_text(json.dumps(told))
-                return SAID
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            return 1
+    def _in_the_child(self, case: C, between: Callable[[S], Between], calls: Callable[[], list[str]]) -> None:
+        logging.disable()
+        with self.mounted():
+            scene = self.enter(case)
+            come_between(between(scene), noreplace=self._mount.noreplace)
+            raised = words = ""
+            try:
+                self.act(case, scene)
+            except (DropqError, OSError) as error:
+                words = "; ".join([str(error), *getattr(error, "__notes__", ())])
+                raised = type(error).__name__
+            told = {"calls": calls(), "raised": raised, "words": words, "clock": self._clock.ms}
+            (self._folder / "said").write_text(json.dumps(told))
+        os._exit(SAID)
 
 
 def _always(between: Between, scene: object) -> Between:
@@ -253,5 +244,5 @@ def of_each(settings: Sequence[T], options: Options, rows: Callable[[Options, T]
     apart = [replace(options, folder=options.folder / str(number)) for number in range(len(settings))]
     for each in apart:
         each.folder.mkdir()
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
-        return [row for found in pool.map(rows, apart, settings) for row in found]
+    with pool() as processes:
+        return [row for found in processes.map(rows, apart, settings) for row in found]

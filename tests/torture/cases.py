@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
 import random
 import shutil
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from forks import DIED, forked, pool
 from helpers import Clock
 
 from dropq import DropqError, Root
@@ -33,7 +31,7 @@ from torture.table import Options, Row
 from torture.verbs import AFTER, SETTINGS, Setting, Verb, build, verbs
 
 #: How a child ends: when it could say what became of the verb, and when it was to die.
-SAID, DIED = 0, 77
+SAID = 0
 GONE, BESIDE = "gone", "beside the queues"
 #: What the scene calls a message that a process held which died: a sweep returns others as it returns this one.
 HELD = "held by the dead"
@@ -109,9 +107,7 @@ class Cases:
         self._fresh()
         begun = self._clock.ms = Clock().ms
         sys.stdout.flush()
-        if (child := os.fork()) == 0:
-            os._exit(self._in_the_child(verb, between, calls, first))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = forked(lambda: self._in_the_child(verb, between, calls, first))
         self._clock.ms = begun + AFTER * 1000
         if status not in (SAID, DIED):
             raise RuntimeError(f"{verb}: the process ended with {status}")
@@ -119,26 +115,21 @@ class Cases:
 
     def _in_the_child(
         self, verb: Verb | None, between: Between, calls: Callable[[], list[str]], first: Callable[[], object]
-    ) -> int:
+    ) -> None:
+        logging.disable()
+        scene = build(self._root, self._setting, self._clock)
+        first()
+        come_between(between, noreplace=self._setting.noreplace)
+        said = Said([])
         try:
-            logging.disable()
-            scene = build(self._root, self._setting, self._clock)
-            first()
-            come_between(between, noreplace=self._setting.noreplace)
-            said = Said([])
-            try:
-                if verb is not None:
-                    verb.call(scene)
-            except Exception as error:
-                words = "; ".join([str(error), *getattr(error, "__notes__", ())])
-                said = Said([], "refused" if isinstance(error, ValueError) else type(error).__name__, words)
-            content = json.dumps({"calls": calls(), "raised": said.raised, "words": said.words})
-            self._said.write_text(content)
-            return SAID
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            return 1
+            if verb is not None:
+                verb.call(scene)
+        except Exception as error:
+            words = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            said = Said([], "refused" if isinstance(error, ValueError) else type(error).__name__, words)
+        content = json.dumps({"calls": calls(), "raised": said.raised, "words": said.words})
+        self._said.write_text(content)
+        os._exit(SAID)
 
     def _fresh(self) -> Path:
         shutil.rmtree(self._root, ignore_errors=True)
@@ -247,8 +238,8 @@ def in_settings(part: Callable[[Options, Setting], Row], options: Options) -> It
     apart = [replace(options, folder=options.folder / str(number)) for number in range(len(SETTINGS))]
     for each in apart:
         each.folder.mkdir()
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
-        return list(pool.map(part, apart, SETTINGS))
+    with pool() as processes:
+        return list(processes.map(part, apart, SETTINGS))
 
 
 def _open(root: Root) -> Iterator[str]:

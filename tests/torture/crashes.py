@@ -7,8 +7,10 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from forks import DIED
+
 from torture.calls import Call
-from torture.cases import DIED, Cases, in_settings
+from torture.cases import Cases, in_settings
 from torture.table import Options, Row
 from torture.verbs import FEW, Setting, Verb
 

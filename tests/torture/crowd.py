@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
+
+from forks import fork
 
 from dropq import Root
 from torture.account import body
@@ -89,7 +88,7 @@ class Crowd:
         self._serial += 1
         name = f"{role.replace(' ', '-')}-{self._serial}"
         seed = f"{self._seed} {name}"
-        pid = forked(lambda: self._play(role, name, self.folder, seed), self._notes / f"{name}.out")
+        pid = fork(lambda: self._play(role, name, self.folder, seed), longest=0, out=self._notes / f"{name}.out")
         self._live[pid] = role, name
 
     def _end(self, pid: int) -> str:
@@ -110,25 +109,3 @@ def send_by_hand(base: str, name: str, folder: Path, log: Path) -> None:
         message = f"{name}-{number}{'-urgent' if number % 10 == 3 else ''}"
         (bodies / message).write_bytes(body(message))
     os.execvp("sh", ["sh", "-c", SCRIPT, "sh", base, name, str(log), str(bodies)])
-
-
-def forked(play: Callable[[], None], out: Path) -> int:
-    """Play a part in a child that dies with this process; what it prints goes to a file."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        fd = os.open(out, os.O_WRONLY | os.O_CREAT, 0o644)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        play()
-        status = 0
-    except BaseException:
-        with suppress(BaseException):
-            os.write(2, traceback.format_exc().encode())
-    finally:
-        os._exit(status)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from forks import DIED, forked
 from helpers import Clock, drop, other_file_system, timed
 
 from dropq import DropqError, Message, NoSuchQueue, Queue, QueueExists, Root, Subscription
@@ -401,11 +402,8 @@ def _with_letters(scene: Scene) -> None:
 
 def _dead(module: object, step: str, act: Callable[[], object]) -> None:
     """Let a program die as it comes to a step."""
-    if (child := os.fork()) == 0:
-        with mock.patch.object(module, step, side_effect=lambda *_, **__: os._exit(0)):
-            act()
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    with mock.patch.object(module, step, side_effect=lambda *_, **__: os._exit(DIED)):
+        assert forked(act) == DIED
 
 
 def _leftovers(scene: Scene) -> None:

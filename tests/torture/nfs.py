@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import note_holding
+from forks import fork
 from helpers import drop, until
 
 from dropq import DropqError, LeaseLost, Message, Queue, Root, Subscription
@@ -152,15 +153,16 @@ def _messages_in(folder: Path) -> int:
 
 def _child(work: Callable[..., None], root: Path, queue: str, *arguments: Any) -> int:
     """Do some work on a queue in a process of its own; return its id."""
-    if pid := os.fork():
-        return pid
-    try:
-        work(Root(root).queue(queue), *arguments)
-        os._exit(0)
-    except BaseException:
-        with suppress(IndexError, OSError):
-            (Path("/run/notes/violations") / f"{work.__name__}-{os.getpid()}").write_text(traceback.format_exc())
-        os._exit(1)
+
+    def working() -> None:
+        try:
+            work(Root(root).queue(queue), *arguments)
+        except BaseException:
+            with suppress(OSError):
+                (Path("/run/notes/violations") / f"{work.__name__}-{os.getpid()}").write_text(traceback.format_exc())
+            raise
+
+    return fork(working, longest=0)
 
 
 def produce(queue: Queue, prefix: str, count: int) -> None:

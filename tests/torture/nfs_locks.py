@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forks import fork
 from helpers import until
 
 from dropq import Queue, Root
@@ -159,12 +158,4 @@ def _locked(queue: Queue) -> Iterator[bool]:
 
 def _child(work: Callable[..., None], *arguments: object) -> int:
     """Do some work in a process of its own; return its id."""
-    if pid := os.fork():
-        return pid
-    try:
-        work(*arguments)
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    return fork(partial(work, *arguments), longest=0)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from forks import fork
+
 from dropq import Message, Queue, Root
 from dropq.queue.message import ack_all
 from dropq.staging.jobs import Job
@@ -145,13 +147,17 @@ def work(disk: Path, durability: str, what: str, last: str, seed: int) -> None:
         send(root, rng, last=last)
     if what == "settling":
         settle(root, rng, last=last)
-    if os.fork() == 0:
-        try:
-            settle(Root(disk / "root"), random.Random(seed + 1))
-        except BaseException as error:
-            say(f"failed {error!r}")
-            os._exit(1)
+    fork(lambda: _settle_all(disk, seed + 1), longest=0)
     send(Root(disk / "root"), random.Random(seed))
+
+
+def _settle_all(disk: Path, seed: int) -> None:
+    """Settle until the power is cut."""
+    try:
+        settle(Root(disk / "root"), random.Random(seed))
+    except BaseException as error:
+        say(f"failed {error!r}")
+        raise
 
 
 def send(root: Root, rng: random.Random, *, last: str = "") -> None:

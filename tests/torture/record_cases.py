@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from forks import DIED, forked
 from helpers import FOLDERS, Clock, drop, files, timed
 
 from dropq import DropqError, Message, Queue, Root, Subscription
@@ -31,7 +32,7 @@ from dropq.staging import fan_out
 from torture import acts
 from torture.acts import Meeting
 from torture.calls import Between, come_between
-from torture.cases import DAYS, DIED, Said
+from torture.cases import DAYS, Said
 from torture.crashes import Dying, Moment
 from torture.faults import UNDONE
 from torture.graph_cases import APART, Books
@@ -412,13 +413,15 @@ class RecordCases(acts.Acts[Case, Scene]):
 
     def _sweep_until(self, moment: Moment) -> bool:
         """Let a sweep die at a moment; return False if it came to its end before."""
-        if (child := os.fork()) == 0:
+
+        def sweep() -> None:
             with self.mounted():
                 root = self._opened()
                 come_between(Dying(moment), noreplace=self._setting.noreplace)
                 root.sweep()
-                os._exit(0)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == DIED
+                os._exit(0)  # what is mounted stays so for the others
+
+        return forked(sweep) == DIED
 
     # -- judging ---------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from forks import forked
 from helpers import FOLDERS, files, until
 
 from dropq import LeaseLost, NoSuchMessage, Queue, Root
@@ -104,14 +105,15 @@ def ends_alone(folder: Path, place: int) -> tuple[int, list[str]]:
 
 def _is_killed(queue: Queue, killer: bytes) -> bool:
     """Acknowledge records in a process of its own; return whether the killer killed it."""
-    if (child := os.fork()) == 0:
+
+    def acknowledge() -> None:
         with Root(queue.root.path).queue("q").subscribe() as subscription:
             for record in subscription.records(timeout=0):
                 if record.data == killer:
                     os.kill(os.getpid(), signal.SIGKILL)
                 record.ack()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    return forked(acknowledge) == -signal.SIGKILL
 
 
 # -- the storm -----------------------------------------------------------------------------------------------------

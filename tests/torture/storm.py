@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forks import fork
 from helpers import until
 
 from dropq import Queue, Root
 from torture import cast
 from torture.account import Account, Found, judge, look
-from torture.crowd import forked
 from torture.notes import Claim, Notes, Told, broken
 from torture.table import Options, Row
 
@@ -155,7 +155,8 @@ class Storm:
         name = f"{queue}-{role}-{place}-{self._serial}"
         notes = self.folder / "notes" / f"{name}.log"
         seed = f"{self.seed} {name}"
-        pid = forked(lambda: cast.play(role, self.folder / "root", queue, notes, seed), notes.with_suffix(".out"))
+        out = notes.with_suffix(".out")
+        pid = fork(lambda: cast.play(role, self.folder / "root", queue, notes, seed), longest=0, out=out)
         self.live.append(Process(pid, queue, role, place, notes))
 
     def _strike(self) -> None:

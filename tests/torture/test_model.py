@@ -192,15 +192,18 @@ class QueueMachine(RuleBasedStateMachine):
         reopened(self.queue).sweep()
         self.sweep_on_the_way()
         for model in self.models.values():
-            ours = model.state == "processing" and model.holder is not None
-            if self.expired(model) and (ours or model.state == "target"):
+            if self.expired(model) and model.state == "target":
                 self.set_aside(model, "expired")
 
     def sweep_on_the_way(self) -> None:
-        """What a consumer sweeps: leases that ran out, delays that are over."""
+        """What a consumer sweeps: leases that ran out, what expired while it was held, delays that are over."""
         for model in self.in_state("processing"):
-            if 0 < model.deadline <= self.clock.ms and model.holder is not None:
+            if model.holder is None:
+                continue
+            if 0 < model.deadline <= self.clock.ms:
                 self.give_back(model)
+            elif self.expired(model):
+                self.set_aside(model, "expired")
         for model in self.in_state("delayed"):
             if model.not_before <= self.clock.ms:
                 model.state = "target"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from forks import DIED, forked
 from helpers import FRESH, Clock, timed
 
 from dropq import DropqError, NoSuchQueue, Queue, QueueExists, Root, Subscription
@@ -175,11 +176,8 @@ def _free(scene: Scene) -> None:
 
 def _die(scene: Scene, step: str) -> None:
     """Let a distributor die before a step of its distribution."""
-    if (child := os.fork()) == 0:
-        with mock.patch.object(fan_out, step, side_effect=lambda *_, **__: os._exit(0)):
-            scene.other().topic("a.b").publish(body(LEFT), priority=9)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    with mock.patch.object(fan_out, step, side_effect=lambda *_, **__: os._exit(DIED)):
+        assert forked(lambda: scene.other().topic("a.b").publish(body(LEFT), priority=9)) == DIED
 
 
 def _uncommitted(scene: Scene) -> None:
@@ -197,11 +195,8 @@ def _committed_and_free(scene: Scene) -> None:
 
 def _half_made(scene: Scene) -> None:
     """Let a program die that has made a subscription with a recovery point, and not filled it."""
-    if (child := os.fork()) == 0:
-        with mock.patch("dropq.upkeep.recovery._begin_again", side_effect=lambda *_: os._exit(0)):
-            _subscribe(scene.other(), recovery_point="epoch")
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    with mock.patch("dropq.upkeep.recovery._begin_again", side_effect=lambda *_: os._exit(DIED)):
+        assert forked(lambda: _subscribe(scene.other(), recovery_point="epoch")) == DIED
 
 
 CASES = (

@@ -19,6 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 from unittest import mock
 
+from forks import DIED, forked
 from helpers import FRESH, Clock, timed
 
 import dropq
@@ -193,13 +194,14 @@ def _drop(queue: Queue, file: str, name: str) -> None:
 
 def _leave_behind(queue: Queue) -> None:
     """Let a process die that held a message, and had committed a job of which nothing was sent yet."""
-    if (child := os.fork()) == 0:
-        with mock.patch.object(jobs, "finish", side_effect=lambda *_, **__: os._exit(0)):
-            _hold(queue, "held by the dead")
-            committed = Job(queue.context, "committed")
-            committed.commit(_staged(committed))
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def die() -> None:
+        _hold(queue, "held by the dead")
+        committed = Job(queue.context, "committed")
+        committed.commit(_staged(committed))
+
+    with mock.patch.object(jobs, "finish", side_effect=lambda *_, **__: os._exit(DIED)):
+        assert forked(die) == DIED
 
 
 def _staged(job: Job) -> list[Staged]:

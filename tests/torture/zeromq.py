@@ -22,12 +22,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forks import fork
 from helpers import until
 
 from dropq import Root
 from dropq.format.claims import split_claim
 from torture.account import Found, body, judge, look, name_of
-from torture.crowd import forked
 from torture.table import NotRun, Options, Row
 
 #: Seconds of a storm, and between two kills on average; how often servers are asked to end, in long and in short.
@@ -175,7 +175,7 @@ class Storm:
         notes = self.notes / f"{name}.{len(self.past) + len(self._actors)}"
         actor = Actor(name, 0, notes, _now())
         play_it = partial(self._serve if name in SERVERS else self._play, name, notes)
-        actor.pid = forked(play_it, actor.out)
+        actor.pid = fork(play_it, longest=0, out=actor.out)
         self._actors[name] = actor
 
     def _serve(self, name: str, notes: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from forks import DIED, fork
 from helpers import Clock
 
 from dropq import Root
@@ -29,8 +30,7 @@ from dropq.zmq.server import Server, Terms
 from torture.account import judge, look, name_of
 from torture.acts import Setting, of_each
 from torture.calls import Call, come_between
-from torture.cases import DAYS, DIED, GONE, SAID
-from torture.crowd import forked
+from torture.cases import DAYS, GONE, SAID
 from torture.table import Options, Row
 from torture.zeromq import parts_of
 
@@ -339,7 +339,7 @@ class Cases:
         told.write_text("")
         with tempfile.TemporaryDirectory(prefix="dropq-") as sockets:  # the path of a socket is short
             killing = Killing(moment, armed, told)
-            pid = forked(lambda: self._serve(Path(sockets), killing, terms, bound), self._folder / "out")
+            pid = fork(lambda: self._serve(Path(sockets), killing, terms, bound), longest=0, out=self._folder / "out")
             with zmq.Context() as context:
                 served = Served(pid, Path(sockets), armed, context)
                 try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from children import in_child
+from forks import ended, fork
 from helpers import Clock, make_queue, open_files, reopened, take, until, where
 
 from dropq import LeaseLost, NoSuchQueue, Queue, Root, StorageError, Subscription
@@ -68,13 +68,15 @@ def serve(path: str, length: int = 0, start: int = 0) -> bool:
 def served(path: str) -> Iterator[None]:
     """Let another process hold such a lock."""
     ready, done = os.pipe(), os.pipe()
-    if (pid := os.fork()) == 0:
+
+    def hold() -> None:
         os.close(done[1])
         with open(path, "r+b") as file:
             fcntl.lockf(file, fcntl.LOCK_EX)
             os.write(ready[1], b"x")
             os.read(done[0], 1)
-        os._exit(0)
+
+    child = fork(hold)
     os.close(done[0])
     os.read(ready[0], 1)
     try:
@@ -82,7 +84,7 @@ def served(path: str) -> Iterator[None]:
     finally:
         for end in (*ready, done[1]):
             os.close(end)
-        os.waitpid(pid, 0)
+        assert ended(child) == 0
 
 
 def sign_of(subscription: Subscription) -> str:
@@ -417,16 +419,18 @@ def test_a_lock_that_both_mounts_know_of_tells(
 def a_child_that_lives_on() -> Iterator[None]:
     """Fork a child that does nothing, and end it after the block."""
     reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
+
+    def live_on() -> None:
         os.close(writing)
         os.read(reading, 1)
-        os._exit(0)
+
+    child = fork(live_on)
     os.close(reading)
     try:
         yield
     finally:
         os.close(writing)
-        os.waitpid(pid, 0)
+        assert ended(child) == 0
 
 
 def test_a_child_that_was_forked_inside_the_policy_lock_keeps_nobody_waiting(
@@ -435,7 +439,7 @@ def test_a_child_that_was_forked_inside_the_policy_lock_keeps_nobody_waiting(
     """A thread consumes while another one starts a process by fork, as multiprocessing does on Linux up to 3.13."""
     queue = make_queue(tmp_path, timing=Timing(lock_patience=0.05), max_backlog=5)
     queue.send_many([b"a", b"b"])
-    inside, forked, end = threading.Event(), threading.Event(), multiprocessing.get_context("fork").Event()
+    inside, forked = threading.Event(), threading.Event()
     look = ReceivePolicies._look
 
     def look_slowly(self: ReceivePolicies) -> None:
@@ -455,17 +459,11 @@ def test_a_child_that_was_forked_inside_the_policy_lock_keeps_nobody_waiting(
     thread = threading.Thread(target=consume)
     thread.start()
     assert inside.wait(15)
-    child = multiprocessing.get_context("fork").Process(target=end.wait)
-    child.start()
-    try:
+    with a_child_that_lives_on():
         forked.set()
         thread.join()
         assert taken == [b"a"]
         assert take(queue).body == b"b"
-        assert child.is_alive()
-    finally:
-        end.set()
-        child.join()
 
 
 def test_a_child_that_was_forked_while_a_dead_one_is_looked_at_does_not_keep_it_alive(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import random
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import ended, fork
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -879,17 +879,12 @@ class TestGeneratedIds:
         ids.next()
         reader, writer = os.pipe()
         with ids._lock:  # as if another thread of the parent were inside
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)  # ends a child that waits for a lock nobody holds
-                try:
-                    os.write(writer, "\n".join(ids.next() for _ in range(20)).encode())
-                finally:
-                    os._exit(0)
+            # The limit ends a child that waits for a lock nobody holds.
+            child = fork(lambda: os.write(writer, "\n".join(ids.next() for _ in range(20)).encode()), longest=20)
         os.close(writer)
         with open(reader) as pipe:
             theirs = pipe.read().split("\n")
-        assert os.waitpid(child, 0)[1] == 0
+        assert ended(child) == 0
         ours = [ids.next() for _ in range(20)]
         assert [one[:16] for one in theirs] == [one[:16] for one in ours]
         assert not set(theirs) & set(ours)
