@@ -56,6 +56,10 @@ _STOPPED_STATUSES = frozenset(status for number in STOP_SIGNALS for status in (-
 SETTLED: dict[str, Outcome] = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
 
 
+#: How a record counts that was not acknowledged, by what its holder did with it.
+RECORD_OUTCOMES: dict[str, Outcome] = {"nack": "retried", "fail": "failed", "reject": "rejected"}
+
+
 class Retry(Exception):
     """Raised by a handler to give its message back; the message is delivered again, and a cancel is counted.
 
@@ -122,7 +126,8 @@ class WorkReport:
     """How many messages a worker took, by outcome; with `records`, how many records.
 
     A record counts once its message is settled. What is left of a message, and goes to error/ as a whole, counts as one
-    that failed.
+    that failed. A handler of messages may settle their records by itself (`message.records()`): those that it does not
+    acknowledge count beside the message.
 
     Attributes:
         acked, failed, retried, rejected: settled this way, by the worker or by the handler itself.
@@ -385,6 +390,8 @@ class Worker:
             self._report_left(message.id, due_ms(message))
         if id(message) in self._running:
             self._count(outcome)
+            for verb in _record_verbs(message) if outcome != "lost" else ():
+                self._count(RECORD_OUTCOMES[verb])
             reason = why if outcome in ("failed", "retried", "rejected") else ""
             self._tell(Handled(message, outcome, reason, time.monotonic() - taken.since))
 
@@ -486,6 +493,12 @@ class Worker:
             self._cancel(message)
         except Exception:
             log.exception("message %s: its handler could not be cancelled", message.id)
+
+
+def _record_verbs(message: Message) -> list[str]:
+    """Return what a handler of messages did with the records of one that it did not acknowledge."""
+    bundle = getattr(message._transitions, "bundle", None)
+    return [] if bundle is None else [settled.fate.verb for settled in bundle.hand.others.values()]
 
 
 def _traceback(error: BaseException) -> str:

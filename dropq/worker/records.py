@@ -15,15 +15,13 @@ from dropq.errors import LeaseLost, NoSuchMessage, StorageError
 from dropq.format.layout import WAITING, WITH_REASON
 from dropq.format.names import Name
 from dropq.queue.message import Bundle, Message
-from dropq.worker.loop import SETTLED, Worker
+from dropq.worker.loop import RECORD_OUTCOMES, SETTLED, Worker
 from dropq.worker.reporter import Handled, Outcome, Part, due_ms
 from dropq.worker.sources import Taken
 
 if TYPE_CHECKING:
     from dropq.queue.offers import CameBack
 
-#: How a record counts that was not acknowledged, by what its holder did with it.
-_OUTCOMES: dict[str, Outcome] = {"nack": "retried", "fail": "failed", "reject": "rejected"}
 #: The reasons for which the rest of a bundle goes to error/ as one message.
 _OF_THE_REST = ("too_many_records", "unreadable", "body_changed")
 #: What is said of what a handler settled itself.
@@ -74,7 +72,7 @@ class Run:
         parts = {name.record: Part(name.id, state, name.not_before) for name, state in self.names}
         for number, settled in sorted(hand.others.items()):
             part = parts.get(number)
-            outcome, fate = _OUTCOMES[settled.fate.verb], settled.fate
+            outcome, fate = RECORD_OUTCOMES[settled.fate.verb], settled.fate
             if outcome == "retried" and (message.state if part is None else part.state) not in WAITING:
                 outcome = "failed"  # it was given back too often
             why, took = self.notes.get(number, (fate.reason or _BY_HANDLER, seconds))

@@ -27,6 +27,21 @@ def lines(first: int, last: int) -> bytes:
     return b"".join(b"%d\n" % number for number in range(first, last + 1))
 
 
+def test_records_that_a_handler_of_messages_rejects_are_counted(queue: Queue) -> None:
+    for _ in range(5):
+        queue.send(b"x\n" * 10 + b"good\n" + b"later\n", type="text")
+
+    def handler(message: Message) -> None:
+        for record in message.records():
+            if record.text.strip() == "later":
+                record.nack(60)
+            else:
+                record.ack() if record.text.strip() == "good" else record.reject("no")
+
+    report = work(queue, handler, until_empty=True)
+    assert counted(report) == {"acked": 5, "rejected": 50, "retried": 5}
+
+
 def until_empty(queue: Queue, handler: Any, **options: Any) -> WorkReport:
     return work(queue, handler, records=True, until_empty=True, **options)
 
@@ -379,7 +394,7 @@ def test_a_handler_of_messages_may_settle_records_and_the_others_are_acknowledge
             if record.number == 2:
                 record.reject("two")
 
-    assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
+    assert counted(work(queue, handler, until_empty=True)) == {"acked": 1, "rejected": 1}
     assert where(queue) == {"processed": [lines(1, 4)], "error": [b"2\n"]}
     assert reasons(queue) == {f"{id}-2": "two"}
 
