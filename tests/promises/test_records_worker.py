@@ -408,5 +408,5 @@ def test_if_a_handler_of_messages_raises_what_it_has_not_settled_fails_together(
         next(records).reject("two")
         raise Fail("the database is away")
 
-    assert counted(work(queue, handler, until_empty=True)) == {"failed": 1}
+    assert counted(work(queue, handler, until_empty=True)) == {"failed": 1, "rejected": 1}
     assert where(queue) == {"processed": [b"1"], "error": [b"2\n", b"3\n4\n"]}
