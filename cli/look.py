@@ -318,6 +318,7 @@ def record_of(message: Message) -> dict[str, object]:
         "delivery_count": message.delivery_count,
         "redelivered": message.redelivered,
         "cancels": message.cancels,
+        "deaths": message.deaths,
         "records": message.record_count,
         "from": message.first_record,
         "record": message.record_number,

@@ -729,6 +729,7 @@ class Message:
     since = _Plain(dropq.queue.message.Message.since)
     delivery_count = _Plain(dropq.queue.message.Message.delivery_count)
     cancels = _Plain(dropq.queue.message.Message.cancels)
+    deaths = _Plain(dropq.queue.message.Message.deaths)
     redelivered = _Plain(dropq.queue.message.Message.redelivered)
     record_count = _Plain(dropq.queue.message.Message.record_count)
     first_record = _Plain(dropq.queue.message.Message.first_record)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from forks import die_after
 
 from dropq import Message, Queue, Root
 from dropq.diagnosis import health as health_module
 from dropq.lifecycle.timing import Timing
+from dropq.lifecycle.transitions import Transitions
 from dropq.storage import clock, exclusive_rename, reading, system_calls
 from dropq.storage import files as storage_files
 from dropq.storage.system_calls import HERE
@@ -53,7 +55,9 @@ FOLDERS = {
 
 #: Consumers list target/ for every message, and sweep on the way each time. It is for tests that move a clock, as that
 #: moves no pause of a consumer, and for those that look at what a listing brings.
-FRESH = Timing(max_age=0, listing_share=0, sweep_interval=0, sweep_share=0)
+FRESH = Timing(max_age=0, listing_share=0, sweep_interval=0, sweep_share=0, after_death=0)
+#: What a dead holder held is back at once.
+AT_ONCE = Timing(after_death=0)
 
 #: The verbs that end a claim.
 SETTLED: dict[str, Callable[[Message], None]] = {
@@ -91,8 +95,8 @@ def timed(root: Root, timing: Timing | None) -> Root:
 def make_queue(
     path: Path, *, clock: Clock | None = None, dropboxmq: bool = False, timing: Timing | None = None, **options: Any
 ) -> Queue:
-    """Make a queue `q` in a new root at `path`; without syncs and redelivery delays where the test does not say."""
-    root = timed(Root.create(path, clock=clock, dropboxmq=dropboxmq), timing)
+    """Make a queue `q` in a new root at `path`; without syncs and redelivery waits where the test does not say."""
+    root = timed(Root.create(path, clock=clock, dropboxmq=dropboxmq), timing or AT_ONCE)
     return root.create_queue("q", dropboxmq=dropboxmq, **{"durability": "none", "redelivery_delay": 0, **options})
 
 
@@ -172,6 +176,24 @@ def take(queue: Queue) -> Message:
     message = queue.receive()
     assert message is not None, f"nothing to receive in {where(queue)}"
     return message
+
+
+def leave_claimed(queue: Queue, lease: str | None = None) -> None:
+    """Let a consumer take a message and die."""
+
+    def claim() -> None:
+        subscription = reopened(queue).subscribe(lease_period=lease)
+        assert subscription.receive() is not None
+
+    die_after(claim)
+
+
+def died(message: Message) -> None:
+    """Give a message back at once, as a sweep gives back what a dead consumer held."""
+    assert message._claim is not None
+    message._claim.died = True
+    message._transitions = Transitions(message.context)
+    message._give_back(delay=0)
 
 
 def archive(queue: Queue, *bodies: bytes) -> None:

@@ -259,7 +259,10 @@ def _entries_of(
     """Return what the files say of a queue, a topic or a subscription, and their problems."""
     own = _read(layout.config_file) or {}
     if not layout.topic:
-        return _queue_entries(root, root_file, own, layout.config_file, name=name, queue=name)
+        entries, problems = _queue_entries(root, root_file, own, layout.config_file, name=name, queue=name)
+        # A DropboxMQ does not look into .dropq/delayed/: what comes back waits there only where somebody says so.
+        at_once = {"redelivery_delay": _Entry(0, "redelivery_delay", "default")} if layout.shared else {}
+        return at_once | entries, problems
     defaults, problems = _table_entries(root.defaults, root_file, name="")
     entries, more = _table_entries(own, layout.config_file, name=name)
     problems += more

@@ -214,6 +214,8 @@ class _Snapshot:
         """Return until when a message is delayed."""
         name = self._context.sidecars.parse(file.filename)
         cause = "it was given back" if name.delivery_count else "it was sent with a delay"
+        if name.died:
+            cause = f"{cause}, and {_times(name.died)} a holder died over it or lost its lease"
         if name.not_before <= self._context.clock.now_ms():
             return "delay", f"{cause}, and its time has come: any consumer, or `dropq sweep {self._name}`, delivers it"
         return "delay", f"{cause}, and waits for its time", (), utc(name.not_before)
@@ -256,8 +258,7 @@ class _Snapshot:
         if name.record:
             says = f"it was record {name.record} of the bundle {_bundle(message.id, name)}"
         elif name.cut:
-            often = "once" if name.cut == 1 else f"{name.cut} times"
-            says = f"{says}; it was cut in two, as a consumer died over it, and had been delivered {often}"
+            says = f"{says}; it was cut in two, as a consumer died over it, and had been delivered {_times(name.cut)}"
         others = self._parts.get(_bundle(name.id, name), Counter()) - Counter([message.state])
         where = ", ".join(f"{count} in {state}/" for state, count in others.items())
         return f"; {says}{f'; more of the bundle: {where}' if where else ''}"
@@ -349,3 +350,7 @@ def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:
     return {
         shares.token: tuple(sorted(share.subscription for share in shares.claims())) for shares in all_shares(context)
     }
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -39,6 +39,8 @@ __all__ = ["MAX_ERROR", "UNSWEPT", "Health", "Reason", "health", "health_root", 
 
 #: How many messages may lie in error/ by default: of three files a night, each one that failed is told.
 MAX_ERROR = 0
+#: From this many deaths of its holders on, a message is reported.
+DEATHS = 4
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
 #: What each `overflow` does to a send.
@@ -292,6 +294,7 @@ class _Snapshot:
         dead, lapsed = self._lost_claims()
         yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
+        yield from self._killers()
         committed = staged_checks.committed_ages(self._context, self._now)
         yield from self._unswept("unfinished-commit", committed, "message", "committed, whose parts have not arrived")
         joining = staged_checks.joining_ages(self._context, self._now)
@@ -305,6 +308,17 @@ class _Snapshot:
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
         given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
         yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
+
+    def _killers(self) -> Iterator[Reason]:
+        """Yield which messages their holders have not survived again and again."""
+        files = (*self._waiting, *self._delayed, *(file.filename for file in self._held))
+        known = [MessageFile(file).name for file in files if names.may_have_deaths(file)]
+        if killers := [name for name in known if name.died >= DEATHS]:
+            worst = max(killers, key=lambda name: name.died)
+            text = f"{_count(len(killers), 'message')} whose holders died or lost their leases, one {worst.died} times"
+            id = shlex.quote(self._context.sidecars.full(worst).id)
+            way_out = f"`dropq show {self._name} {id}` shows it; max_deliveries in queue.toml ends such a message"
+            yield Reason("kills-its-holders", f"{text}: {way_out}", len(killers))
 
     def _topic_reasons(self) -> Iterator[Reason]:
         """Yield what keeps published messages from the receivers of a topic; what stands is told at once."""

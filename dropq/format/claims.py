@@ -49,12 +49,13 @@ class Claim:
         ours: whether dropq made the claim; else a script or a DropboxMQ client did.
         own_name: the message's file name without the prefix.
         arrival: when the message's file came to target/, in ms, if its name has no time; else 0.
+        died: whether it ends as its holder died, or lost its lease.
         exact: whether the claim is lost as soon as its file has another name; else it is looked for by its owner.
         filename: the file name in processing/: the claim's receipt.
         path: the path of that file, if the folder was given.
     """
 
-    __slots__ = ("arrival", "deadline", "exact", "filename", "number", "ours", "own_name", "owner", "path")
+    __slots__ = ("arrival", "deadline", "died", "exact", "filename", "number", "ours", "own_name", "owner", "path")
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Claim:
         self.ours = ours
         self.own_name = own_name
         self.arrival = arrival
+        self.died = False
         self.exact = False
         self.filename = f"{owner},{deadline},{number}~{own_name}" if ours else f"{owner}~{own_name}"
         self.path = f"{folder}/{self.filename}"

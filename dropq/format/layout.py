@@ -148,6 +148,11 @@ class QueueLayout:
         """Return the layout of a queue whose folders lie in its own folder."""
         return cls(home, home)
 
+    @property
+    def shared(self) -> bool:
+        """Whether its folders lie in `incoming/`, as DropboxMQ's do."""
+        return self.base == f"{self.home}/{INCOMING}"
+
     @classmethod
     def incoming(cls, home: str) -> QueueLayout:
         """Return the layout of a queue whose folders lie in `incoming/`, as DropboxMQ's do."""

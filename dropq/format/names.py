@@ -41,6 +41,7 @@ TOPIC_REPLY = "topic-root/"
 _OURS = {
     "JMSXDeliveryCount": ("delivery_count", "I"),
     "JMS_dropq_cancels": ("cancels", "I"),
+    "JMS_dropq_died": ("died", "I"),
     "JMS_dropq_notBefore": ("not_before", "L"),
     "JMS_dropq_since": ("since", "L"),
     "JMS_dropq_copy": ("copy", "S"),
@@ -65,7 +66,7 @@ _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
-_DISPENSABLE = ("records", "lapsed", "replayed", "cancels", "since", "hops", "cut", "via", "record", "first")
+_DISPENSABLE = ("records", "lapsed", "replayed", "died", "cancels", "since", "hops", "cut", "via", "record", "first")
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
 _TOKEN = re.compile(rf"[0-9A-Za-z_-]{{1,{MARK_LIMIT}}}")
 
@@ -84,6 +85,7 @@ class Name:
     properties: Mapping[str, Typed] = field(default_factory=dict, hash=False)
     delivery_count: int = 0
     cancels: int = 0
+    died: int = 0
     not_before: int = 0
     since: int = 0
     copy: str = ""
@@ -585,6 +587,11 @@ def generated_id(filename: str) -> str | None:
 def may_be_delayed(filename: str) -> bool:
     """Return whether a name may say until when its message is delayed."""
     return "_notBeforeL=" in filename
+
+
+def may_have_deaths(filename: str) -> bool:
+    """Return whether a name may say that holders died over its message, or lost it."""
+    return "_diedI=" in filename
 
 
 def may_be_lapsed(filename: str) -> bool:

@@ -2,7 +2,7 @@
 
 A dead letter is a message like any other. Its name says which queue it was in last (`originS`), and why it left
 (`reasonS`, one word). It keeps its delivery count and its cancels, for people: no limit of the queue that it is in now
-looks at them. It has no expiration any more, and the clock of its new queue starts with its arrival.
+looks at them. It has no deaths and no expiration any more, and the clock of its new queue starts with its arrival.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
     return replace(
         name.unmarked,
         expiration=0,
+        died=0,
         not_before=0,
         since=now,
         via="",

@@ -2,7 +2,10 @@
 
 This is the one place that decides so. A failure is tried again while `redelivery_attempts` and `max_deliveries` last,
 and the smaller of the two decides; `max_deliveries` also counts what came back without a failure, and `max_cancels`
-what was given back on purpose.
+what was given back on purpose. It also decides how long a message waits for its next try.
+
+A message may kill its holders, or keep them longer than their lease. So a death, which sweeps alone count, is followed
+by a wait that grows, whatever `redelivery_delay` says: what is behind the message has its turn meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dropq.config.schema import QueueConfig
+from dropq.format.claims import ZMQ, Claim
 from dropq.format.names import Name
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext
@@ -74,3 +78,37 @@ def ending(
     if cancel and config.max_cancels and name.cancels >= config.max_cancels:
         return Ending(config.exhausted, "max_cancels")
     return None
+
+
+def is_death(context: QueueContext, claim: Claim) -> bool:
+    """Return whether a claim that a sweep returns counts as a death of its holder over the message.
+
+    What distributes or copies delivers nothing, and a server for ZeroMQ only passes messages on.
+    """
+    return not (context.layout.is_topic or claim.of_router or claim.subscription.startswith(ZMQ))
+
+
+def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> float:
+    """Return the seconds that a message waits after a delivery.
+
+    Args:
+        context: its queue.
+        name: what its name says, this delivery and a death included.
+        died: its holder died, or lost its lease.
+    """
+    config, tries = context.config, max(name.delivery_count - 1, 0)
+    wait = _growing(config.redelivery_delay, config.redelivery_backoff, tries, config.redelivery_delay_limit)
+    if not died or context.layout.shared:  # a DropboxMQ does not look into .dropq/delayed/
+        return wait
+    return max(wait, _growing(context.timing.after_death, 2.0, name.died - 1, config.redelivery_delay_limit))
+
+
+def _growing(first: float, factor: float, times: int, limit: float) -> float:
+    """Return a wait that grew so many times, to a limit that does not apply to the first wait."""
+    longest = max(first, limit)
+    if not first:
+        return 0
+    try:
+        return min(first * factor**times, longest)
+    except OverflowError:
+        return longest

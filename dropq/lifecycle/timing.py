@@ -31,6 +31,9 @@ class Timing:
     #: Seconds before a new consumer looks whether upkeep is due: a consumer of one message has no time for it.
     first_upkeep: float = 1.0
 
+    #: Seconds that a message waits at least after its holder died, or lost its lease; twice as long after each death.
+    after_death: float = 1.0
+
     #: Seconds for which a message is left to the consumer whose turn it is.
     turn_patience: float = 0.1
     #: Seconds that one receive waits for others to take their turns.

@@ -26,7 +26,7 @@ from dropq.format.transfers import given_name
 from dropq.lifecycle import credits, dead_letters, transfers
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.endings import ending
+from dropq.lifecycle.endings import delay_before, ending
 from dropq.storage import reading
 from dropq.storage.clock import utc
 from dropq.storage.failures import describe, storage_error
@@ -393,7 +393,7 @@ class Transitions:
         failed = failure is not None
         if end := ending(self.context, name, failed=failed, cancel=cancel, counted=counted):
             return self.set_aside(claim, end.state, end.reason, failure, cancel=cancel)
-        wait = self._redelivery_delay(name) if delay is None else delay
+        wait = delay_before(self.context, name, died=claim.died) if delay is None else delay
         name = replace(name, not_before=self._clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
         return self._move_back(claim, name)
 
@@ -922,19 +922,8 @@ class Transitions:
     def _counted(self, claim: Claim, *, cancel: bool = False, counted: bool = True) -> Name:
         name = self._sidecars.parse(claim.own_name).unmarked
         number = claim.number if counted else claim.number - 1
-        cancels = min(name.cancels + cancel, LARGEST)
-        return replace(name, delivery_count=min(number, LARGEST), cancels=cancels)
-
-    def _redelivery_delay(self, name: Name) -> float:
-        """Return the seconds that a message waits after a delivery; the limit does not apply to the first wait."""
-        config, tries = self._config, max(name.delivery_count - 1, 0)
-        if not config.redelivery_delay:
-            return 0
-        longest = max(config.redelivery_delay, config.redelivery_delay_limit)
-        try:
-            return min(config.redelivery_delay * config.redelivery_backoff**tries, longest)
-        except OverflowError:
-            return longest
+        cancels, died = min(name.cancels + cancel, LARGEST), min(name.died + claim.died, LARGEST)
+        return replace(name, delivery_count=min(number, LARGEST), cancels=cancels, died=died)
 
     def unique(self, name: Name, *, chosen: bool = False) -> Name:
         """Return a name that no other file has: a generated id is unique, any other name gets a random mark.
@@ -1094,7 +1083,7 @@ class Transitions:
 
 def _uncounted(name: Name) -> Name:
     """Return a name without what was counted of its message; it stays the part of a bundle that it was."""
-    return replace(name, delivery_count=0, cancels=0, not_before=0, cut=0, replayed=False)
+    return replace(name, delivery_count=0, cancels=0, died=0, not_before=0, cut=0, replayed=False)
 
 
 def _known_of(claim: Claim, details: Mapping[str, object] | None) -> dict[str, object]:

@@ -25,7 +25,6 @@ from dropq.errors import DropqError, LeaseLost, StorageError
 from dropq.format.claims import Claim, Location
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import listing_once
-from dropq.lifecycle.dead_letters import is_letter
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.message_view import LAST_MS as LAST_MS
 from dropq.queue.message_view import MessageView
@@ -602,15 +601,14 @@ class Bundle:
         if claim is None or self._settlement is None:
             return False
         name = message._name
-        deaths = claim.number - 1 - name.cancels - name.replayed
-        if deaths <= 0 or is_letter(message.context, name):  # a letter was delivered elsewhere
+        if not name.died:
             return False
         if (middle := _middle(message, self.hand, self._config.max_record_bytes)) is None:
             return False
         if self.hand.next is None:  # asked for last, as it reads the head, with which the later half begins
             return False
         message._settle(partial(self._settlement.cut, at=middle, first=name.begins))
-        log.info("message %s is cut in two: it was delivered %d times before", message.id, claim.number - 1)
+        log.info("message %s is cut in two: %d of its holders died or lost it", message.id, name.died)
         return True
 
     # -- what its records ask ------------------------------------------------------------------------------------

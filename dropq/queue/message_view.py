@@ -200,6 +200,11 @@ class MessageView:
         return self._name.cancels
 
     @property
+    def deaths(self) -> int:
+        """How often a holder died over it, or lost its lease, as sweeps counted it."""
+        return self._name.died
+
+    @property
     def redelivered(self) -> bool:
         """Whether it was delivered before the present delivery."""
         return self.delivery_count > (0 if self._state in WAITING else 1)

@@ -21,7 +21,7 @@ from dropq.format.layout import DEAD_LETTER, WAITING
 from dropq.format.names import Name
 from dropq.format.staged import OwnPart
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.endings import ending
+from dropq.lifecycle.endings import delay_before, ending
 from dropq.lifecycle.transitions import LARGEST, Transitions
 from dropq.records.formats import pack
 from dropq.records.hand import Fate, Hand, Place, Settled
@@ -161,7 +161,7 @@ class RecordTransitions(Transitions):
         with self._hand.frozen():
             name = self._counted(claim, counted=False)
             before = min(name.cut + name.delivery_count, LARGEST)
-            name = replace(self._kept_in_order(claim, name), delivery_count=0, cancels=0, cut=before)
+            name = replace(self._kept_in_order(claim, name), delivery_count=0, cancels=0, died=0, cut=before)
             own = replace(name, first=_told(number), copy=os.urandom(5).hex())
             earlier = Part(Goes(replace(name, first=first, via=""), "target"), Copied(0, place, []))
             later = Part(Goes(own, "target"), Copied(place, None, []))
@@ -208,7 +208,7 @@ class RecordTransitions(Transitions):
         failed = failure is not None
         if end := ending(self.context, name, failed=failed, cancel=cancel, counted=counted):
             return Goes(name, end.state, end.reason, {**self._of(claim), **(failure or {})})
-        wait = self._redelivery_delay(name) if delay is None else delay
+        wait = delay_before(self.context, name) if delay is None else delay
         if wait <= 0:
             return Goes(replace(name, not_before=0), "target")
         return Goes(replace(name, not_before=self._clock.now_ms() + int(wait * 1000)), "delayed")

@@ -267,8 +267,8 @@ class Mover:
         name = context.sidecars.parse(claim.own_name)
         letter = replace(context.sidecars.whole(name), reason="", origin="") if name.reason else name
         copied = replace(
-            letter.unmarked, delivery_count=0, cancels=0, not_before=0, via="", hops=name.hops + 1, copied=False,
-            copy=os.urandom(5).hex(), foreign=False, since=context.clock.now_ms(), cut=0, replayed=False,
+            letter.unmarked, delivery_count=0, cancels=0, died=0, not_before=0, via="", hops=name.hops + 1, cut=0,
+            copy=os.urandom(5).hex(), foreign=False, since=context.clock.now_ms(), copied=False, replayed=False,
         )  # fmt: skip
         archived = last and not self._has_subscriptions
         back = replace(name.unmarked, copied=True, copy=os.urandom(5).hex(), foreign=False)

@@ -376,7 +376,7 @@ class Distributor:
             return claim.own_name
         sidecars = self.context.sidecars
         name = sidecars.parse(claim.own_name).unmarked
-        name = replace(name, delivery_count=0, cancels=0, not_before=0, cut=0, replayed=False)
+        name = replace(name, delivery_count=0, cancels=0, died=0, not_before=0, cut=0, replayed=False)
         return sidecars.fit(replace(name, via="", hops=0, from_client=""))
 
     def _writer(

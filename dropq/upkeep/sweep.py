@@ -24,6 +24,7 @@ from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.endings import is_death
 from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
 from dropq.lifecycle.sidecars import PASSES_APART, collect
 from dropq.lifecycle.transfers import stalled
@@ -389,7 +390,8 @@ def _return_claims(context: QueueContext, report: SweepReport, *, idle: bool, fi
     lapsed = [claim for claim in leased if claim.deadline <= now]
     streams = stream_journal.runs(context) if lapsed else frozenset[str]()
     for claim in lapsed:
-        report.lapsed += _returned(context, report, claim, lapsed=stream_journal.lapsed_claim(claim, streams))
+        mark = stream_journal.lapsed_claim(claim, streams)
+        report.lapsed += _returned(context, report, claim, died=True, lapsed=mark)
     for claim in claims:
         if has_expired(context, MessageFile(claim.own_name, now)):  # its holder finds its lease lost
             report.expired += _set_aside_expired(context, report, claim)
@@ -399,7 +401,8 @@ def _return_claims(context: QueueContext, report: SweepReport, *, idle: bool, fi
 def _return_if_dead(context: QueueContext, report: SweepReport, subscription: str) -> None:
     with liveness.dead(context.layout.consumers, subscription) as is_dead:
         if is_dead:
-            report.dead += sum(_returned(context, report, claim) for claim in claims_of(context, subscription))
+            lost = claims_of(context, subscription)
+            report.dead += sum(_returned(context, report, claim, died=True) for claim in lost)
             report.barriers += barrier.give_up(context, subscription)
             if not claims_of(context, subscription):  # what was refused is left to the next sweep
                 liveness.forget_dead(context.layout.consumers, subscription, context.storage)
@@ -430,9 +433,20 @@ def _older(context: QueueContext, claims: Iterable[Claim], seconds: float) -> li
     return [claim for claim in claims if context.age_ms(claim.path) >= seconds * 1000]
 
 
-def _returned(context: QueueContext, report: SweepReport, claim: Claim, *, lapsed: str = "") -> bool:
-    """Return a claim to target/; False if its holder, or another sweep, was first."""
+def _returned(
+    context: QueueContext, report: SweepReport, claim: Claim, *, died: bool = False, lapsed: str = ""
+) -> bool:
+    """Return a claim to target/; False if its holder, or another sweep, was first.
+
+    Args:
+        context: the queue.
+        report: counts what could not be returned.
+        claim: the claim.
+        died: its holder is dead, or lost its lease.
+        lapsed: as for `Transitions.give_back`.
+    """
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
+    claim.died = died and is_death(context, claim)
     delivers = not context.layout.is_topic and not claim.of_router  # what distributes or copies delivers nothing
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
         Transitions(context).give_back(claim, counted=delivers, delay=None if delivers else 0, lapsed=lapsed)

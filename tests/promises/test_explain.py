@@ -129,6 +129,10 @@ def test_a_delay_says_why_and_until_when(tmp_path: Path) -> None:
     assert "sent with a delay" in by_body["a"].detail
     assert "given back" in by_body["b"].detail
     assert by_body["a"].until is not None
+    name = f"4.c.B.....JMSXDeliveryCountI=2&JMS_dropq_notBeforeL={2 * clock.ms}&JMS_dropq_diedI=2"
+    (base(queue) / ".dropq/delayed" / name).touch()
+    (dead,) = (told for told in queue.explain("delayed") if told.message.id == "c")
+    assert "2 times a holder died over it or lost its lease" in dead.detail
     clock.advance(7200)
     assert "its time has come" in details(queue, "delayed")[0]
 

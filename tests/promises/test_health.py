@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from children import in_child, unprivileged
-from forks import die_after
-from helpers import Clock, base, drop, health, make_queue, names_in, reopened, take
+from helpers import Clock, base, drop, health, leave_claimed, make_queue, names_in, reopened, take
 
 from dropq import Message, NoSuchQueue, Queue, Root
 from dropq.cli import look
 from dropq.cli import main as cli
 from dropq.diagnosis.health import MAX_ERROR, Health, health_root
 from dropq.format import names
+from dropq.format.claims import Claim
 from dropq.format.typed import Typed
 from dropq.staging.jobs import Job, finish
 
@@ -55,16 +55,6 @@ def fail(queue: Queue, count: int) -> None:
     for _ in range(count):
         queue.send(b"x")
         take(queue).reject("no good")
-
-
-def leave_claimed(queue: Queue, lease: str | None = None) -> None:
-    """Let a consumer take a message and die."""
-
-    def claim() -> None:
-        subscription = reopened(queue).subscribe(lease_period=lease)
-        assert subscription.receive() is not None
-
-    die_after(claim)
 
 
 def committed(queue: Queue) -> Job:
@@ -340,6 +330,18 @@ def test_a_lease_that_ran_out_is_reported_until_it_is_swept(queue: Queue, clock:
     assert queue.subscribe(lease_period="1h", detached=True).receive() is not None
     clock.advance(HOUR)
     swept(queue, "lapsed-lease", clock)
+
+
+@pytest.mark.parametrize("state", ["target", "processing", ".dropq/delayed"])
+def test_a_message_that_kills_its_holders_is_reported_from_the_fourth_death_on(queue: Queue, state: str) -> None:
+    (base(queue) / state).mkdir(exist_ok=True)
+    held = f"{Claim('c-0123456789-1', 0, 4).prefix}" if state == "processing" else ""
+    (base(queue) / state / f"{held}4.three.B.....JMS_dropq_diedI=3").touch()
+    assert "kills-its-holders" not in kinds(health(queue))
+    (base(queue) / state / f"{held}4.four.B.....JMS_dropq_diedI=4").touch()
+    (reason,) = (reason for reason in health(queue).reasons if reason.kind == "kills-its-holders")
+    assert reason.figure == 1
+    assert "one 4 times" in reason.message and "`dropq show q four`" in reason.message
 
 
 @pytest.mark.parametrize("lease", [None, "1s"])

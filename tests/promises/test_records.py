@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import take
+from helpers import died, take
 
 from dropq import BacklogReached, DropqError, LeaseLost, Queue, Root, StorageError
 from dropq.format import names
-from dropq.lifecycle.transitions import Transitions
-from dropq.queue.message import Bundle, Message, Record, extend_all
+from dropq.queue.message import Bundle, Record, extend_all
 from dropq.records.hand import Hand
 from dropq.records.reader import RawRecord, RecordReader
 from dropq.staging import fan_out
@@ -340,7 +339,7 @@ def test_bulk_commands_find_the_parts_that_a_dead_holder_has_committed_and_not_m
 
 def test_both_halves_of_a_csv_that_is_cut_have_its_header(queue: Queue) -> None:
     queue.send(b"id,text\n1,a\n2,b\n3,c\n", type="csv")
-    take(queue).release()
+    died(take(queue))
     assert list(take(queue).records()) == []
     assert [message.body for message in queue.browse()] == [b"id,text\n1,a\n2,b\n", b"id,text\n3,c\n"]
     assert acked(records(queue)) == [(1, b"1,a"), (2, b"2,b"), (3, b"3,c")]
@@ -530,12 +529,6 @@ def test_a_csv_that_is_cut_keeps_its_header_in_both_halves(queue: Queue) -> None
         rows.append((record.number, record.fields["n"], record.delivery_count, record.redelivered))
         record.ack()
     assert rows == [(1, "a", 2, True), (2, "b", 2, True), (3, "c", 2, True), (4, "d", 2, True)]
-
-
-def died(message: Message) -> None:
-    """Give a message back as a sweep gives back what a dead consumer held."""
-    message._transitions = Transitions(message.context)
-    message._give_back(delay=0)
 
 
 @pytest.mark.parametrize("verb", ["nack", "fail"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import FRESH, Clock, Make, drop, reopened, take, timed, where
+from helpers import FRESH, Clock, Make, drop, leave_claimed, reopened, take, timed, where
 
 from dropq import Message, Queue, Root
+from dropq.format.claims import ZMQ
 
 
 def test_redelivery_waits_longer_each_time(make: Make, clock: Clock) -> None:
@@ -82,6 +84,94 @@ def test_redelivery_delay_applies_to_nacks_and_lost_leases_and_a_nacks_own_delay
     clock.advance(6)
     assert queue.sweep().lapsed == 1
     assert where(queue) == {"delayed": [b"a"]}
+
+
+def lost(queue: Queue, clock: Clock) -> Message:
+    """Take the message that waits, and let a sweep find its lease over; return it as it waits now."""
+    queue.sweep()
+    with queue.subscribe(lease_period="5s") as subscription:
+        assert subscription.receive() is not None
+        clock.advance(6)
+        assert queue.sweep().lapsed == 1
+    (message,) = [*queue.browse("delayed"), *queue.browse()]
+    return message
+
+
+def test_what_its_holders_lose_waits_a_second_then_twice_as_long_up_to_the_limit_whatever_redelivery_delay_says(
+    make: Make, clock: Clock
+) -> None:
+    queue = make(timing=replace(FRESH, after_death=1.0), redelivery_delay=0, redelivery_delay_limit="6s")
+    queue.send(b"a")
+    for deaths, wait in enumerate((1, 2, 4, 6, 6), start=1):
+        assert lost(queue, clock).deaths == deaths
+        assert due_in(queue, clock) == wait
+        clock.advance(wait)
+
+
+def test_a_longer_redelivery_delay_holds_after_a_death(make: Make, clock: Clock) -> None:
+    queue = make(timing=replace(FRESH, after_death=1.0), redelivery_delay="10s")
+    queue.send(b"a")
+    lost(queue, clock)
+    assert due_in(queue, clock) == 10
+
+
+def test_a_nack_and_a_failure_are_no_deaths_and_keep_those_that_were_counted(make: Make, clock: Clock) -> None:
+    queue = make(timing=FRESH, redelivery_attempts=9)
+    queue.send(b"a")
+    take(queue).nack()
+    take(queue).fail("f")
+    take(queue).release()
+    assert [message.deaths for message in queue.browse()] == [0]
+    assert lost(queue, clock).deaths == 1
+    take(queue).nack()
+    assert [message.deaths for message in queue.browse()] == [1]
+
+
+def test_what_a_dead_consumer_held_counts_a_death_and_what_max_deliveries_ends_shows_each(
+    make: Make, clock: Clock
+) -> None:
+    queue = make(timing=FRESH, max_deliveries=2)
+    queue.send(b"a")
+    for _ in range(2):
+        leave_claimed(queue)
+        assert reopened(queue).sweep().dead == 1
+    (ended,) = queue.browse("error")
+    assert (ended.deaths, (ended.reason or {})["reason"]) == (2, "max_deliveries")
+
+
+def test_a_requeue_begins_with_no_deaths(make: Make, clock: Clock) -> None:
+    queue = make(timing=FRESH)
+    queue.send(b"a")
+    lost(queue, clock)
+    take(queue).reject("r")
+    queue.requeue(state="error")
+    assert [message.deaths for message in queue.browse()] == [0]
+
+
+def test_what_a_server_for_zeromq_lost_is_back_at_once_and_counts_no_death(make: Make, clock: Clock) -> None:
+    queue = make(timing=replace(FRESH, after_death=1.0))
+    queue.send(b"a")
+    with queue.subscribe(client_id=f"{ZMQ}17", lease_period="5s") as server:
+        assert server.receive() is not None
+        clock.advance(6)
+        assert reopened(queue).sweep().lapsed == 1
+    assert [message.deaths for message in queue.browse()] == [0]
+
+
+def test_in_dropboxmqs_layout_deaths_count_and_nothing_waits_unless_the_queue_says_so(
+    tmp_path: Path, clock: Clock
+) -> None:
+    timing = replace(FRESH, after_death=1.0)
+    root = timed(Root.create(tmp_path / "root", clock=clock, dropboxmq=True), timing)
+    queue = root.create_queue("q", dropboxmq=True, durability="none")
+    queue.send(b"a")
+    assert lost(queue, clock).deaths == 1
+    take(queue).nack()
+    assert where(queue) == {"target": [b"a"]}
+    waiting = root.create_queue("waits", dropboxmq=True, durability="none", redelivery_delay="3s")
+    waiting.send(b"b")
+    lost(waiting, clock)
+    assert due_in(waiting, clock) == 3
 
 
 def test_a_huge_backoff_ends_in_a_long_delay_and_no_error(make: Make, clock: Clock) -> None:

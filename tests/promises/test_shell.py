@@ -12,7 +12,7 @@ from subprocess import Popen
 
 import pytest
 from actors import finish, start
-from helpers import FOLDERS, Clock, drop, lying, make_queue, names_in, take, until, where
+from helpers import AT_ONCE, FOLDERS, Clock, drop, lying, make_queue, names_in, take, timed, until, where
 
 from dropq import LeaseLost, Queue, Root
 
@@ -144,7 +144,8 @@ def test_the_script_of_the_protocol_paper_leaves_an_empty_queue_as_it_is(tmp_pat
 
 
 def test_what_a_script_of_the_protocol_paper_held_comes_back_under_its_own_name(tmp_path: Path, clock: Clock) -> None:
-    queue = Root.create(tmp_path, clock=clock).create_queue("orders", durability="none", redelivery_delay=0)
+    root = timed(Root.create(tmp_path, clock=clock), AT_ONCE)
+    queue = root.create_queue("orders", durability="none", redelivery_delay=0)
     producer, consumer = snippets()
     in_shell(tmp_path, producer, input=b"body")
     (name,) = names_in(queue, "target")

@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 from forks import DIED, forked
-from helpers import FOLDERS, Clock, drop, files, timed
+from helpers import FOLDERS, Clock, died, drop, files, timed
 
 from dropq import DropqError, Message, Queue, Root, Subscription
 from dropq.lifecycle.claims import claims_in
@@ -178,7 +178,7 @@ def _next(scene: Scene) -> None:
 
 def _die_over_it(scene: Scene) -> None:
     """Let a bundle come back, as a sweep returns it when its consumer is dead, and another take it."""
-    scene.hold().release()
+    died(scene.hold())
     scene.hold()
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forks import forked
-from helpers import FOLDERS, files, until
+from helpers import AT_ONCE, FOLDERS, files, reopened, timed, until
 
 from dropq import LeaseLost, NoSuchMessage, Queue, Root
 from torture.acts import Setting, of_each
@@ -87,7 +87,8 @@ def killers(folder: Path) -> Row:
 
 def ends_alone(folder: Path, place: int) -> tuple[int, list[str]]:
     """Let the record of a place kill every worker; return how many it killed, and what is wrong then."""
-    queue = Root.create(folder).create_queue("q", redelivery_delay=0, max_deliveries=3, durability="none")
+    root = timed(Root.create(folder), AT_ONCE)
+    queue = root.create_queue("q", redelivery_delay=0, max_deliveries=3, durability="none")
     queue.send("".join(f"{number}\n" for number in range(1, BUNDLE + 1)), type="text")
     queue.send("other", type="text")
     deaths = 0
@@ -107,7 +108,7 @@ def _is_killed(queue: Queue, killer: bytes) -> bool:
     """Acknowledge records in a process of its own; return whether the killer killed it."""
 
     def acknowledge() -> None:
-        with Root(queue.root.path).queue("q").subscribe() as subscription:
+        with reopened(queue).subscribe() as subscription:
             for record in subscription.records(timeout=0):
                 if record.data == killer:
                     os.kill(os.getpid(), signal.SIGKILL)
