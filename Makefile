@@ -50,7 +50,7 @@ test-hdfs: $(STAMP) $(VENV)/hadoop ## run on HDFS by FUSE: a NameNode and a Data
 	@PYTHONPATH=tests $(RUN) -m torture --only hdfs $(ARGS)
 
 fresh: $(STAMP) ## run both commands of the README in a bare Debian, its oldest and newest release that will do (takes root)
-	@PYTHONPATH=tests $(RUN) -m torture --only fresh $(ARGS)
+	@PYTHONPATH=tests $(RUN) -m torture.fresh $(ARGS)
 
 torture: $(STAMP) ## hold dropq against crashes, faults, power cuts, strangers and real mounts, ending in one table
 	@PYTHONPATH=tests $(RUN) -m torture $(ARGS)

@@ -18,7 +18,7 @@ from shlex import quote
 
 import pytest
 from helpers import until
-from torture.fresh import MADE
+from torture.debian import MADE
 
 import dropq
 from dropq import aio
