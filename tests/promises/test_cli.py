@@ -1081,6 +1081,7 @@ def test_sweep_returns_what_was_lost_in_one_queue_or_all(run: Run, q: Queue) -> 
         time.sleep(0.01)
         done = run(*argv)
         assert (done.rows, done.err) == ([["lapsed", "1"]], "swept=1\n")
+    q.send(b"3")  # the others wait after their deaths
     os.rename(Path(q.layout.target, sorted(os.listdir(q.layout.target))[0]), Path(q.layout.processing, "by-hand"))
     assert run("sweep", "q", "--json").records[0]["foreign"] == 0
     assert run("sweep", "q", "--foreign-older-than", "0s", "--json").records[0]["foreign"] == 1
