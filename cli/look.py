@@ -324,7 +324,7 @@ def record_of(message: Message) -> dict[str, object]:
         "record": message.record_number,
         "owner": message.owner,
         "deadline": message.deadline,
-        "receipt": message.file if message.owner else None,
+        "receipt": message.receipt or (message.file if message.owner else None),
         "reason": message.reason,
         "origin": message.origin,
         "dead_letter_reason": message.dead_letter_reason,

@@ -618,7 +618,7 @@ def ack(
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
-    """Acknowledge messages: they are done.
+    """Acknowledge messages: they are done. One whose body was changed meanwhile goes to error/, and the exit code is 1.
 
     By its id, a message that waits is acknowledged, too. With --defer, the ack of a message that is not here yet is
     remembered for the queue's deferred_ack_expiration. When the message comes, it is archived instead of delivered.
@@ -626,6 +626,7 @@ def ack(
     shell = Shell(ctx, json, quiet)
     queue = shell.queue(name)
     named = arguments(receipts, column=1)
+    refused: list[str] = []
 
     def acknowledge(receipt: str) -> None:
         if not receipt and _settles_first(queue):
@@ -634,15 +635,19 @@ def ack(
         record = _acked_by_id(queue, receipt, defer) if _is_id(receipt) else _acked(queue.claimed(receipt))
         if shell.json and not shell.quiet:
             shell.line(record, ())
+        if record["state"] == "error":  # its body was changed, as the log said
+            refused.append(receipt)
 
     with despite_closed_stdout():
-        return shell.each(_deferrable(named) if defer else named, acknowledge, "acknowledged")
+        code = shell.each(_deferrable(named) if defer else named, acknowledge, "acknowledged")
+    return code or (NEGATIVE if refused else OK)
 
 
 def _is_id(text: str) -> bool:
+    from dropq.format.claims import split_receipt
     from dropq.format.message_file import MessageFile
 
-    claim = MessageFile(text).claim
+    claim = MessageFile(split_receipt(text)[0]).claim
     return claim is None or not claim.ours
 
 

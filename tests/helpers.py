@@ -55,9 +55,9 @@ FOLDERS = {
 
 #: Consumers list target/ for every message, and sweep on the way each time. It is for tests that move a clock, as that
 #: moves no pause of a consumer, and for those that look at what a listing brings.
-FRESH = Timing(max_age=0, listing_share=0, sweep_interval=0, sweep_share=0, after_death=0)
-#: What a dead holder held is back at once.
-AT_ONCE = Timing(after_death=0)
+FRESH = Timing(max_age=0, listing_share=0, sweep_interval=0, sweep_share=0, after_death=0, written_in_place=0)
+#: What a dead holder held is back at once, and no file settles.
+AT_ONCE = Timing(after_death=0, written_in_place=0)
 
 #: The verbs that end a claim.
 SETTLED: dict[str, Callable[[Message], None]] = {
@@ -95,7 +95,7 @@ def timed(root: Root, timing: Timing | None) -> Root:
 def make_queue(
     path: Path, *, clock: Clock | None = None, dropboxmq: bool = False, timing: Timing | None = None, **options: Any
 ) -> Queue:
-    """Make a queue `q` in a new root at `path`; without syncs and redelivery waits where the test does not say."""
+    """Make a queue `q` in a new root at `path`; without syncs and waits where the test does not say."""
     root = timed(Root.create(path, clock=clock, dropboxmq=dropboxmq), timing or AT_ONCE)
     return root.create_queue("q", dropboxmq=dropboxmq, **{"durability": "none", "redelivery_delay": 0, **options})
 
@@ -168,7 +168,13 @@ def drop(queue: Queue, name: str, body: bytes) -> None:
     """Send a file as a script does: write it in working/, move it to target/."""
     working = base(queue) / "working" / name
     working.write_bytes(body)
-    os.rename(working, base(queue) / "target" / name)
+    arrive(working, base(queue) / "target" / name)
+
+
+def arrive(draft: Path, path: Path) -> Path:
+    """Move a file that was written a second ago, so that it has settled; return where it is."""
+    os.utime(draft, (time.time() - 1,) * 2)
+    return draft.rename(path)
 
 
 def take(queue: Queue) -> Message:

@@ -255,7 +255,11 @@ class Carrier:
                     file = transitions.name_of_copy(path, self.name(own_name_of(given) or given), self.target)
                     if file in taken:  # two messages of one id
                         file = Transitions(self.target).copy_name(self.target.sidecars.parse(file))
+                    before = self.source.settling.version(path)
                     storage.copy(path, f"{attempt.folder}/{file}", synced=each)
+                    if self.source.settling.version(path) != before:
+                        storage.unlink(f"{attempt.folder}/{file}")
+                        continue  # somebody writes to it: it stays for the next list
                 except FileNotFoundError:
                     if reading.exists(path):
                         raise  # the job was dropped, or sent by another carrier

@@ -47,7 +47,7 @@ _FORBIDDEN = (
 _TOPIC_KEYS = frozenset(
     (
         *("expiration", "expiration_model", "message_type", "max_unprocessed", "overflow", "history", "max_history"),
-        *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore"),
+        *("history_age", "durability", "file_mode", "dir_mode", "group", "ignore", "settle_time"),
     )
 )
 #: The keys that neither a topic nor a subscription can have, and why.

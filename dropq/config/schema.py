@@ -278,6 +278,8 @@ class QueueConfig:
     max_cancels: int = _key(_COUNT, 0)
     exhausted: Literal["error", "expired", "dead-letter"] = "error"
     redelivery_attempts: int = _key(_COUNT, 0)
+    #: None: as long as a file waits that was last touched by a write; `lifecycle/settling.py` says how long.
+    settle_time: float | None = _key(_PERIOD)
     redelivery_delay: float = _key(_PERIOD, 1.0)
     redelivery_backoff: float = _key(Kind(_factor, "a number from 1 to 1000"), 2.0)
     redelivery_delay_limit: float = _key(_PERIOD, 60.0)
@@ -308,7 +310,18 @@ class QueueConfig:
     durability: Literal["none", "file", "full"] = "full"
     ignore: tuple[str, ...] = _key(
         Kind(_patterns, "patterns of file names, as a list of strings or one string with spaces between"),
-        ("_SUCCESS", "_temporary", "*.tmp", "*.part", "*.crc"),
+        (
+            "_SUCCESS",
+            "_temporary",
+            "*.tmp",
+            "*.part",
+            "*.partial",
+            "*.filepart",
+            "*.crdownload",
+            "*.swp",
+            "*~",
+            "*.crc",
+        ),
     )
     file_mode: int | None = _key(_modes(needed=0o600, possible=0o777))
     dir_mode: int | None = _key(_modes(needed=0o700, possible=0o2777))

@@ -82,5 +82,8 @@ def _probes(root: RootContext, queues: Iterable[QueueContext]) -> dict[int, Prob
     probe_of(root.layout.path, root.layout.private)
     for context in queues:
         leased = context.config.lease_period is not None
-        probe_of(context.layout.base, context.layout.private).leased[context.name] = leased
+        probe = probe_of(context.layout.base, context.layout.private)
+        probe.leased[context.name] = leased
+        if context.config.settle_time is None:
+            probe.settling_briefly.append(context.name)
     return probes

@@ -70,6 +70,7 @@ class Probe:
         path: a folder on it, which its diagnoses name.
         scratch_stems: how the paths begin at which the scratch folder may be made, the best first.
         leased: whether the messages of a queue have leases, by the name of each queue on it.
+        settling_briefly: the queues on it that have no `settle_time`.
         found: the diagnoses so far.
         mount: what is mounted there; None where the system does not report mounts.
         scratch_dir: the folder in which things are tried.
@@ -80,6 +81,7 @@ class Probe:
     path: str
     scratch_stems: list[str] = field(default_factory=list)
     leased: dict[str, bool] = field(default_factory=dict)
+    settling_briefly: list[str] = field(default_factory=list)
     found: list[Diagnosis] = field(default_factory=list)
     mount: Mount | None = None
     scratch_dir: str = ""
@@ -202,6 +204,8 @@ def mount(probe: Probe) -> None:
     soft = [option for option in ("soft", "softerr") if option in mount.options]
     if soft and mount.kind.startswith("nfs"):
         probe.report("nfs-soft", f"mounted with {soft[0]}")
+    if probe.settling_briefly and mount.kind.startswith(("nfs", "cifs", "smb")):
+        probe.report("late-writes", f"without settle_time: {', '.join(probe.settling_briefly)}")
 
 
 def space(probe: Probe) -> None:

@@ -83,6 +83,13 @@ KINDS: Mapping[str, Kind] = {
         "a send that timed out may have been done: it fails, and the message is there",
         "mount with hard",
     ),
+    "late-writes": Kind(
+        "mount",
+        "info",
+        "another host may keep back what it wrote for half a minute: a file that it writes straight into target/ could "
+        "be taken half-written",
+        'set settle_time = "1m" for queues that get such files, or let them be written in working/ and moved',
+    ),
     # -- renames
     "rename": Kind("rename", "ok", "the consumer whose rename succeeds has the message, and no other has it"),
     "no-rename": Kind("rename", "error", "nothing can be sent or claimed", _ELSEWHERE),

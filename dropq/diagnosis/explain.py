@@ -39,8 +39,8 @@ class Explanation:
     Attributes:
         message: the message.
         why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
-            `delay`, `receiver`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`, `script`,
-            `barrier`;
+            `delay`, `receiver`, `settling`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`,
+            `script`, `barrier`;
             `committed` for a message whose parts have not all arrived, which counts as one in processing/;
             `transit` for a message that goes to another file system, whose state is `in-transit`.
         detail: a sentence about it, with the way out where there is one.
@@ -97,6 +97,7 @@ class _Snapshot:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self._name = quote(context.name)
+        self._transitions = Transitions(context)
         self._locks = [lock for lock in context.read_locks if reading.is_there(lock, context.clock)]
         self._acks = reading.names_in(context.layout.acks)
         self._belongs = belonging(context)
@@ -133,6 +134,9 @@ class _Snapshot:
             return "paused", f"{self._locks[0]} {means}: `dropq resume {queue}` removes it"
         if has_expired(self._context, file):
             return "expired", f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
+        if due := self._transitions.settles_at(file):
+            text = "it was changed just now, so somebody may still write to it: it waits for settle_time"
+            return "settling", text, (), utc(due)
         if self._acks and file.name.id in self._acks and not file.name.first:
             return "acked", "its ack came before it: the next consumer archives it, and does not get it"
         if self._belongs is not None and not self._belongs(file):

@@ -37,6 +37,7 @@ from dropq.format.layout import (
 from dropq.format.message_file import MessageFile
 from dropq.format.transfers import GIVEN, GOAL, is_row, list_name, list_number
 from dropq.lifecycle.reasons import explains
+from dropq.lifecycle.settling import is_written
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
 
@@ -266,6 +267,13 @@ def foreign_claim(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     return entry.finding("foreign-claim", f"{KINDS['foreign-claim'].says}; held for {entry.aged}")
 
 
+def written_after_ack(queue: ExaminedQueue, entry: Entry) -> Finding | None:
+    """Find a message under a foreign name that was written to in processed/."""
+    if entry.state != "processed" or not entry.file.name.foreign or not is_written(entry.status):
+        return None
+    return entry.finding("written-after-ack")
+
+
 def sidecar(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a name whose metadata is missing, damaged or closed; in processed/ and expired/ it may be missing."""
     if not entry.file.name.meta:
@@ -294,6 +302,7 @@ ODDITIES: tuple[Callable[[ExaminedQueue, Entry], Finding | None], ...] = (
     bad_name,
     unclaimable_name,
     foreign_claim,
+    written_after_ack,
     sidecar,
 )
 

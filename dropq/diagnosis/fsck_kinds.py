@@ -65,6 +65,12 @@ KINDS: Mapping[str, Kind] = {
     "several-links": Kind(
         "warning", "one file has several names, and is delivered once for each: remove the names that are too many"
     ),
+    "written-after-ack": Kind(
+        "info",
+        "somebody wrote to the message after it was acknowledged, so its consumer may have read a part: compare, and "
+        "send the rest again; a settle_time longer than its writer's pauses prevents this. A copy of the root that was "
+        "made without the times of the files (`cp` without `-p`) looks the same",
+    ),
     "missing-sidecar": Kind(
         "warning",
         "the metadata file that the name refers to is missing, and the message is delivered without it: put it back "

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 from dropq.diagnosis import fsck, selector_checks, staged_checks, topic_checks
 from dropq.durations import format_duration, parse_duration
@@ -27,6 +28,7 @@ from dropq.lifecycle import dead_letters
 from dropq.lifecycle.claims import claimed_files, committed_files
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
+from dropq.lifecycle.settling import is_written
 from dropq.lifecycle.transfers import given_messages
 from dropq.policies import routes
 from dropq.queue.message import Duration
@@ -43,6 +45,8 @@ MAX_ERROR = 0
 DEATHS = 4
 #: Milliseconds for which a dead consumer's message, a lapsed lease or a committed job may wait for a sweep.
 UNSWEPT = 60_000
+#: How many messages of processed/ are looked at for a write after their ack; fsck looks at all.
+WRITES_LOOKED_FOR = 10_000
 #: What each `overflow` does to a send.
 _OVERFLOW = {"reject": "sends are refused", "discard": "what is sent is discarded", "block": "senders wait"}
 
@@ -376,6 +380,9 @@ class _Snapshot:
         for goal, count in Counter(row.goal for row, _ in self._given).items():
             text = f"{_count(count, 'message')} on the way to {goal}, which lies on another file system"
             yield Reason("in-transit", f"{text}: a router or any sweep carries them", count)
+        if count := sum(map(self._is_written, islice(self._archived_foreign(), WRITES_LOOKED_FOR))):
+            text = f"{_count(count, 'message')} written to after the ack; a longer settle_time prevents this"
+            yield Reason("written-after-ack", f"{text}: `dropq fsck {self._name}` lists them", count)
         yield from self._alone()
         if self._pause:
             means = "what is published is not distributed" if layout.is_topic else "consumers see an empty queue"
@@ -405,6 +412,18 @@ class _Snapshot:
             outcome = selector_checks.overflowing(self._context) or _OVERFLOW[config.overflow]
         text = f"{_count(count, 'message')} waiting, delayed or held, and max_unprocessed is {most}"
         yield Reason("full", f"{text}: {outcome}; {way_out}", count, most)
+
+    def _archived_foreign(self) -> Iterator[str]:
+        """Yield the paths of the messages in processed/ whose names dropq did not write."""
+        for file in self._files("processed"):
+            if not names.is_plain(file) and MessageFile(file).name.foreign:
+                yield f"{self._context.layout.processed}/{file}"
+
+    def _is_written(self, path: str) -> bool:
+        try:
+            return is_written(os.lstat(path))
+        except FileNotFoundError:
+            return False  # RACE: retention removed it
 
     def _alone(self) -> Iterator[Reason]:
         """Yield when the queue destroys itself, if nothing needs it any more."""

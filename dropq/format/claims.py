@@ -28,6 +28,8 @@ _CLAIM = re.compile(
     rf"{_OWNER},(0|[1-9][0-9]{{0,15}}),((?<=-0,0,)0|[1-9][0-9]{{0,9}})~([^.].*)",
     re.ASCII | re.DOTALL,
 )
+#: A claim's file name, and the version of its body.
+_WITH_BODY = re.compile(r"(.+)/([0-9]{1,19})-(-?[0-9]{1,19})", re.ASCII | re.DOTALL)
 _DROPBOXMQ_CLAIM = re.compile(r"([\w*%+-]+)~(.+)", re.ASCII | re.DOTALL)
 _IS_OWNER = re.compile(_OWNER, re.ASCII).fullmatch
 
@@ -37,6 +39,16 @@ class Location(NamedTuple):
 
     state: str
     filename: str
+
+
+class BodyVersion(NamedTuple):
+    """The size of a body in bytes, and when it was last written, in nanoseconds since 1970: a write changes it."""
+
+    size: int
+    written: int
+
+    def __str__(self) -> str:
+        return f"{self.size}-{self.written}"
 
 
 class Claim:
@@ -50,12 +62,16 @@ class Claim:
         own_name: the message's file name without the prefix.
         arrival: when the message's file came to target/, in ms, if its name has no time; else 0.
         died: whether it ends as its holder died, or lost its lease.
+        body: the version of its body before anybody was given it, where its id is not a generated one; None if that is
+            not known, or nobody is to compare it.
         exact: whether the claim is lost as soon as its file has another name; else it is looked for by its owner.
-        filename: the file name in processing/: the claim's receipt.
+        filename: the file name in processing/.
         path: the path of that file, if the folder was given.
     """
 
-    __slots__ = ("arrival", "deadline", "died", "exact", "filename", "number", "ours", "own_name", "owner", "path")
+    __slots__ = (
+        *("arrival", "body", "deadline", "died", "exact", "filename", "number", "ours", "own_name", "owner", "path"),
+    )
 
     def __init__(
         self,
@@ -75,6 +91,7 @@ class Claim:
         self.own_name = own_name
         self.arrival = arrival
         self.died = False
+        self.body: BodyVersion | None = None
         self.exact = False
         self.filename = f"{owner},{deadline},{number}~{own_name}" if ours else f"{owner}~{own_name}"
         self.path = f"{folder}/{self.filename}"
@@ -118,6 +135,11 @@ class Claim:
         return self.owner.startswith(f"{ROUTER}-")
 
     @property
+    def receipt(self) -> str:
+        """What proves the claim to another process: its file name, and behind a slash the version of its body."""
+        return self.filename if self.body is None else f"{self.filename}/{self.body}"
+
+    @property
     def prefix(self) -> str:
         """The part of the file name before the message's own name."""
         return f"{self.owner},{self.deadline},{self.number}~" if self.ours else f"{self.owner}~"
@@ -141,6 +163,14 @@ def split_claim(filename: str, folder: str = "") -> tuple[Claim | None, str]:
     if match and is_coded(match[2]):
         return Claim(match[1], 0, 0, match[2], folder, ours=False), match[2]
     return None, filename
+
+
+def split_receipt(text: str) -> tuple[str, BodyVersion | None]:
+    """Split a receipt into the claim's file name and the version of its body; None where the text has none."""
+    match = _WITH_BODY.fullmatch(text)
+    if match is None or not _CLAIM.fullmatch(match[1]):
+        return text, None
+    return match[1], BodyVersion(int(match[2]), int(match[3]))
 
 
 def client_part(client_id: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dropq.errors import InvalidName
-from dropq.format.claims import split_claim
+from dropq.format.claims import split_claim, split_receipt
 from dropq.format.escapes import decode, encode, is_coded, is_int32, match_coded, to_bytes
 from dropq.format.typed import LONE_SURROGATE, TYPES, Typed, check_text
 
@@ -388,11 +388,12 @@ def squeeze(name: Name) -> tuple[Name, list[str]]:
 
 
 def bears(message_id: str) -> Callable[[str], bool]:
-    """Return a test of file names, with or without a claim prefix: whether the message has this id, or this file name.
+    """Return a test of file names, with or without a claim prefix: whether one is of this id, file name or receipt.
 
     The test compares text first, and parses only the few names that pass. It opens no sidecar: a shortened name has a
     hash of its id.
     """
+    message_id, _ = split_receipt(message_id)
     stand_in = _stand_in(message_id)
     space = "+" if " " in message_id else "%"
 

@@ -11,6 +11,7 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.ids import IdSource
 from dropq.format.layout import QueueLayout, RootLayout
 from dropq.lifecycle.reasons import Reasons
+from dropq.lifecycle.settling import Settling
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
@@ -51,6 +52,7 @@ class QueueContext:
         storage: what changes its files.
         sidecars: the metadata that does not fit into file names.
         reasons: why messages are in error/ and expired/.
+        settling: which files in target/ may still be written to.
     """
 
     root: RootContext
@@ -61,6 +63,7 @@ class QueueContext:
     storage: Storage
     sidecars: Sidecars
     reasons: Reasons
+    settling: Settling
 
     @property
     def clock(self) -> Clock:

@@ -14,6 +14,7 @@ from dropq.format.layout import FOLDERS, QueueLayout, RootLayout, ignoring
 from dropq.lifecycle import known_queues
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.reasons import Reasons
+from dropq.lifecycle.settling import Settling
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
@@ -128,6 +129,7 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         storage=store,
         sidecars=sidecars,
         reasons=reasons,
+        settling=Settling(layout.target, config.settle_time, root.clock, root.timing),
     )
 
 

@@ -24,6 +24,9 @@ class Timing:
     #: `listing_share` times as much pass before the next.
     long_look: float = 0.02
 
+    #: Seconds that a file of target/ waits whose last change was a write, where the queue has no `settle_time`.
+    written_in_place: float = 2.0
+
     #: Seconds between two sweeps that a consumer makes on the way.
     sweep_interval: float = 1.0
     #: The next sweep comes after at least this many times what the last one took.

@@ -17,7 +17,7 @@ from typing import TypeVar, TypeVarTuple
 
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format import names
-from dropq.format.claims import Claim, Location
+from dropq.format.claims import BodyVersion, Claim, Location
 from dropq.format.credits import Via, may_have_via
 from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON, QueueLayout
 from dropq.format.message_file import MessageFile
@@ -28,7 +28,7 @@ from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import delay_before, ending
 from dropq.storage import reading
-from dropq.storage.clock import utc
+from dropq.storage.clock import pass_tick, utc
 from dropq.storage.failures import describe, storage_error
 
 log = logging.getLogger("dropq")
@@ -38,6 +38,11 @@ LARGEST = 2**31 - 1
 #: What became of a message that was moved, but not synced.
 SETTLED = "the message is settled, but a power cut may undo it and deliver it again"
 UNSYNCED_ROUTE = "the message went to its route, but a power cut may bring it back"
+#: Why a message is in error/ whose body was written to between its claim and its ack.
+BODY_CHANGED = (
+    "its body was changed while it was worked on: undo what was done with it, and requeue it; a settle_time that is "
+    "longer than its writer's pauses prevents this"
+)
 #: The location of a message that went to a route.
 ROUTED = "routing"
 
@@ -157,7 +162,7 @@ class Transitions:
     def claim(
         self, file: MessageFile, owner: str, deadline: int, *, again: bool = False, state: str = "target"
     ) -> Claim | None:
-        """Claim a waiting message; return None if another consumer was first.
+        """Claim a waiting message; return None if another consumer was first, or somebody writes to its file.
 
         Args:
             file: the message.
@@ -171,6 +176,10 @@ class Transitions:
         folder = layout.target if state == "target" else layout.folder(state)
         claim = Claim(owner, deadline, number, own_name, layout.processing, file.arrival)
         try:
+            if not file.plain and not file.name.generated:
+                claim.body = self._body_to_claim(file, folder)
+                if claim.body is None:
+                    return None
             # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
             self._storage.rename(f"{folder}/{file.filename}", claim.path)
         except FileNotFoundError as error:
@@ -180,6 +189,39 @@ class Transitions:
         except OSError as error:
             raise storage_error(error, f"the message stays in {state}/") from error
         return claim
+
+    def _body_to_claim(self, file: MessageFile, folder: str) -> BodyVersion | None:
+        """Return the version of a body that is about to be claimed; None if somebody may still write to it."""
+        found = self.context.settling.look(f"{folder}/{file.filename}")
+        if folder == self._layout.target and file.name.foreign and self.context.settling.due(file.filename, found):
+            return None
+        return BodyVersion(found.st_size, found.st_mtime_ns)
+
+    def settles_at(self, file: MessageFile) -> int:
+        """Return when a file in target/ has settled, in ms since 1970; 0 if it has. Nobody is to take it before."""
+        if file.plain or not file.name.foreign:
+            return 0
+        try:
+            found = self.context.settling.look(f"{self._layout.target}/{file.filename}")
+        except FileNotFoundError:
+            return 0  # who takes it will see that it is gone
+        return self.context.settling.due(file.filename, found)
+
+    def is_changed(self, claim: Claim) -> bool:
+        """Return whether somebody has written to a claimed body since it was claimed, as far as that is known.
+
+        Raises:
+            LeaseLost: the claim is gone.
+        """
+        return claim.body is not None and self._move_out(claim, self.context.settling.version) != claim.body
+
+    def _set_changed_aside(self, claim: Claim) -> Location:
+        """Move a claimed message to error/ whose body somebody wrote to while it was worked on."""
+        log.warning(
+            "queue %s: message %s goes to error/: %s",
+            *(self.context.name, self._sidecars.parse(claim.own_name).id, BODY_CHANGED),
+        )
+        return Transitions.set_aside(self, claim, "error", "body_changed", {"detail": BODY_CHANGED})
 
     def next_delivery(self, file: MessageFile, *, again: bool = False) -> tuple[int, str]:
         """Return the number of a file's next delivery, and its name without a claim prefix that was left by hand."""
@@ -198,6 +240,8 @@ class Transitions:
     def archive(self, claim: Claim, *, synced: bool = True) -> Location:
         """Acknowledge a claimed message: move it to processed/, or remove it if the queue keeps no history.
 
+        If somebody has written to its body since the claim, it goes to error/, with the reason `body_changed`.
+
         Args:
             claim: the claim.
             synced: sync it at once; else the caller syncs many by `archived`.
@@ -206,6 +250,10 @@ class Transitions:
             LeaseLost: the claim is gone; nothing was changed.
             StorageError: the move failed, or the sync after it.
         """
+        if claim.body is not None:
+            if self.is_changed(claim):
+                return self._set_changed_aside(claim)
+            pass_tick(claim.body.written)
         if not self._config.history:
             self._move_out(claim, self._storage.discard, self._make_folder(self._layout.private))
             location = Location("removed", "")
@@ -606,13 +654,15 @@ class Transitions:
         return location
 
     def route_waiting(self, file: MessageFile, folder: str) -> Location | None:
-        """Move a waiting message into a route's folder without a claim; return None if it is gone.
+        """Move a waiting message into a route's folder without a claim; return None if it is gone, or written to.
 
         A crash leaves it in target/ or in the folder.
 
         Raises:
             StorageError: it stays in target/; or, if the error has a `location`, it was moved and not synced.
         """
+        if self.settles_at(file):
+            return None
         source = f"{self._layout.target}/{file.filename}"
         try:
             # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.

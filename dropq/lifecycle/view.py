@@ -25,6 +25,7 @@ from zlib import crc32
 
 from dropq.format import names
 from dropq.format.message_file import MessageFile
+from dropq.lifecycle.settling import Settling
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
@@ -59,6 +60,10 @@ class TargetView:
         ignored: returns whether a name is never a message's.
         timing: how long a view is fresh.
         depth: the most messages that the view holds; None for all.
+        settling: leaves out the files that may still be written to; None shows them, too.
+
+    Attributes:
+        unsettled: when each file has settled that the last listing left out, in ms since 1970, by its name.
     """
 
     def __init__(
@@ -69,12 +74,15 @@ class TargetView:
         timing: Timing,
         *,
         depth: int | None = None,
+        settling: Settling | None = None,
     ) -> None:
         self._folder = folder
         self._sidecars = sidecars
         self._ignored = ignored
         self._timing = timing
         self.depth = depth
+        self._settling = settling
+        self.unsettled: dict[str, int] = {}
         self._arrivals: Arrivals = {}
         self._share = 0, 1
         #: The key of the last message that the view had room for; None where it had room for all.
@@ -132,6 +140,18 @@ class TargetView:
         self._show(behind=self._end)
         return True
 
+    def show_settled(self) -> bool:
+        """Offer those files that have settled since the listing that left them out; return False if none has."""
+        left_out, self.unsettled = self.unsettled, {}
+        files = [self._sidecars.file(name, self._folder) for name in left_out]
+        keyed: list[Keyed] = []
+        for file in files:
+            if arrival := self._arrival(file):
+                file.arrival = arrival
+                keyed.append((self._order(file), file))
+        self.view = self._all_as_files(self._in_order(keyed))
+        return bool(keyed)
+
     def _show(self, *, behind: Key | None) -> None:
         started = time.monotonic()
         groups = self._listed(behind)
@@ -173,6 +193,7 @@ class TargetView:
     def _listed(self, behind: Key | None = None) -> Iterator[Group]:
         """List the folder; return its messages by priority, the highest first, each group in order."""
         first = _FirstNames(self.depth, behind)
+        self.unsettled = {}
         others: list[Keyed] = []
         arrivals: Arrivals = {}
         with reading.listing(self._folder) as entries:
@@ -213,14 +234,27 @@ class TargetView:
         file = self._sidecars.file(entry.name, self._folder)
         if not file.name.generated:
             identity = entry.name, entry.inode()
-            try:
-                file.arrival = self._arrivals.get(identity) or reading.changed_ms(f"{self._folder}/{entry.name}")
-            except FileNotFoundError:
-                return  # RACE: it was claimed after the listing
+            file.arrival = self._arrivals.get(identity) or self._arrival(file)
+            if not file.arrival:
+                return
             arrivals[identity] = file.arrival
         key = self._order(file)
         if behind is None or key > behind:
             yield key, file
+
+    def _arrival(self, file: MessageFile) -> int:
+        """Return when a file arrived, in ms; 0 if it is gone, or is left out until it has settled."""
+        path = f"{self._folder}/{file.filename}"
+        try:
+            if self._settling is None or not file.name.foreign:
+                return reading.changed_ms(path)
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return 0  # RACE: it was claimed after the listing
+        if due := self._settling.due(file.filename, found):
+            self.unsettled[file.filename] = due
+            return 0
+        return found.st_ctime_ns // 1_000_000
 
     def _order(self, file: MessageFile) -> Key:
         """Return what sorts a message whose name may not contain its time."""

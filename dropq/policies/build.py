@@ -12,22 +12,26 @@ if TYPE_CHECKING:
     from dropq.policies.receive_policies import ReceivePolicies
 
 
-def view_of(context: QueueContext, state: str = "target", *, depth: int | None = None) -> TargetView:
+def view_of(
+    context: QueueContext, state: str = "target", *, depth: int | None = None, settled: bool = True
+) -> TargetView:
     """Return a view of a state's messages, in the queue's order of delivery.
 
     Args:
         context: the queue.
         state: the state.
         depth: the most messages that the view holds; None for all.
+        settled: whether to leave out the files of target/ that may still be written to, as all do that take messages.
     """
     folder, sidecars, config = context.layout.folder(state), context.sidecars, context.config
     ignored = ignoring(config.ignore)
+    settling = context.settling if settled and state == "target" else None
     if state != "target" or (config.priority is None and config.barrier_expression is None):
-        return TargetView(folder, sidecars, ignored, context.timing, depth=depth)
+        return TargetView(folder, sidecars, ignored, context.timing, depth=depth, settling=settling)
     from dropq.policies.order import RankedView, by_expression, by_time
 
     rank = by_time if config.priority is None else by_expression(config.priority, context)
-    return RankedView(folder, sidecars, ignored, context.timing, rank=rank, depth=depth)
+    return RankedView(folder, sidecars, ignored, context.timing, rank=rank, depth=depth, settling=settling)
 
 
 def policies_for(

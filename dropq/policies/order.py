@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dropq.filters import Value, compile_expression
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.settling import Settling
 from dropq.lifecycle.sidecars import Sidecars
 from dropq.lifecycle.timing import Timing
 from dropq.lifecycle.view import Arrivals, Group, Key, Keyed, TargetView
@@ -24,7 +25,7 @@ class RankedView(TargetView):
     """The waiting messages of one folder, ordered by a rank; it ranks all of them before it offers the first.
 
     Args:
-        folder, sidecars, ignored, timing, depth: as for `TargetView`.
+        folder, sidecars, ignored, timing, depth, settling: as for `TargetView`.
         rank: returns the rank of a waiting message; higher ranks come first.
     """
 
@@ -37,11 +38,13 @@ class RankedView(TargetView):
         *,
         rank: Callable[[MessageFile], int],
         depth: int | None = None,
+        settling: Settling | None = None,
     ) -> None:
-        super().__init__(folder, sidecars, ignored, timing, depth=depth)
+        super().__init__(folder, sidecars, ignored, timing, depth=depth, settling=settling)
         self._rank = rank
 
     def _listed(self, behind: Key | None = None) -> Iterator[Group]:
+        self.unsettled = {}
         arrivals: Arrivals = {}
         keyed: list[Keyed] = []
         with reading.listing(self._folder) as entries:

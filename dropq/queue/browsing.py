@@ -125,7 +125,7 @@ def _in_order(context: QueueContext, state: str) -> Iterator[MessageFile]:
 
 def _listed_by(context: QueueContext, state: str, list_view: Callable[[TargetView], Iterator[T]]) -> Iterator[T]:
     try:
-        return list_view(view_of(context, state))
+        return list_view(view_of(context, state, settled=False))
     except FileNotFoundError:
         if state != "delayed":
             raise

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from dropq.errors import LeaseLost, NoSuchMessage
-from dropq.format.claims import Claim
+from dropq.format.claims import Claim, split_receipt
 from dropq.format.layout import SETTLED
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.claims import find_claim
@@ -37,8 +37,9 @@ def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Me
     Raises:
         LeaseLost: there is no such claim, or there are several of the id.
     """
-    claim = context.sidecars.file(receipt).claim
-    if claim is None or not claim.ours or "/" in receipt or "\0" in receipt:
+    filename, body = split_receipt(receipt)
+    claim = context.sidecars.file(filename).claim
+    if claim is None or not claim.ours or "/" in filename or "\0" in receipt:
         return _claimed_by_id(context, receipt, own)
     ours = held_here(context, claim.owner)
     if ours is not None:
@@ -53,6 +54,7 @@ def claimed(context: QueueContext, receipt: str, own: Subscription | None) -> Me
             f"no claim {claim.owner} on queue {context.name}: somebody else has settled the message or taken it back, "
             "or its lease ran out; nothing was changed"
         )
+    found.body = body
     return _held(transitions, found)
 
 
@@ -198,6 +200,7 @@ def _ack_waiting(
             with subscribe() as subscription:
                 claim = Transitions(context).claim(file, subscription._next_owner(), 0, state=state)
                 if claim is not None:
+                    claim.body = None  # nobody has read it
                     Transitions(context).archive(claim)
                     return True
     return False

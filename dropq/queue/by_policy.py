@@ -110,10 +110,12 @@ class Admission:
             if not policies.admits(file):
                 return None
             claim = self._transitions.claim(file, next(self._owners), self._deadline())
-            if claim is not None and policies.breaks():
+            if claim is None:
+                self._offers.defer(file)
+            elif policies.breaks():
                 self._transitions.give_back(claim, counted=False, delay=0)
                 return None
-            if claim is not None and self._offers.route(file, claim):
+            elif self._offers.route(file, claim):
                 return None
         except StorageError as error:
             self._offers.pass_over(file, error)

@@ -104,9 +104,13 @@ class MessageView:
 
     @property
     def receipt(self) -> str | None:
-        """What proves the claim to another process: the file's name in processing/; None if it is not held."""
+        """What proves the claim to another process; None if it is not held.
+
+        It is the file's name in processing/. Where the id is not a generated one, the size and time of the body follow
+        behind a slash, so that an ack sees whether somebody has written to it.
+        """
         claim = self._claim
-        return claim.filename if claim is not None else None
+        return claim.receipt if claim is not None else None
 
     @property
     def held(self) -> bool:

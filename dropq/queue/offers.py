@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,6 +121,17 @@ class Offers:
         """Whether the subscription shares the view with other consumers at present."""
         return time.monotonic() < self._shares_until
 
+    @property
+    def are_settling(self) -> bool:
+        """Whether a file waits that somebody may still write to, and that is offered later."""
+        return bool(self._target.unsettled)
+
+    @property
+    def settles_in(self) -> float:
+        """Seconds until such a file may be offered, if nobody writes to it meanwhile; infinity where there is none."""
+        due = min(self._target.unsettled.values(), default=None)
+        return math.inf if due is None else (due - self._context.clock.now_ms()) / 1000
+
     def attend(self) -> None:
         """Look which routes are in use; list again where the view is too old; offer nothing while it is paused."""
         with error_context(UNTOUCHED):
@@ -141,6 +153,8 @@ class Offers:
         Args:
             listings: how many there were when the look for a message began: each look lists once.
         """
+        if self.frozen and self._show_settled():
+            return True
         listed = self.frozen or self.listings > listings
         if not listed and self._target.worn:
             self.refresh()  # instead of what the others left of their parts: some of it they took themselves
@@ -170,6 +184,16 @@ class Offers:
     def _position(self) -> tuple[int, int]:
         """Return the subscription's number among those that share the view, and how many these are."""
         return self._presence.position() if self._presence is not None and self.are_shared else (0, 1)
+
+    def _show_settled(self) -> bool:
+        """Offer what waited when the view was frozen, and has settled since."""
+        if self.settles_in > 0:
+            return False
+        with self._listing():
+            if not self._target.show_settled():
+                return False
+        self._compose()
+        return True
 
     def _go_on(self) -> bool:
         with self._listing():
@@ -353,6 +377,13 @@ class Offers:
         refused, self._refused = self._refused, None
         if refused is not None:
             raise refused
+
+    def defer(self, file: MessageFile) -> bool:
+        """Offer a file later that could not be claimed, if that is because somebody writes to it again."""
+        due = self._transitions.settles_at(file)
+        if due:
+            self._target.unsettled[file.filename] = due
+        return bool(due)
 
     def lose(self) -> None:
         """Share the view with the other consumers for a while: one of them was quicker."""

@@ -17,11 +17,11 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dropq.errors import ConfigError, DropqError, LeaseLost
 from dropq.format import names
-from dropq.format.claims import Claim, claim_id, claim_order
+from dropq.format.claims import BodyVersion, Claim, claim_id, claim_order
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext
@@ -193,8 +193,12 @@ class Journal:
         claims = [claim for claim in self._claims() if claim.subscription in ours]
         self._remove_runs(self._earlier, claims)
         written = {key for number in self._numbers() for key in self._keys(number)}
-        by_key = {batch_key(claim.filename): claim for claim in claims}
-        return self._adopt({key: claim for key, claim in by_key.items() if key not in written})
+        by_key = {key: claim for claim in claims if (key := batch_key(claim.filename)) not in written}
+        for claim in by_key.values():
+            if not self._context.sidecars.parse(claim.own_name).generated:
+                with suppress(FileNotFoundError):  # RACE: it was settled, which its renewal finds
+                    claim.body = self._context.settling.version(claim.path)  # the run that claimed it gave it to nobody
+        return self._adopt(by_key)
 
     def messages(self, batch: int) -> list[Message]:
         """Return the messages of a batch, held by this run: always the same, but for those that others have settled.
@@ -235,8 +239,11 @@ class Journal:
         """
         keys = self._keys(batch)
         claims = {batch_key(claim.filename): claim for claim in self._claims()}
+        bodies = self._bodies(batch)
+        for key, claim in claims.items():
+            claim.body = bodies.get(key)
         messages = self._adopt({key: claims[key] for key in keys if key in claims})
-        messages |= self._claim_again({*keys} - messages.keys())
+        messages |= self._claim_again({*keys} - messages.keys(), bodies)
         if len(messages) < len(keys):
             log.warning("batch %d of %s: %d of %d messages were settled by others, or are held by them, and are not "
                         "read again", batch, self._folder, len(keys) - len(messages), len(keys))  # fmt: skip
@@ -291,7 +298,8 @@ class Journal:
         """Settle messages, also those that returned because a lease ran out; return how many it settled."""
         reasons = all_reasons((self._own_verdicts(batch), *self._earlier_verdicts(batch)))
         rejected = _settle(messages, reasons)
-        again = self._claim_again({key for key, message in messages.items() if message.state == "processing"})
+        lost = {key for key, message in messages.items() if message.state == "processing"}
+        again = self._claim_again(lost, self._bodies(batch) if lost else {})
         rejected += _settle(again, reasons)
         if rejected:
             log.warning("batch %d of %s: %d of %d messages were rejected for their bodies, such as %s: see error/",
@@ -352,11 +360,19 @@ class Journal:
 
     def _keys(self, batch: int) -> list[str]:
         """Return the keys of a batch's messages, in their order."""
+        return self._written(batch)[0]
+
+    def _bodies(self, batch: int) -> dict[str, BodyVersion]:
+        """Return the versions of a batch's bodies when they were claimed, by the batch keys of their messages."""
+        return self._written(batch)[1] if batch in self._numbers() else {}
+
+    def _written(self, batch: int) -> tuple[list[str], dict[str, BodyVersion]]:
         path = f"{self._folder}/{batch}.json"
         try:
-            content = reading.parse_json(reading.read_small(path, limit=-1) or b"null")
-            return [str(key) for key in content["claims"]]  # type: ignore[index]
-        except (ValueError, TypeError, KeyError) as error:
+            content: Any = reading.parse_json(reading.read_small(path, limit=-1) or b"null")
+            bodies = {key: BodyVersion(int(size), int(at)) for key, (size, at) in content.get("bodies", {}).items()}
+            return [str(key) for key in content["claims"]], bodies
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DropqError(
                 f"{path} is damaged ({error}): start the query with a new checkpoint; the messages of the stream "
                 "return to the queue when its leases end"
@@ -366,15 +382,23 @@ class Journal:
         storage = self._context.storage
         storage.sync(self._context.layout.processing)  # else a power cut could undo claims that the batch lists
         draft = f"{self._folder}/.{batch}-{self._subscription.id}"  # after a crash, `_remove_runs` removes it
-        content = json.dumps({"format": 1, "claims": [*messages]})
-        storage.write_small(f"{self._folder}/{batch}.json", content.encode(), by=draft)
+        content: dict[str, object] = {"format": 1, "claims": [*messages]}
+        bodies = {key: message._claim.body for key, message in messages.items() if message._claim is not None}
+        if known := {key: body for key, body in bodies.items() if body is not None}:
+            content["bodies"] = known
+        storage.write_small(f"{self._folder}/{batch}.json", json.dumps(content).encode(), by=draft)
 
     def _claims(self) -> list[Claim]:
         """Return the claims in processing/, those of each subscription in the order in which they were made."""
         return sorted(claims_in(self._context), key=lambda claim: (claim.subscription, claim_order(claim.owner)))
 
-    def _claim_again(self, missing: set[str]) -> dict[str, Message]:
-        """Claim messages that a sweep returned because a lease ran out, and that nobody has touched since."""
+    def _claim_again(self, missing: set[str], bodies: Mapping[str, BodyVersion]) -> dict[str, Message]:
+        """Claim messages that a sweep returned because a lease ran out, and that nobody has touched since.
+
+        Args:
+            missing: their batch keys.
+            bodies: the versions of the bodies that the batch was read in, as `_bodies` returns them.
+        """
         context, claimed = self._context, dict[str, Message]()
         for folder in (context.layout.delayed, context.layout.target) if missing else ():
             for file in map(context.sidecars.file, reading.names_in(folder)):
@@ -387,6 +411,7 @@ class Journal:
                 deadline = lease_end(context.clock, self.lease)
                 claim = Transitions(context).claim(file, self._subscription._next_owner(), deadline, again=True)
                 if claim is not None:
+                    claim.body = bodies.get(key)
                     claimed[key] = self._subscription._adopt(claim)
         return claimed
 

@@ -37,7 +37,7 @@ from dropq.policies.build import policies_for
 from dropq.queue.message import LEAST_LEASE, Bundle, Duration, Message, Record, SettledMessage, ack_all
 from dropq.queue.offers import UNTOUCHED, CameBack, Offers
 from dropq.queue.waiting import Waiting
-from dropq.storage.clock import lease_end
+from dropq.storage.clock import lease_end, pass_tick
 from dropq.storage.failures import describe, storage_error
 from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import RESCAN
@@ -122,7 +122,7 @@ class Subscription:
         self._held: dict[str, Message] = {}
         self._bundle: Bundle | None = None  # the last that was read by records
         self._looped: dict[str, object] = {}  # by a claim's owner: the thread or task whose loop has the message
-        self._waiting = Waiting(context.layout.target, timing=context.timing)
+        self._waiting = Waiting(context.layout.target, timing=context.timing, moved_in=context.settling.note_moved_in)
         self._lock = threading.RLock()
         self._looker = 0  # the thread that looks for a message, under the lock; 0 for none
         self._forks = FORKS.count
@@ -333,12 +333,12 @@ class Subscription:
         again = min(self._sweep.again - time.monotonic(), RESCAN)
         if self._admission is not None and self._admission.policies.recheck is not None:
             again = min(again, self._admission.policies.recheck)
-        return max(again, 0.001)
+        return max(min(again, self._offers.settles_in), 0.001)
 
     @property
     def _held_up(self) -> bool:
-        """Whether it found nothing because a policy of the queue keeps back what waits: a limit, a turn, a barrier."""
-        return self._admission is not None and self._admission.policies.must_wait
+        """Whether what waits is kept back: by a policy of the queue, or as somebody may still write to it."""
+        return self._offers.are_settling or (self._admission is not None and self._admission.policies.must_wait)
 
     @property
     def _waits_for_passed_over(self) -> bool:
@@ -410,7 +410,8 @@ class Subscription:
                     offers.pass_over(file, error)
                     continue
                 if claim is None:
-                    offers.lose()
+                    if not offers.defer(file):
+                        offers.lose()
                     continue
                 offers.losses = 0
                 if offers.routes.in_use and offers.route(file, claim):
@@ -478,6 +479,9 @@ class Subscription:
     def _settled_first(self, claim: Claim) -> Message | None:
         """Archive a message, then deliver it: whichever process dies, it is not delivered twice."""
         context = self._context
+        if claim.body is not None:
+            pass_tick(claim.body.written)
+        claim.body = None  # it is archived before anybody reads it
         try:
             if context.config.history:
                 location = self._transitions.archive(claim, synced=False)

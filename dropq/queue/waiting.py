@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dropq.lifecycle.timing import Timing
-from dropq.storage.watch import RESCAN, Watch
+from dropq.storage.watch import NOBODY, RESCAN, Watch
 
 if TYPE_CHECKING:
     from dropq.queue.message import Message
@@ -24,14 +24,18 @@ class Waiting:
         folder: the folder in which messages come: the queue's target/.
         more: further folders, a change of which ends a wait.
         timing: how long the thread rests after a long look.
+        moved_in: called with the name of each file that an event says was moved into `folder`.
 
     Attributes:
         news: another object each time that there may be something new to look for.
         waits: whether a thread waits.
     """
 
-    def __init__(self, folder: str, *more: str, timing: Timing) -> None:
+    def __init__(
+        self, folder: str, *more: str, timing: Timing, moved_in: Callable[[str], object] | None = None
+    ) -> None:
         self._folders = folder, *more
+        self._moved_in = NOBODY if moved_in is None else {folder: moved_in}
         self._timing = timing
         self._turn = threading.RLock()
         self._watch: Watch | None = None
@@ -76,7 +80,7 @@ class Waiting:
         next_look: Callable[[], float],
         given_up: Callable[[], bool],
     ) -> Message | None:
-        watch = self._watch = self._watch or Watch(*self._folders)
+        watch = self._watch = self._watch or Watch(*self._folders, moved_in=self._moved_in)
         if self._closed:  # RACE: a close that comes later finds the watch, and one that came before is seen here
             self._watch = None
             return None

@@ -22,7 +22,7 @@ from dropq.format.names import Name
 from dropq.format.staged import OwnPart
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import delay_before, ending
-from dropq.lifecycle.transitions import LARGEST, Transitions
+from dropq.lifecycle.transitions import BODY_CHANGED, LARGEST, Transitions
 from dropq.records.formats import pack
 from dropq.records.hand import Fate, Hand, Place, Settled
 from dropq.records.parts import copy_part
@@ -35,8 +35,6 @@ from dropq.storage.files import SYNCED_TOGETHER
 TOGETHER = 4
 #: Bytes that are written between two looks at the lease.
 STEP = 8 << 20
-#: The reason of a bundle whose body was written to while it was held.
-CHANGED = "its body was changed while it was worked on"
 
 
 class Goes(NamedTuple):
@@ -89,7 +87,7 @@ class RecordTransitions(Transitions):
     def archive(self, claim: Claim, *, synced: bool = True) -> Location:
         """Acknowledge what is not settled otherwise."""
         with self._hand.frozen():
-            if self._hand.is_changed(claim.path):
+            if self.is_changed(claim):
                 return self._set_changed_aside(claim)
             if not self._hand.others:
                 return super().archive(claim, synced=synced)
@@ -159,6 +157,8 @@ class RecordTransitions(Transitions):
         """
         number, place = at
         with self._hand.frozen():
+            if self.is_changed(claim):
+                return self._set_changed_aside(claim)
             name = self._counted(claim, counted=False)
             before = min(name.cut + name.delivery_count, LARGEST)
             name = replace(self._kept_in_order(claim, name), delivery_count=0, cancels=0, died=0, cut=before)
@@ -221,7 +221,7 @@ class RecordTransitions(Transitions):
     def _commit(self, claim: Claim, rest: Goes | None) -> Location:
         """Settle all records by one commit; `rest` says where what is left goes, None acknowledges it."""
         hand = self._hand
-        if hand.is_changed(claim.path):
+        if self.is_changed(claim):
             return self._set_changed_aside(claim)
         parts = [self._part_of(claim, number, each) for number, each in sorted(hand.others.items())]
         if rest is None:
@@ -238,8 +238,9 @@ class RecordTransitions(Transitions):
             parts.append(Part(Goes(name, "processed"), Copied(begin, end, empty)))
         return self._settle_as(claim, [*parts, heir], heir=heir)
 
-    def _set_changed_aside(self, claim: Claim) -> Location:
-        return super().set_aside(claim, "error", "body_changed", {"detail": CHANGED})
+    def is_changed(self, claim: Claim) -> bool:
+        """Return whether somebody has written to the body since it was claimed, or since it was opened."""
+        return self._hand.is_changed(claim.path) or super().is_changed(claim)
 
     def _part_of(self, claim: Claim, number: int, settled: Settled) -> Part:
         """Return the part of a record that is not acknowledged."""
@@ -344,7 +345,7 @@ class RecordTransitions(Transitions):
                 self._storage.sync_file(fd)
             size = os.lseek(fd, 0, os.SEEK_CUR)
         except ValueError as error:
-            raise OSError(errno.EIO, f"{error}; its body was changed while it was worked on", claim.path) from error
+            raise OSError(errno.EIO, f"{error}; {BODY_CHANGED}", claim.path) from error
         finally:
             os.close(fd)
             file.seek(place)

@@ -137,7 +137,7 @@ class Mover:
             StorageError: it stays in target/; or it was moved and not synced, as the error says.
         """
         self.held_by = ""
-        if not self.selectors.serves_waiting:
+        if not self.selectors.serves_waiting or self._transitions.settles_at(file):
             return False
         with self._context.error_context("the message stays in target/, unless another process took it"):
             return self._take(file)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from dropq.errors import DropqError, LeaseLost
+from dropq.errors import DropqError, LeaseLost, Unavailable
 from dropq.format import names
 from dropq.format.claims import Claim, Location
 from dropq.format.layout import STATES, WITH_REASON, QueueLayout
@@ -139,7 +139,8 @@ def fan_out(
 
     Raises:
         LeaseLost: the claim is gone; nothing was committed.
-        StorageError: the copies could not be staged; the message is still claimed, and no receiver has it.
+        Unavailable: somebody writes to the body; the message is still claimed, and no receiver has it.
+        StorageError: the copies could not be staged; the same.
     """
     end, own_name = ("processed", claim.own_name) if back_as is None else ("target", back_as)
     with error_context(UNSTAGED):
@@ -198,6 +199,8 @@ def _commit_parts(
     is_tried = False
     try:
         _stage(context, folder, staged.came_from, write)
+        if isinstance(staged, Staged) and Transitions(context).is_changed(claim):
+            raise Unavailable(f"{claim.path}: somebody writes to it, so its copies were not sent; {outcome}")
         is_tried = True
         if not _commit(context, claim, folder):
             return None  # RACE: a sweep took this holder for dead, and dropped the folder

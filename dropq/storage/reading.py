@@ -286,13 +286,22 @@ def open_body(path: str, *, buffering: int = -1) -> IO[bytes]:
 
 
 def size_now(path: str) -> int:
-    """Return the size of a file in bytes; open it, as NFS caches what lstat returns."""
+    """Return the size of a file in bytes, as the file server knows it; nobody may open a reservation."""
+    return status_now(path).st_size
+
+
+def status_now(path: str) -> os.stat_result:
+    """Return what the file server says of a file; open it, as NFS caches what lstat returns.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
     try:
         fd = open_file(path, READ)
     except PermissionError:
-        return os.lstat(path).st_size  # nobody may open a reservation
+        return os.lstat(path)
     try:
-        return os.fstat(fd).st_size
+        return os.fstat(fd)
     finally:
         os.close(fd)
 

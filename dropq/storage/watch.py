@@ -1,9 +1,10 @@
 """Wait until a message may have come into a folder, or into one of several; or until a file has left another folder.
 
-An event is a hint and nothing more. The kernel drops events when it has too many of them, and a change by another host
-of a network file system, or below a FUSE mount, gives no event. So a wait always ends by its timeout, and the waiter
-then lists the folder: listings find the messages, events only make that soon. The kernel drops an event only while
-earlier events are unread, and those end a wait: so even then the listing comes after the last message.
+An event is a hint. The kernel drops events when it has too many of them, and a change by another host of a network file
+system, or below a FUSE mount, gives no event. So a wait always ends by its timeout, and the waiter then lists the
+folder: listings find the messages, events only make that soon. The kernel drops an event only while earlier events are
+unread, and those end a wait: so even then the listing comes after the last message. Only the name of a file that was
+moved in is read from an event, by who wants to know that.
 
 The waiting thread asks for the events itself, and polls for them: a thread in between would cost as much as the whole
 way from the kernel to here.
@@ -15,15 +16,17 @@ import ctypes
 import logging
 import os
 import select
+import struct
 import sys
 import weakref
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from dropq.storage.mounts import MOUNTS, mount_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 log = logging.getLogger("dropq")
 
@@ -35,8 +38,12 @@ PAUSE = 0.05
 #: Seconds of pauses before a wait asks for events, which costs more than a few looks.
 PATIENCE = 0.05
 
+#: Nobody is told which files were moved into a folder.
+NOBODY: Mapping[str, Callable[[str], object]] = MappingProxyType({})
 #: Bytes of events that one read throws away: at least a dozen events, and seldom are there more.
 _CHUNK = 4096
+#: How an event of the kernel begins: the number of the folder, what happened, a cookie, the length of the name behind.
+_EVENT = struct.Struct("iIII")
 
 
 class Watch:
@@ -48,12 +55,21 @@ class Watch:
     Args:
         folders: the folders into which something comes.
         leaving: the folders that something leaves.
+        moved_in: called with the name of each file that an event says was moved into a folder, by the folder. On
+            systems other than Linux nothing is called.
         poll: use pauses alone, as also happens where events do not work for one of the folders.
     """
 
-    def __init__(self, *folders: str, leaving: Sequence[str] = (), poll: bool = False) -> None:
+    def __init__(
+        self,
+        *folders: str,
+        leaving: Sequence[str] = (),
+        moved_in: Mapping[str, Callable[[str], object]] = NOBODY,
+        poll: bool = False,
+    ) -> None:
         self._folders = folders
         self._leaving = leaving
+        self._moved_in = moved_in
         self._poll = poll
         self._events: Events | None = None
         self._pause = FIRST_PAUSE
@@ -73,7 +89,7 @@ class Watch:
         """
         if self._events is None and not self._poll:
             self._poll = not all(map(events_reach, (*self._folders, *self._leaving)))
-            self._events = None if self._poll else _events(self._folders, self._leaving, self.wake)
+            self._events = None if self._poll else _events(self._folders, self._leaving, self._moved_in, self.wake)
             self._poll = self._events is None
         return self.events
 
@@ -116,7 +132,10 @@ class Watch:
             self._paused += timeout
         ready = [fd for fd, _ in self._poller().poll(max(timeout, 0) * 1000)]
         for fd in ready:
-            _empty(fd)
+            if fd == self._woken_fd:
+                _empty(fd)
+            elif self._events is not None:
+                self._events.read()
         if not ready and self._events is not None:
             self._events.renew()
         return bool(ready)
@@ -150,15 +169,23 @@ class Events(Protocol):
     def fd(self) -> int | None:
         """The file; None where a function is called."""
 
+    def read(self) -> None:
+        """Read all events, so that the file is not readable any more."""
+
     def renew(self) -> None:
         """Report on the folders that the paths lead to now."""
 
 
-def _events(folders: Sequence[str], leaving: Sequence[str], wake: Callable[[], None]) -> Events | None:
+def _events(
+    folders: Sequence[str],
+    leaving: Sequence[str],
+    moved_in: Mapping[str, Callable[[str], object]],
+    wake: Callable[[], None],
+) -> Events | None:
     """Ask for the events of folders; where that fails, log it and return None."""
     try:
         linux = sys.platform.startswith("linux")
-        return _Inotify(folders, leaving) if linux else _observed(folders, leaving, wake)
+        return _Inotify(folders, leaving, moved_in) if linux else _observed(folders, leaving, wake)
     except (ImportError, OSError, RuntimeError) as error:
         # Too many watches or instances for this user, mostly. Polling finds the same messages.
         log.warning("%s: no events (%s): looking every %s s instead", ", ".join(folders), error, PAUSE)
@@ -168,7 +195,9 @@ def _events(folders: Sequence[str], leaving: Sequence[str], wake: Callable[[], N
 class _Inotify:
     """The kernel's own events, without watchdog's threads: what those read from an event is not needed here."""
 
-    def __init__(self, folders: Sequence[str], leaving: Sequence[str]) -> None:
+    def __init__(
+        self, folders: Sequence[str], leaving: Sequence[str], moved_in: Mapping[str, Callable[[str], object]]
+    ) -> None:
         from watchdog.observers.inotify_c import InotifyConstants, inotify_add_watch, inotify_init
 
         # What leaves target/ is no event: each claim would be one.
@@ -177,6 +206,9 @@ class _Inotify:
         self._masks = {os.fsencode(folder): comes for folder in folders}
         self._masks |= {os.fsencode(folder): leaves for folder in leaving}
         self._add_watch = inotify_add_watch
+        self._moves = InotifyConstants.IN_MOVED_TO
+        self._moved_in = {os.fsencode(folder): note for folder, note in moved_in.items()}
+        self._notes: dict[int, Callable[[str], object]] = {}  # by the number that events have of a folder
         self.fd = _done(inotify_init())
         weakref.finalize(self, os.close, self.fd)
         os.set_inheritable(self.fd, False)
@@ -190,13 +222,27 @@ class _Inotify:
                 self._watch(path)
 
     def _watch(self, path: bytes) -> None:
-        _done(self._add_watch(self.fd, path, self._masks[path]))  # no change for a folder that is watched already
+        number = _done(self._add_watch(self.fd, path, self._masks[path]))  # the same for a folder that is watched
+        if (note := self._moved_in.get(path)) is not None:
+            self._notes[number] = note
+
+    def read(self) -> None:
+        for events in _chunks(self.fd):
+            at = 0
+            while self._notes and at < len(events):
+                number, mask, _, length = _EVENT.unpack_from(events, at)
+                at += _EVENT.size + length
+                if mask & self._moves and (note := self._notes.get(number)) is not None:
+                    note(os.fsdecode(events[at - length : at].rstrip(b"\0")))
 
 
 class _Observed:
     """The events of watchdog's observer, on systems other than Linux."""
 
     fd = None
+
+    def read(self) -> None:
+        """Do nothing: there is no file."""
 
     def renew(self) -> None:
         """Do nothing: the observer keeps to the folders that it was given."""
@@ -252,6 +298,14 @@ def _pipe(owner: object) -> tuple[int, int]:
 
 def _empty(fd: int) -> None:
     """Read and throw away everything that waits."""
+    for _ in _chunks(fd):
+        pass
+
+
+def _chunks(fd: int) -> Iterator[bytes]:
+    """Read everything that waits; an event is in one chunk."""
     with suppress(BlockingIOError):
-        while len(os.read(fd, _CHUNK)) > _CHUNK // 2:  # an event is shorter than the other half: there may be more
-            pass
+        while True:
+            yield (chunk := os.read(fd, _CHUNK))
+            if len(chunk) <= _CHUNK // 2:  # an event is shorter than the other half: else there may be more
+                return

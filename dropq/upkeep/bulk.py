@@ -6,7 +6,7 @@ Each function returns an iterator: what it yielded is done, and what it did not 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
@@ -16,7 +16,7 @@ from dropq.carrier.passages import Passage
 from dropq.errors import DropqError, LeaseLost, NoSuchMessage, Unavailable
 from dropq.filters import check_chooses
 from dropq.format.addresses import check_address
-from dropq.format.claims import Claim
+from dropq.format.claims import Claim, split_receipt
 from dropq.format.layout import SETTLED, WAITING, WITH_REASON
 from dropq.format.transfers import own_name_of
 from dropq.lifecycle.context import QueueContext
@@ -75,14 +75,19 @@ def select(
     with error_context("no message was touched"):
         if reading.exists(context.layout.staged):
             _roll_forward(context)
-    wanted = None if ids is None else set(ids)
+    wanted = _wanted(ids)
     for message in list(browse(context, state, filter)):
-        if wanted is not None and not wanted & {message.id, message.name, message.file}:
+        if wanted is not None and wanted.isdisjoint((message.id, message.name, message.file)):
             continue
         with error_context("this message and those after it were not touched"):
             if older_than is not None and context.age_ms(message.path) <= older_than * 1000:
                 continue
         yield message
+
+
+def _wanted(ids: Iterable[str] | None) -> KeysView[str] | None:
+    """Return the ids and file names that are asked for, each once; a receipt is asked for by the claim's file name."""
+    return None if ids is None else dict.fromkeys(split_receipt(id)[0] for id in ids).keys()
 
 
 def _roll_forward(context: QueueContext) -> None:
@@ -188,7 +193,7 @@ def _requeue_whole(
 ) -> Iterator[Outcome]:
     with error_context("no message was requeued"):
         joining.sweep(context)  # what a process that died was putting together is there again
-    wanted, found = None if ids is None else dict.fromkeys(ids), set[str]()
+    wanted, found = _wanted(ids), set[str]()
     bundles = dict[tuple[str | None, str], list[Message]]()
     for message in select(context, state, filter=filter):
         bundle = joining.bundle_of(message)
@@ -262,7 +267,7 @@ def _requeue_to_origin(
     keep_expiration: bool,
     dry_run: bool,
 ) -> Iterator[Outcome]:
-    wanted, found = None if ids is None else list(dict.fromkeys(ids)), set[str]()
+    wanted, found = _wanted(ids), set[str]()
     origins = dict[str, QueueContext]()
     run = partial(each, context, state, dry_run=dry_run)
     for message in select(context, state, ids=wanted, filter=filter):
@@ -388,7 +393,7 @@ def expire(
     states = EXPIRED if state is None else (state,)
     if not set(states) <= set(EXPIRED):
         raise ValueError(f"state {state!r}: messages are expired in {', '.join(EXPIRED)}")
-    wanted = None if ids is None else list(dict.fromkeys(ids))
+    wanted = _wanted(ids)
     messages = [message for one in states for message in select(context, one, ids=wanted, filter=filter)]
 
     def act(message: Message) -> str | None:
@@ -471,7 +476,7 @@ def _each(
     dry_run: bool,
     older_than: float | None = None,
 ) -> Iterator[Outcome]:
-    wanted = None if ids is None else list(dict.fromkeys(ids))
+    wanted = _wanted(ids)
     messages = select(context, state, ids=wanted, filter=filter, older_than=older_than)
     return each(context, state, messages, wanted=wanted, act=act, done=done, dry_run=dry_run)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from dropq.durations import parse_duration
 from dropq.errors import LeaseLost
 from dropq.format.layout import WAITING
+from dropq.lifecycle.transitions import BODY_CHANGED
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import Duration, Message, Record, utc
 from dropq.storage.watch import RESCAN
@@ -384,6 +385,8 @@ class Worker:
                 outcome = "lost" if message.state == "processing" else SETTLED.get(message.state, "failed")
         except LeaseLost:
             outcome = "lost"
+        if outcome == "acked" and message.state == "error":
+            outcome, why = "failed", BODY_CHANGED
         if outcome in ("retried", "returned") and message.state not in WAITING:
             outcome = "failed"  # it was given back too often, so the queue moved it to error/ or expired/
         if self._until_empty and outcome != "lost" and message.state in WAITING:

@@ -46,7 +46,8 @@ class Sources:
         self._subscriptions = tuple(subscriptions)
         self._fair = fair
         self._first = 0
-        self.watch = Watch(*(each._context.layout.target for each in subscriptions), poll=poll)
+        notes = {each._context.layout.target: each._context.settling.note_moved_in for each in subscriptions}
+        self.watch = Watch(*notes, moved_in=notes, poll=poll)
 
     def receive(self) -> Taken | None:
         """Claim a message; return None if no queue has one for this worker now.
@@ -76,7 +77,7 @@ class Sources:
 
     @property
     def held_up(self) -> bool:
-        """Whether a policy of a queue keeps back what waits, for something that this worker is not to wait for itself.
+        """Whether what waits is kept back for something that this worker is not to wait for itself.
 
         A barrier may wait for messages that came back in this run, which only another run takes.
         """

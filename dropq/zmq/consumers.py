@@ -73,7 +73,7 @@ class Consumers:
         self._looks_at = 0.0
         self._why = ""
         self._subscription: Subscription | None = None
-        self.watch = Watch(queue.layout.target)
+        self.watch = Watch(queue.layout.target, moved_in={queue.layout.target: queue.context.settling.note_moved_in})
         self.acked = self.late = self.given_back = self.expired = 0
 
     def open(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from children import unprivileged
-from helpers import until
+from helpers import drop, until
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
@@ -317,7 +317,7 @@ def test_no_text_at_all_is_shown_with_control_characters(text: str) -> None:
 
 @pytest.mark.parametrize("name", [NASTY, "tab\there", os.fsdecode(b"caf\xe9.csv"), "back\\x41slash", "per%2Ecent", " "])
 def test_a_foreign_name_goes_through_every_command_and_back(run: Run, q: Queue, name: str) -> None:
-    Path(q.layout.target, name).write_bytes(b"body")
+    drop(q, name, b"body")
     ((id, *_),) = run("browse", "q").rows
     assert id.isprintable()
     assert output.unescape(id) == name
@@ -1585,7 +1585,7 @@ def test_on_a_terminal_it_asks(root: Root, q: Queue) -> None:
 
 
 def test_on_a_terminal_it_shows_tables_and_no_control_characters(root: Root, q: Queue) -> None:
-    Path(q.layout.target, NASTY).write_bytes(b"\x1b[2Jbody\n")
+    drop(q, NASTY, b"\x1b[2Jbody\n")
     (bad,) = failed_first(q)
     root.create_queue("other")
     q.send(b"plain")

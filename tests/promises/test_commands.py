@@ -199,7 +199,7 @@ def test_a_command_gets_the_body_the_path_and_what_the_message_says(
         "$(touch pwned) `touch pwned`; touch pwned",
         "-rf",
         "{}",
-        "%41.~",
+        "~%41.",
         "ünïcödé",
         os.fsdecode(b"caf\xe9.txt"),
         "x" * 250,

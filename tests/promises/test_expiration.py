@@ -7,7 +7,7 @@ import os
 import pytest
 from helpers import FRESH, Clock, Make, base, drop, names_in, take, where
 
-from dropq.storage import reading
+from dropq.lifecycle.view import TargetView
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_requeued_message_gets_the_queues_lifetime_anew(make: Make, clock: Clo
 def test_a_file_under_a_name_that_was_used_before_has_an_arrival_of_its_own(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "changed_ms", lambda path: clock.ms)  # whatever is seen first came just now
+    monkeypatch.setattr(TargetView, "_arrival", lambda view, file: clock.ms)  # whatever is seen first came just now
     queue = make(timing=FRESH, expiration="30s")
     with queue.subscribe(max_backlog=None) as subscription:
         drop(queue, "report.csv", b"old")

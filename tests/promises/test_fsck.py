@@ -420,6 +420,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("unreadable", lambda queue: write(base(queue) / "target" / "a.csv", b"secret", mode=0o200), False),
     ("bad-name", lambda queue: target(queue, "4.x.B.soon"), False),
     ("foreign-claim", lambda queue: processing(queue, "a.csv"), True),
+    ("written-after-ack", lambda queue: write(Path(queue.layout.processed, "a.csv")), True),
     ("foreign-claim", lambda queue: processing(queue, "client7~4.x.B"), True),
     ("unknown-holder", unknown_holder, False),
     ("dead-holder", dead_holder, False),

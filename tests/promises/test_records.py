@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import died, take
+from helpers import died, drop, take
 
 from dropq import BacklogReached, DropqError, LeaseLost, Queue, Root, StorageError
 from dropq.format import names
@@ -562,7 +562,7 @@ def test_details_do_not_hide_the_reason_of_a_message(queue: Queue, body: bytes) 
 
 
 def test_the_parts_of_a_foreign_file_say_where_they_begin(queue: Queue) -> None:
-    Path(queue.layout.target, "orders.txt").write_bytes(lines(1, 4))
+    drop(queue, "orders.txt", lines(1, 4))
     message = take(queue)
     taken = message.records()
     next(taken).ack()

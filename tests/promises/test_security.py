@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import pytest
 from children import in_child
-from helpers import Clock, base, drop, health, make_queue, names_in, take, where
+from helpers import Clock, arrive, base, drop, health, make_queue, names_in, take, where
 from test_cli import on_terminal
 from torture.strangers import VERBS
 
@@ -320,7 +320,7 @@ def test_an_unreadable_body_is_told_and_holds_up_no_other(shared: Queue) -> None
         path = base(shared) / "working" / "closed"
         path.write_bytes(b"closed")
         path.chmod(0)
-        os.rename(path, base(shared) / "target" / "closed")
+        arrive(path, base(shared) / "target" / "closed")
         reopened(shared).send(b"open")
 
     by(PRODUCER, send)

@@ -135,7 +135,7 @@ def test_a_damaged_sidecar_loses_no_message(make: Make, content: str) -> None:
     assert where(queue) == {"processed": [b"a"]}
 
 
-@pytest.mark.parametrize("name", ["ä" * 100, "x" * 255, "a" * 150 + ".csv", "t~" * 100, "p." * 90 + "csv"])
+@pytest.mark.parametrize("name", ["ä" * 100, "x" * 255, "a" * 150 + ".csv", "~t" * 100, "p." * 90 + "csv"])
 def test_a_long_foreign_name_is_given_back(make: Make, name: str) -> None:
     queue = make()
     drop(queue, name, b"a")

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers import Run, add_route, until
+from helpers import Run, add_route, arrive, until
 
 from dropq import Queue, Root, Topic
 from dropq.cli import completion
@@ -384,7 +384,7 @@ def test_a_sweep_and_a_work_distribute_what_a_script_published(run: Run, sales: 
     for number, command in enumerate(("sweep sales.eu", f"work {audit.name} --until-empty -- true")):
         draft = Path(sales.queue.layout.working, f"report {number}.csv")
         draft.write_text("1,2")
-        draft.rename(Path(sales.queue.layout.target, draft.name))
+        arrive(draft, Path(sales.queue.layout.target, draft.name))
         assert run(*command.split()).code == 0
     assert sales.queue.counts()["target"] == 0
     counts = audit.counts()

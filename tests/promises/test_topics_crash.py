@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 from children import unprivileged
 from forks import DIED, die_after, forked
-from helpers import FRESH, Clock, timed, where
+from helpers import FRESH, Clock, arrive, timed, where
 from torture.table import Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
 
@@ -121,7 +121,7 @@ def topic(tmp_path: Path) -> Topic:
 def script(topic: Topic, body: bytes) -> None:
     draft = Path(topic.queue.layout.working, f"{body.decode()}.csv")
     draft.write_bytes(body)
-    draft.rename(Path(topic.queue.layout.target, draft.name))
+    arrive(draft, Path(topic.queue.layout.target, draft.name))
 
 
 def bodies(queue: Queue) -> list[bytes]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers import Clock
+from helpers import Clock, drop
 
 from dropq import Queue, Root, Topic
 from dropq.diagnosis.doctor import doctor
@@ -212,7 +212,6 @@ def test_explain_says_of_each_message_what_its_topic_waits_for(topic: Topic) -> 
 
 
 def test_explain_says_that_anybody_may_distribute_what_nothing_holds(topic: Topic) -> None:
-    Path(topic.queue.layout.working, "a.csv").write_text("x")
-    os.rename(f"{topic.queue.layout.working}/a.csv", f"{topic.queue.layout.target}/a.csv")
+    drop(topic.queue, "a.csv", b"x")
     (explanation,) = topic.queue.explain()
     assert explanation.why == "ready" and "`dropq sweep a.b`" in explanation.detail

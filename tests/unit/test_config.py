@@ -235,7 +235,8 @@ def test_the_defaults_limit_nothing_and_keep_everything() -> None:
     assert (there.max_deliveries, there.max_cancels, there.redelivery_attempts) == (0, 0, 0)
     assert (there.exhausted, there.expiration_model, there.durability) == ("error", "default", "full")
     assert (there.history, there.max_history, there.history_age) == (True, None, None)
-    assert there.ignore == ("_SUCCESS", "_temporary", "*.tmp", "*.part", "*.crc")
+    assert {"_SUCCESS", "_temporary", "*.tmp", "*.part", "*.crc", "*.filepart"} <= set(there.ignore)
+    assert there.settle_time is None
 
 
 def test_the_queue_wins_over_the_root_and_the_root_over_what_is_built_in(files: Files) -> None:
