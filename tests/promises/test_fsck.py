@@ -75,6 +75,12 @@ def write(path: Path, body: bytes = b"", mode: int = 0o644) -> Path:
     return path
 
 
+def written_after_the_ack(queue: Queue) -> Path:
+    path = Path(queue.layout.processed, "a.csv")
+    path.write_bytes(b"body")
+    return path
+
+
 def target(queue: Queue, name: str, body: bytes = b"body") -> Path:
     return write(base(queue) / "target" / name, body)
 
@@ -420,7 +426,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
     ("unreadable", lambda queue: write(base(queue) / "target" / "a.csv", b"secret", mode=0o200), False),
     ("bad-name", lambda queue: target(queue, "4.x.B.soon"), False),
     ("foreign-claim", lambda queue: processing(queue, "a.csv"), True),
-    ("written-after-ack", lambda queue: write(Path(queue.layout.processed, "a.csv")), True),
+    ("written-after-ack", written_after_the_ack, True),
     ("foreign-claim", lambda queue: processing(queue, "client7~4.x.B"), True),
     ("unknown-holder", unknown_holder, False),
     ("dead-holder", dead_holder, False),
