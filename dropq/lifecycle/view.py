@@ -109,6 +109,7 @@ class TargetView:
         """Offer nothing until the next refresh."""
         self.view, self._pieces, self._end = iter(()), iter(()), None
         self.fresh_until = self._worn_at = 0.0
+        self.unsettled = {}
 
     def refresh(self, rank: int = 0, consumers: int = 1) -> None:
         """List the folder again.

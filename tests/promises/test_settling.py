@@ -6,6 +6,7 @@ The clock stands until it is moved; what is put in place is a file whose last ch
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -106,6 +107,19 @@ def test_until_empty_waits_for_a_file_that_settles(tmp_path: Path) -> None:
 
     assert counted(work(queue, handler, until_empty=True)) == {"acked": 1}
     assert (seen, names_in(queue, "target")) == ([b"1\n"], ["late.csv"])
+
+
+def test_a_paused_consumer_does_not_look_for_what_has_settled(queue: Queue, clock: Clock) -> None:
+    put(queue)
+    with queue.subscribe() as subscription:
+        assert subscription.receive() is None
+        assert 0 < subscription._offers.settles_in <= LATER
+        queue.pause()
+        clock.advance(LATER)
+        assert subscription.receive() is None
+        assert subscription._offers.settles_in == math.inf  # else it would look again at once, for as long as it waits
+        queue.resume()
+        assert subscription.receive() is not None
 
 
 def test_explain_says_until_when_a_file_settles(queue: Queue, clock: Clock) -> None:
