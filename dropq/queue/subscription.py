@@ -49,6 +49,8 @@ log = logging.getLogger("dropq")
 
 #: How many messages an error names.
 SHOWN = 3
+#: Seconds until a waiting consumer looks again for a file that has settled, at the least.
+SETTLED_LOOK = 0.02
 
 _ALPHABET = string.digits + string.ascii_lowercase
 
@@ -333,7 +335,8 @@ class Subscription:
         again = min(self._sweep.again - time.monotonic(), RESCAN)
         if self._admission is not None and self._admission.policies.recheck is not None:
             again = min(again, self._admission.policies.recheck)
-        return max(min(again, self._offers.settles_in), 0.001)
+        # What has settled may be kept back by something else, such as a limit: then it is not looked for all the time.
+        return max(min(again, max(self._offers.settles_in, SETTLED_LOOK)), 0.001)
 
     @property
     def _held_up(self) -> bool:
