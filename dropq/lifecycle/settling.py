@@ -58,7 +58,9 @@ class Settling:
         wait = self._settle_time
         identity = found.st_ino, found.st_ctime_ns
         if wait is None:
-            wait = self._written_in_place if is_written(found) and self._moved_in.get(file) != identity else 0
+            # An empty file may have been made readable, or marked otherwise, before its first byte comes.
+            is_begun = is_written(found) or not found.st_size
+            wait = self._written_in_place if is_begun and self._moved_in.get(file) != identity else 0
         if not wait:
             return 0
         now, changed = self._clock.now_ms(), found.st_ctime_ns // 1_000_000
@@ -82,7 +84,7 @@ class Settling:
             found = os.lstat(f"{self._folder}/{file}")
         except OSError:
             return  # RACE: somebody has claimed it
-        if is_written(found):  # in one tick of the clock: its times alone do not tell
+        if is_written(found) or not found.st_size:  # in one tick of the clock: its times alone do not tell
             if len(self._moved_in) >= REMEMBERED:
                 self._moved_in.clear()
             self._moved_in[file] = found.st_ino, found.st_ctime_ns

@@ -98,15 +98,29 @@ def test_a_write_lets_a_file_wait_anew(queue: Queue, clock: Clock) -> None:
 def test_until_empty_waits_for_a_file_that_settles(tmp_path: Path) -> None:
     queue = make_queue(tmp_path, timing=Timing(written_in_place=0.2))
     put(queue)
-    seen = []
+    seen: list[str] = []
 
     def handler(message: Message) -> None:
-        seen.append(message.body)
+        seen.append(message.id)
         if len(seen) == 1:
             put(queue, "late.csv")
 
     assert counted(work(queue, handler, until_empty=True)) == {"acked": 2}
-    assert (seen, names_in(queue, "target")) == ([b"1\n"] * 2, [])
+    assert seen == ["a.csv", "late.csv"]
+
+
+def test_a_frozen_view_offers_what_waited_then_once_it_has_settled(queue: Queue, clock: Clock) -> None:
+    put(queue)
+    with queue.subscribe() as subscription:
+        subscription._snapshot()
+        put(queue, "late.csv")
+        assert subscription.receive() is None
+        clock.advance(LATER)
+        message = subscription.receive()
+        assert message is not None
+        assert message.id == "a.csv"
+        assert subscription.receive() is None
+    assert "late.csv" in names_in(queue, "target")
 
 
 def test_a_paused_consumer_does_not_look_for_what_has_settled(queue: Queue, clock: Clock) -> None:
@@ -330,3 +344,12 @@ def test_a_stream_claims_no_file_that_settles(make: Make, clock: Clock) -> None:
     assert journal.next_batch(1, None) == 0
     clock.advance(LATER)
     assert journal.next_batch(1, None) == 1
+
+
+def test_an_empty_file_settles_however_it_was_touched(queue: Queue, clock: Clock) -> None:
+    path = base(queue) / "target" / "a.csv"
+    path.touch()
+    os.utime(path, (1, 1))  # as a server does that sets the owner, the mode or the times before the first byte
+    assert queue.receive() is None
+    clock.advance(LATER)
+    assert take(queue).body == b""

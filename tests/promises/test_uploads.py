@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from shlex import join
 from typing import NamedTuple
@@ -89,9 +90,10 @@ def rsync_again(source: Path, destination: str) -> str:
     """Kill rsync when a part has arrived, and run it again: it goes on with the part in its own folder."""
     folder, name = os.path.split(destination)
     once = rsync("--partial-dir=.parts")(source, destination)
-    arrived = f"find {join([folder])} -name {join([f'.{name}.*'])} -size +0"
-    part = join([f"{folder}/.parts/{name}"])
-    return f'{once} & until [ -n "$({arrived})" ]; do sleep 0.05; done; kill $!; wait; test -s {part} && {once}'
+    arrived = f'[ -n "$(find {join([folder])} -name {join([f".{name}.*"])} -size +0)" ]'
+    kept = join(["test", "-s", f"{folder}/.parts/{name}"])
+    first, then = (f"until {condition}; do sleep 0.05; done" for condition in (arrived, kept))
+    return f"{once} & {first}; kill $!; {then}; wait; {once}"
 
 
 def filepart(source: Path, destination: str) -> str:
@@ -179,12 +181,11 @@ def longest_pauses(running: dict[str, subprocess.Popen[bytes]], paths: dict[str,
     longest, last = dict.fromkeys(running, 0.0), dict[str, tuple[int, float]]()
     while waited_for := [program for program, process in running.items() if process.poll() is None]:
         for program in waited_for:
-            changed = paths[program].stat().st_ctime_ns if paths[program].exists() else 0
-            now = time.monotonic()
-            known, since = last.get(program, (0, now))
-            longest[program] = max(longest[program], now - since if known else 0)
-            if changed != known:
-                last[program] = changed, now
+            with suppress(FileNotFoundError):  # not there yet, or taken
+                changed, now = paths[program].stat().st_ctime_ns, time.monotonic()
+                known, since = last.get(program, (changed, now))
+                longest[program] = max(longest[program], now - since)
+                last[program] = (changed, since if changed == known else now)
         time.sleep(0.01)
     return longest
 
