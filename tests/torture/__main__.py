@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
-from torture.table import NotRun, Options, Row, lines_of, merged, table_of
+from torture.table import PROJECT, NotRun, Options, Row, lines_of, marked, merged, table_of
 
 #: The parts in the order of the table: each is a module with a function `run(options)` that returns rows.
 PARTS = (
@@ -41,7 +41,7 @@ PARTS = (
     "model",
     "fresh",
 )
-PAPER = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAPER = PROJECT / "docs" / "reliability.md"
 BEGIN, END = "<!-- torture: begin -->", "<!-- torture: end -->"
 
 
@@ -52,7 +52,13 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="as short as in make test")
     parser.add_argument("--folder", type=Path, help="where to work: a folder on a disk, not on tmpfs")
     parser.add_argument("--write", action="store_true", help="keep the rows in docs/reliability.md")
+    parser.add_argument(
+        "--mark", action="store_true", help="run nothing: mark the rows there that are older than dropq"
+    )
     asked = parser.parse_args()
+    if asked.mark:
+        _keep([])
+        return 0
     parts = asked.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
@@ -97,17 +103,17 @@ def _rows(part: str, options: Options) -> list[Row]:
 
 def _commit() -> str:
     """Return what was held against all this, as git calls it; what its papers say does not matter."""
-    git = ["git", "-C", str(PAPER.parents[1])]
+    git = ["git", "-C", str(PROJECT)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs"], check=False)
     return (head.stdout.strip() or "unknown") + ("-changed" if changed.returncode else "")
 
 
 def _keep(lines: list[str]) -> None:
-    """Put lines into the paper's table, in place of those that it has of the same parts."""
+    """Put lines into the paper's table, in place of those that it has of the same parts, and mark what is older."""
     before, _, rest = PAPER.read_text().partition(BEGIN)
     table, _, after = rest.partition(END)
-    PAPER.write_text(f"{before}{BEGIN}\n{table_of(merged(table, lines, PARTS))}\n{END}{after}")
+    PAPER.write_text(f"{before}{BEGIN}\n{table_of(marked(merged(table, lines, PARTS)))}\n{END}{after}")
 
 
 if __name__ == "__main__":

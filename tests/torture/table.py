@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torture.account import Account
 
 HEADS = ("part", "test", "cases", "kills", "faults", "lost", "doubled", "commit")
+PROJECT = Path(__file__).parents[2]
+#: What the commit of a row bears whose figures are older than the code.
+OLDER = " (older)"
 
 
 class NotRun(Exception):
@@ -71,6 +75,25 @@ def merged(table: str, lines: list[str], parts: tuple[str, ...]) -> list[str]:
     new = {_part(line) for line in lines}
     kept = [line for line in table.splitlines() if _part(line) in parts and _part(line) not in new]
     return sorted(kept + lines, key=lambda line: parts.index(_part(line)))
+
+
+def marked(lines: list[str]) -> list[str]:
+    """Return rows, with a mark where the code has changed since the commit, or this history does not have it."""
+    older = {commit: code_since(commit) != "same" for commit in {commit_of(line) for line in lines}}
+    rows = [line.removesuffix(" |").removesuffix(OLDER) for line in lines]
+    return [f"{row}{OLDER * older[commit_of(row)]} |" for row in rows]
+
+
+def commit_of(line: str) -> str:
+    """Return the commit that a row names."""
+    return line.removesuffix(" |").removesuffix(OLDER).removesuffix("-changed").rpartition(" ")[2]
+
+
+def code_since(commit: str) -> str:
+    """Return whether dropq, as it lies here, is the "same" as at a commit, "changed", or the commit "unknown"."""
+    git = ["git", "-C", str(PROJECT), "diff", "--quiet", commit, "--", "dropq"]
+    status = subprocess.run(git, capture_output=True, check=False).returncode
+    return {0: "same", 1: "changed"}.get(status, "unknown")
 
 
 def _part(line: str) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from torture import table
+from torture.__main__ import PAPER, PARTS
 from torture.account import Account, body, judge, look, name_of
-from torture.table import Row, lines_of, merged, table_of
+from torture.table import OLDER, PROJECT, Row, code_since, commit_of, lines_of, marked, merged, table_of
 
 
 @pytest.fixture
@@ -105,3 +109,49 @@ def test_a_part_that_is_run_again_has_its_rows_replaced_and_leaves_those_of_othe
     rows = merged(table_of(old), new, ("crashes", "faults", "storm"))
     assert rows == [*old[:2], new[1], new[0]]
     assert merged("No table yet.", new, ("crashes", "faults", "storm")) == [new[1], new[0]]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commits of a history, in which dropq changes with the second one, and other things with the third."""
+    if not shutil.which("git"):
+        pytest.skip("there is no git")
+    (tmp_path / "dropq").mkdir()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    commits = []
+    for number, file in enumerate(("dropq/a.py", "dropq/a.py", "paper.md")):
+        (tmp_path / file).write_text(f"{number}\n")
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", "a"], check=True)
+        found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True)
+        commits.append(found.stdout.strip())
+    monkeypatch.setattr(table, "PROJECT", tmp_path)
+    return commits
+
+
+def test_rows_are_marked_whose_commit_had_other_code(repository: list[str], tmp_path: Path) -> None:
+    first, second, third = repository
+    lines = [
+        line for commit in (first, second, f"{third}-changed", "unknown") for line in lines_of("a", [Row("b")], commit)
+    ]
+    ends = [line.rpartition("| ")[2] for line in marked(lines)]
+    assert ends == [f"{first} (older) |", f"{second} |", f"{third}-changed |", "unknown (older) |"]
+    assert marked(marked(lines)) == marked(lines)
+    (tmp_path / "dropq" / "a.py").write_text("changed, and not committed\n")
+    assert all(line.endswith(f"{OLDER} |") for line in marked(lines))
+    assert (code_since(second), code_since("unknown")) == ("changed", "unknown")
+
+
+def test_the_paper_marks_the_rows_that_are_older_than_the_code() -> None:
+    """Rows of commits that this history does not have may have a mark or none: histories are copied in part."""
+    if not shutil.which("git"):
+        pytest.skip("there is no git")
+    rows = [line for line in PAPER.read_text().splitlines() if line.startswith(tuple(f"| {part} |" for part in PARTS))]
+    since = {commit: code_since(commit) for commit in map(commit_of, rows)}
+    if set(since.values()) == {"unknown"}:
+        pytest.skip(f"{PROJECT} has no history that tells when the rows were run")
+    for row in rows:
+        if since[commit_of(row)] != "unknown":
+            right = row.endswith(f"{OLDER} |") == (since[commit_of(row)] == "changed")
+            assert right, f'run make torture ARGS="--mark": {row}'
