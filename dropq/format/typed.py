@@ -43,6 +43,12 @@ class Typed:
         else:
             _require(False, self)
 
+    def __eq__(self, other: object) -> bool:
+        # As tuples, to which NaN is equal to itself: what dataclass makes compares the values, from Python 3.13 on.
+        if not isinstance(other, Typed):
+            return NotImplemented
+        return (self.type, self.value) == (other.type, other.value)
+
     @classmethod
     def of(cls, value: object) -> Typed:
         """Return a Python value with its type: bool B, int I or L, float D, str S; return a Typed as it is."""

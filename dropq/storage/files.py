@@ -668,13 +668,13 @@ class Storage:
         self.rename(source, destination)  # RACE: raises ENOTEMPTY if a folder came there that is not empty
 
     def drain(self, folder: str) -> None:
-        """Empty and remove a folder; repeat that while files come into it."""
+        """Empty and remove a folder; repeat that while files come into it, or into a folder in it."""
         give_up = time.monotonic() + DRAIN_LIMIT
         pause = 0.001
         while True:
-            for entry in list(entries(folder)):
-                self.remove_tree(entry.path)
             try:
+                for entry in list(entries(folder)):
+                    self.remove_tree(entry.path)
                 return os.rmdir(folder)
             except FileNotFoundError:
                 return None

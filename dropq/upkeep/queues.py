@@ -204,7 +204,8 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
         forget(root.layout, layout.base, gone.private, store)
         for folder in (gone.target, gone.delayed):
             store.drain(folder)
-        store.remove_tree(os.path.realpath(away))  # where the queue is a link, what it leads to goes first
+        # RACE: a call of a send that was under way at the rename makes its file now, and goes with the queue.
+        store.drain(os.path.realpath(away))  # where the queue is a link, what it leads to goes first
         store.remove_tree(away)
         if context.layout.is_topic:
             _remove_empty_folders(root, context)

@@ -96,6 +96,26 @@ def test_what_is_no_message_keeps_a_queue_from_being_deleted_unless_forced(make:
         assert sorted(os.listdir(queue.root.path)) == [".dropq", "dropq.toml"]
 
 
+def test_a_call_of_a_send_that_ends_while_the_queue_is_removed_goes_with_the_queue(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    rmdir, late = os.rmdir, list[str]()
+
+    def after_one_more_file(path: str, *, dir_fd: int | None = None) -> None:
+        if os.path.basename(path) == "working" and not late:
+            fd = os.open(path, os.O_RDONLY, dir_fd=dir_fd)
+            os.close(os.open("late", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
+            os.close(fd)
+            late.append(path)
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", after_one_more_file)
+    queue.root.delete_queue("q", force=True)
+    assert len(late) == 1
+    assert sorted(os.listdir(queue.root.path)) == [".dropq", "dropq.toml"]
+
+
 def test_producers_racing_with_a_forced_delete_get_an_error_or_their_message_goes_with_the_queue(
     tmp_path: Path,
 ) -> None:
@@ -103,8 +123,8 @@ def test_producers_racing_with_a_forced_delete_get_an_error_or_their_message_goe
     outcomes: list[str] = []
 
     def produce() -> None:
-        queue = root.queue("q")
         try:
+            queue = root.queue("q")  # which may be gone by now: the other producers are enough for the deletion
             while True:
                 queue.send(b"x")
         except NoSuchQueue:

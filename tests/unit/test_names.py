@@ -569,6 +569,10 @@ class TestTypedValues:
         short = Typed("H", 5)
         assert Typed.of(short) is short
 
+    def test_no_number_is_equal_to_no_number(self) -> None:
+        assert Typed("D", math.nan) == Typed("D", float("nan")) == Typed.read("D", "NaN") != Typed("F", math.nan)
+        assert len({Typed("D", math.nan), Typed("D", -math.nan)}) == 1
+
     @given(typed_values)
     def test_read_back_from_their_text(self, typed: Typed) -> None:
         assert Typed.read(typed.type, typed.text) == typed
