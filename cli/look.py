@@ -33,6 +33,8 @@ COLUMNS = ("id", "priority", "timestamp", "bytes", "delivery_count", "type")
 MORE = {"delayed": ("not_before",), "processing": ("owner", "deadline"), **dict.fromkeys(WITH_REASON, ("reason",))}
 #: The further columns where the first message is a dead letter.
 LETTER = ("origin", "dead_letter_reason")
+#: The further column where the first message was sent from a file.
+FROM_FILE = ("filename",)
 #: The further columns where the first message is a bundle whose records were counted, a part of one, or was a record.
 PARTS = ("records", "from", "record")
 #: The columns of `browse --explain`.
@@ -198,7 +200,8 @@ def browse(
 ) -> None:
     """List the messages of a state, in order of delivery.
 
-    Where the first of them is a dead letter, it also shows where each comes from, and why. Where it is a bundle whose
+    Where the first of them is a dead letter, it also shows where each comes from, and why. Where it was sent from a
+    file, it also shows the name of each message's file. Where it is a bundle whose
     sender counted its records, a part of a bundle or a record of one, it also shows how many records each has, from
     which number on, and which record it was.
     With --explain it lists target/, delayed/ and processing/, or only the state that --state names. It shows why each
@@ -221,6 +224,8 @@ def _further(message: Message) -> Iterator[str]:
     """Yield the further columns of a list of messages that begins with this one."""
     if message.dead_letter_reason:
         yield from LETTER
+    if message.filename:
+        yield from FROM_FILE
     if message.record_count or message.first_record or message.record_number:
         yield from PARTS
 
@@ -315,6 +320,7 @@ def record_of(message: Message) -> dict[str, object]:
         "not_before": message.not_before,
         "since": message.since,
         "properties": message.properties,
+        "filename": message.filename,
         "delivery_count": message.delivery_count,
         "redelivered": message.redelivered,
         "cancels": message.cancels,

@@ -98,7 +98,8 @@ def send(
 
     Without FILE it sends standard input, unless that is a terminal. Once an id is printed, the message is in target/,
     as durable as the queue's configuration asks. When the queue is full (max_unprocessed) it exits with 75; if that
-    queue discards new messages, it prints no id and exits with 1. What is sent to a topic is published.
+    queue discards new messages, it prints no id and exits with 1. What is sent to a topic is published. The message of
+    a FILE has the file's own name in the property filename, unless -p gives one.
 
     With --wait-reply it sends one message, prints the body of the answer instead of the id, which stderr gets, and
     exits with 75 when no answer came in time: the message stays sent, and a later answer is refused to its sender.

@@ -129,7 +129,7 @@ class WorkReporter(Reporter):
         queue = f"{handled.message.queue.name} " if len(self._queues) > 1 else ""
         outcome = f"{WORDS[handled.outcome]:{len(WORDS['acked'])}}"
         of = f"{handled.records} of " if handled.records else ""
-        return f"{outcome} {of}{queue}{handled.id} in {handled.seconds:.1f} s{handled.details}"
+        return f"{outcome} {of}{queue}{handled.label} in {handled.seconds:.1f} s{handled.details}"
 
 
 def _record(handled: Handled) -> dict[str, object]:
@@ -137,6 +137,7 @@ def _record(handled: Handled) -> dict[str, object]:
     return {
         "queue": handled.message.queue.name,
         "id": handled.id,
+        "filename": handled.message.filename,
         "outcome": handled.outcome,
         "reason": handled.reason or None,
         "seconds": round(handled.seconds, 3),

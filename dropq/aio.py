@@ -721,6 +721,7 @@ class Message:
     type = _Plain(dropq.queue.message.Message.type)
     message_class = _Plain(dropq.queue.message.Message.message_class)
     correlation_id = _Plain(dropq.queue.message.Message.correlation_id)
+    filename = _Plain(dropq.queue.message.Message.filename)
     reply_to = _Plain(dropq.queue.message.Message.reply_to)
     properties = _Plain(dropq.queue.message.Message.properties)
     timestamp = _Plain(dropq.queue.message.Message.timestamp)

@@ -32,6 +32,8 @@ KEYWORDS = frozenset(["NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "L
 
 #: The property, true or false, of a message that no route takes away.
 DO_NOT_ROUTE = "JMS_dropboxmq_do_not_route"
+#: The property with the name of the file that a message was sent from.
+FILENAME = "filename"
 #: The properties among JMS's own names that a sender may set.
 _JMS_SENT = ("JMSXGroupID", "JMSXGroupSeq", DO_NOT_ROUTE)
 
@@ -127,6 +129,15 @@ class Name:
         if (self.mark or self.lapsed) and plain and not self.generated and _is_own_name(self.id):
             return self.id
         return None
+
+    @property
+    def filename(self) -> str | None:
+        """The name of the file that it was sent from; None if there is none, or it is not safe in a path."""
+        typed = self.properties.get(FILENAME)
+        text = typed.value if typed is not None else None
+        if not isinstance(text, str) or not text.isprintable() or "/" in text or text[:1] in ("", ".", "-"):
+            return None
+        return text if len(to_bytes(text)) <= NAME_MAX else None
 
     @property
     def begins(self) -> int:

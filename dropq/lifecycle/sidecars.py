@@ -12,12 +12,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from dropq.errors import StorageError
 from dropq.format import names
 from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
+from dropq.format.typed import LONE_SURROGATE, Typed
 from dropq.lifecycle import known_queues
 from dropq.storage.clock import Clock
 from dropq.storage.failures import describe, error_context, storage_error
@@ -113,6 +115,25 @@ class Sidecars:
             self.make_known()
             self._storage.write_small(f"{self.folder}/{token}.json", json.dumps(content).encode())
         return names.file_name(short, typed_replies=self.typed_replies)
+
+    def with_filename(self, name: Name, filename: str) -> Name:
+        """Return a name with the property `filename`, unless its sender gave one; log it where that cannot be.
+
+        Where a DropboxMQ may read the name, it is left out rather than make a sidecar, now or by the counters of later
+        deliveries: a sidecar would hide the reply-to from DropboxMQ.
+        """
+        if not filename or names.FILENAME in name.properties:
+            return name
+        if LONE_SURROGATE.search(filename):
+            problem = "it is not UTF-8"
+        else:
+            named = replace(name, properties={**name.properties, names.FILENAME: Typed("S", filename)})
+            is_shared = self._name_budget == names.SHARED_BUDGET
+            if not is_shared or len(names.write(named, typed_replies=self.typed_replies)) <= names.NAME_BUDGET:
+                return named
+            problem = "the message's name would be too long for DropboxMQ"
+        self.warn(filename, [f"sent without the property {names.FILENAME}: {problem}"])
+        return name
 
     def _without_sidecar(self, name: Name) -> Name:
         """Return a name with what its sidecar contains if all of it fits: a DropboxMQ reads names only."""

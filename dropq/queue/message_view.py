@@ -153,6 +153,14 @@ class MessageView:
         return {key: typed.value for key, typed in self._name.properties.items()}
 
     @property
+    def filename(self) -> str | None:
+        """The name of the file that it was sent from: its property `filename`, if that is safe in a path; else None.
+
+        Safe are printable characters without a slash, at most 255 bytes, and without a dot or dash at the start.
+        """
+        return self._name.filename
+
+    @property
     def timestamp(self) -> datetime:
         """When it was sent: the time in its id, else when its file came to the folder where dropq first saw it."""
         name = self._name

@@ -303,12 +303,14 @@ class Sender:
                 self._transitions.stage(file, body.encode() if isinstance(body, str) else body, synced=each)
 
     def send_file(self, path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any) -> Sent:
-        """Send a file's content as a message.
+        """Send a file's content as a message, with the file's own name in the property `filename`.
 
         Args:
-            path: the file; it is copied, so it stays as it is. One that is open for reading is sent to its end.
+            path: the file; it is copied, so it stays as it is. One that is open for reading is sent to its end, and
+                gives no name.
             move: move it instead, if it is a path; where it lies on another file system it is copied, then removed.
-            fields: the other arguments of `send`.
+            fields: the other arguments of `send`; `properties` with a `filename` give the message another name, or none
+                with "".
 
         Raises:
             StorageError: the file cannot be read; nothing was sent.
@@ -341,7 +343,8 @@ class Sender:
         self, sent: list[Sent], path: str | os.PathLike[str] | IO[bytes], *, move: bool = False, **fields: Any
     ) -> None:
         source = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-        file, message_id, not_before = self._address_of(b"", Headers(**fields), asks=True)
+        filename = os.path.basename(source) if isinstance(source, str) else ""
+        file, message_id, not_before = self._address_of(b"", Headers(**fields), asks=True, filename=filename)
         if not file:
             sent.append(Sent(message_id, False, ""))
             return
@@ -482,11 +485,12 @@ class Sender:
         return self._address_of(body, Headers(**fields))
 
     def _address_of(
-        self, body: bytes | str, headers: Headers, *, asks: bool = False, records: int = 0
+        self, body: bytes | str, headers: Headers, *, asks: bool = False, records: int = 0, filename: str = ""
     ) -> tuple[str, str, int]:
         """Do what `_address` does; where it `asks`, the message is let in before anything is written.
 
-        Of a message that is discarded there is no file name. The name says how many `records` the body has, if any.
+        Of a message that is discarded there is no file name. The name says how many `records` the body has, if any, and
+        the `filename` of the file that is sent.
         """
         # First: a queue that is refused is refused before the clock writes its probe.
         transitions = self._opened or self._transitions
@@ -514,8 +518,8 @@ class Sender:
         if asks and time.monotonic() >= self._asks_at and not self._admit():
             return "", message_id, 0
         made = names.make(known)
-        file = context.sidecars.fit(transitions.unique(made, chosen=True) if chosen else made)
-        return file, message_id, not_before
+        made = context.sidecars.with_filename(transitions.unique(made, chosen=True) if chosen else made, filename)
+        return context.sidecars.fit(made), message_id, not_before
 
     def _admit_job(self, count: int) -> Sender | None:
         """Let in a job of so many messages as a whole, after a wait where one is due.

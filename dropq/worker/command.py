@@ -11,9 +11,9 @@ The body is on the command's standard input. Its environment has:
 - DROPQ_TYPE, DROPQ_CORRELATION_ID and DROPQ_REPLY_TO, if the message has them,
 - DROPQ_PROP_NAME for each property, NAME spelled as the sender spelled it,
 - DROPQ_RECEIPT, which `dropq ack` and similar commands take, also after the lease was renewed,
-- DROPQ_FILE, which is also put in place of `{}` in any argument: a path to the body under the message's own name. It
-  stays the same while the command runs, although renewing a lease renames the claimed file; then it is removed. The
-  command may read it, but must not write to it,
+- DROPQ_FILE, which is also put in place of `{}` in any argument: a path to the body under the name of the file that it
+  was sent from, else under the message's own name. It stays the same while the command runs, although renewing a lease
+  renames the claimed file; then it is removed. The command may read it, but must not write to it,
 - DROPQ_RUN, by which the guard finds this run,
 - of a command for each record, which is on its standard input: DROPQ_RECORD, the record's number,
 - of a command for the records of a message, which are on its standard input: DROPQ_FAILED, the path of a file for the
@@ -376,7 +376,7 @@ def _stable_path(message: Message) -> Iterator[str]:
     context = message.context
     name = context.sidecars.full(context.sidecars.parse(message.name))
     folder = f"{context.layout.held}/{message.owner}"
-    path = f"{folder}/{name.born_foreign or message.name}"
+    path = f"{folder}/{name.born_foreign or name.filename or message.name}"
     try:
         context.storage.make_folder(folder, passing=True)
     except OSError as error:

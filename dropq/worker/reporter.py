@@ -67,6 +67,11 @@ class Handled:
         return self.message.id if self.part is None else self.part.id
 
     @property
+    def label(self) -> str:
+        """What it is called on a line: that id, and the name of the file that the message was sent from, if any."""
+        return " ".join(filter(None, (self.id, self.message.filename)))
+
+    @property
     def state(self) -> str:
         """Where that message is."""
         return self.message.state if self.part is None else self.part.state
@@ -125,7 +130,7 @@ class Reporter:
     def handled(self, handled: Handled) -> None:
         """Hear what became of a message."""
         if handled.outcome not in ("acked", "returned"):
-            log.warning("message %s %s", handled.id, handled.words)
+            log.warning("message %s %s", handled.label, handled.words)
 
     def idle(self) -> None:
         """Hear that no message is handled now, and that the worker waits for one; this may come often."""
