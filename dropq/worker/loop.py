@@ -12,7 +12,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 from dropq.durations import parse_duration
 from dropq.errors import LeaseLost
 from dropq.format.layout import WAITING
+from dropq.format.names import Name
+from dropq.format.staged import OwnPart
 from dropq.lifecycle.transitions import BODY_CHANGED
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import Duration, Message, Record, utc
@@ -57,7 +59,7 @@ _STOPPED_STATUSES = frozenset(status for number in STOP_SIGNALS for status in (-
 SETTLED: dict[str, Outcome] = {"processed": "acked", "removed": "acked", **dict.fromkeys(WAITING, "retried")}
 
 
-#: How a record counts that was not acknowledged, by what its holder did with it.
+#: How a record counts that was not acknowledged, by what its holder did with it, if it was not given back too often.
 RECORD_OUTCOMES: dict[str, Outcome] = {"nack": "retried", "fail": "failed", "reject": "rejected"}
 
 
@@ -128,7 +130,7 @@ class WorkReport:
 
     A record counts once its message is settled. What is left of a message, and goes to error/ as a whole, counts as one
     that failed. A handler of messages may settle their records by itself (`message.records()`): those that it does not
-    acknowledge count beside the message.
+    acknowledge count beside the message. What was given back too often, so that it is not delivered again, failed.
 
     Attributes:
         acked, failed, retried, rejected: settled this way, by the worker or by the handler itself.
@@ -393,8 +395,8 @@ class Worker:
             self._report_left(message.id, due_ms(message))
         if id(message) in self._running:
             self._count(outcome)
-            for verb in _record_verbs(message) if outcome != "lost" else ():
-                self._count(RECORD_OUTCOMES[verb])
+            for record in _records_by_handler(message) if outcome != "lost" else ():
+                self._count(record)
             reason = why if outcome in ("failed", "retried", "rejected") else ""
             self._tell(Handled(message, outcome, reason, time.monotonic() - taken.since))
 
@@ -498,10 +500,28 @@ class Worker:
             log.exception("message %s: its handler could not be cancelled", message.id)
 
 
-def _record_verbs(message: Message) -> list[str]:
-    """Return what a handler of messages did with the records of one that it did not acknowledge."""
+def record_outcome(verb: str, state: str) -> Outcome:
+    """Return how a record counts that was not acknowledged, by what its holder did with it and where it is now."""
+    outcome = RECORD_OUTCOMES[verb]
+    return "failed" if outcome == "retried" and state not in WAITING else outcome  # it was given back too often
+
+
+def records_of(message: Message, parts: Iterable[OwnPart]) -> Iterator[tuple[Name, str]]:
+    """Yield the records of a message among the parts that it became: the name of each, and its state."""
+    for part in parts:
+        name = message.context.sidecars.parse(part.own_name)
+        if name.record and name.id != message.id:
+            yield name, part.state
+
+
+def _records_by_handler(message: Message) -> list[Outcome]:
+    """Return how the records count that a handler of messages did not acknowledge."""
     bundle = getattr(message._transitions, "bundle", None)
-    return [] if bundle is None else [settled.fate.verb for settled in bundle.hand.others.values()]
+    if bundle is None:
+        return []
+    states = {name.record: state for name, state in records_of(message, bundle.parts)}
+    others = bundle.hand.others.items()
+    return [record_outcome(settled.fate.verb, states.get(number, message.state)) for number, settled in others]
 
 
 def _traceback(error: BaseException) -> str:

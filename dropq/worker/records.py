@@ -15,7 +15,7 @@ from dropq.errors import LeaseLost, NoSuchMessage, StorageError
 from dropq.format.layout import WAITING, WITH_REASON
 from dropq.format.names import Name
 from dropq.queue.message import Bundle, Message
-from dropq.worker.loop import RECORD_OUTCOMES, SETTLED, Worker
+from dropq.worker.loop import SETTLED, Worker, record_outcome, records_of
 from dropq.worker.reporter import Handled, Outcome, Part, due_ms
 from dropq.worker.sources import Taken
 
@@ -49,11 +49,7 @@ class Run:
     @property
     def names(self) -> Iterator[tuple[Name, str]]:
         """The records that became messages: the name of each, and its state."""
-        message = self.taken.message
-        for part in self.bundle.parts if self.bundle is not None else ():
-            name = message.context.sidecars.parse(part.own_name)
-            if name.record and name.id != message.id:
-                yield name, part.state
+        return records_of(self.taken.message, self.bundle.parts if self.bundle is not None else ())
 
     def results(self) -> Iterator[Handled]:
         """Yield what became of the records, now that the message is settled."""
@@ -72,10 +68,8 @@ class Run:
         parts = {name.record: Part(name.id, state, name.not_before) for name, state in self.names}
         for number, settled in sorted(hand.others.items()):
             part = parts.get(number)
-            outcome, fate = RECORD_OUTCOMES[settled.fate.verb], settled.fate
-            if outcome == "retried" and (message.state if part is None else part.state) not in WAITING:
-                outcome = "failed"  # it was given back too often
-            why, took = self.notes.get(number, (fate.reason or _BY_HANDLER, seconds))
+            outcome = record_outcome(settled.fate.verb, message.state if part is None else part.state)
+            why, took = self.notes.get(number, (settled.fate.reason or _BY_HANDLER, seconds))
             yield Handled(message, outcome, why, took, part=part)
 
 

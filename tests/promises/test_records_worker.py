@@ -42,6 +42,24 @@ def test_records_that_a_handler_of_messages_rejects_are_counted(queue: Queue) ->
     assert counted(report) == {"acked": 5, "rejected": 50, "retried": 5}
 
 
+def test_a_record_that_is_given_back_too_often_counts_as_failed_for_every_handler(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "root", max_cancels=1)
+
+    def of_messages(message: Message) -> None:
+        for record in message.records():
+            record.nack() if record.number == 1 else record.ack()
+
+    def of_records(record: Record) -> None:
+        if record.number == 1:
+            raise Retry
+
+    queue.send(lines(1, 3), type="text")
+    assert counted(work(queue, of_messages, until_empty=True)) == {"acked": 1, "failed": 1}  # beside the message
+    queue.send(lines(1, 3), type="text")
+    assert counted(work(queue, of_records, until_empty=True, records=True)) == {"acked": 2, "failed": 1}
+    assert where(queue)["error"] == [b"1\n", b"1\n"]
+
+
 def until_empty(queue: Queue, handler: Any, **options: Any) -> WorkReport:
     return work(queue, handler, records=True, until_empty=True, **options)
 
