@@ -17,6 +17,7 @@ from actors import Actor, finish
 from forks import heed_signals
 from helpers import Clock, Make, Ran, Run, make_queue, other_file_system
 from hypothesis import HealthCheck, settings
+from leftovers import watch
 
 import dropq
 import dropq.spark
@@ -36,6 +37,11 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.register_profile("dropq", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("dropq")
 heed_signals()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no process outlive the run."""
+    watch(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,8 +86,11 @@ def spark() -> Iterator[SparkSession]:
             raise  # its Java should have worked
         pytest.skip(str(error))
     signal.signal(signal.SIGINT, interrupt)  # Spark takes Ctrl-C for itself, and other tests are about it
+    java: Any = session.sparkContext._gateway
     yield session
     session.stop()
+    java.shutdown()
+    java.proc.communicate()  # its end of file is what ends Spark's Java; else that stays as long as this process
 
 
 @pytest.fixture
