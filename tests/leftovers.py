@@ -19,8 +19,9 @@ from uuid import uuid4
 
 import pytest
 
-#: The variable that names the runs which a process belongs to: tests may start a run of their own.
-VARIABLE = "DROPQ_TEST_RUNS"
+#: The variable that names the runs which a process belongs to: tests may start a run of their own. It has no prefix of
+#: dropq's variables, whose number tests check.
+VARIABLE = "TEST_RUNS"
 #: Seconds that processes have to end after the run: a Java may take a while to notice.
 PATIENCE = 30.0
 
