@@ -95,11 +95,15 @@ class Demo:
         self.run("find root -type f ! -path '*/.*' ! -name '*.toml' -exec sha256sum {} + > ledger")
 
     def drop(self) -> None:
-        """Drop orders from a shell."""
-        say("A host without Python sends 24 orders: a shell script, which writes them aside and moves each in by mv.")
-        command = "sha256sum data/orders/* >> ledger && shell/drop.sh root orders data/orders/*"
-        names = self.run(command, quiet=True).splitlines()
-        print(f"    {names[0]}\n    ... {len(names)} in all")
+        """Drop orders from a shell, and upload one."""
+        say("A host without Python sends 23 orders: a shell script, which writes them aside and moves each in by mv.")
+        orders = "data/orders/order-11[01]* data/orders/order-112[0-3]*"
+        names = self.run(f"sha256sum data/orders/* >> ledger && shell/drop.sh root orders {orders}", quiet=True)
+        print(f"    {names.splitlines()[0]}\n    ... {len(names.splitlines())} in all")
+        say("Another program uploads one straight into target/, in two halves. Nobody takes it before it is whole:")
+        last = "data/orders/order-1124.json"
+        self.run(f"(head -c 99 {last}; sleep 1; tail -c +100 {last}) > root/orders/target/upload.json")
+        self.run("dropq browse orders --explain | grep upload.json | cut -f 1-3")
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[], None]]:
