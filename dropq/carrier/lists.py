@@ -57,6 +57,7 @@ class Carrier:
         check: raises an error if another queue has taken the place of `target`.
         name: returns what the name of the copy says, from the message's own file name.
         arrived: the names in `target` of what this carrier sent, by the names in `given`.
+        written: the names in `given` that somebody wrote to while they were copied: another carrier takes them.
     """
 
     source: QueueContext
@@ -67,6 +68,7 @@ class Carrier:
     check: Callable[[], None]
     name: Callable[[str], Name]
     arrived: dict[str, str] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
 
     def run(self) -> Iterator[int]:
         """Carry all that lies in the folder, a list at a time; yield how many messages of each this carrier sent.
@@ -159,6 +161,8 @@ class Carrier:
             with suppress(FileNotFoundError):  # RACE: somebody took it
                 length = entry.stat(follow_symlinks=False).st_size
                 if os.access(entry.path, os.R_OK) and (file := self._given_name(entry.name)) is not None:
+                    if file in self.written:
+                        continue
                     given.append(file)
                     size += length
         return given
@@ -259,7 +263,8 @@ class Carrier:
                     storage.copy(path, f"{attempt.folder}/{file}", synced=each)
                     if self.source.settling.version(path) != before:
                         storage.unlink(f"{attempt.folder}/{file}")
-                        continue  # somebody writes to it: it stays for the next list
+                        self.written.add(given)
+                        continue  # it stays for the next carrier
                 except FileNotFoundError:
                     if reading.exists(path):
                         raise  # the job was dropped, or sent by another carrier

@@ -416,7 +416,7 @@ class _Snapshot:
     def _archived_foreign(self) -> Iterator[str]:
         """Yield the paths of the messages in processed/ whose names dropq did not write."""
         for file in self._files("processed"):
-            if not names.is_plain(file) and MessageFile(file).name.foreign:
+            if not names.tells_time(file) and MessageFile(file).name.foreign:
                 yield f"{self._context.layout.processed}/{file}"
 
     def _is_written(self, path: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from dropq.format import names
 from dropq.format.claims import BodyVersion
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
@@ -16,6 +17,8 @@ from dropq.storage.clock import Clock
 
 #: How many files are remembered that were moved in, or whose times are in the future; beyond that, all are forgotten.
 REMEMBERED = 10_000
+#: Milliseconds within which an event is read, of a file that was moved in.
+RECENT = 50
 
 
 def is_written(found: os.stat_result) -> bool:
@@ -48,6 +51,11 @@ class Settling:
         #: The same, and since when the file has stood unchanged, for files whose ctime is in the future.
         self._unchanged: dict[str, tuple[tuple[int, int], int]] = {}
 
+    @property
+    def patience(self) -> float:
+        """Seconds that a file waits that somebody was seen to write to."""
+        return self._written_in_place if self._settle_time is None else self._settle_time
+
     def due(self, file: str, found: os.stat_result) -> int:
         """Return when a file has settled, if nobody writes to it meanwhile, in ms since 1970; 0 if it has.
 
@@ -79,12 +87,19 @@ class Settling:
         return known[1]
 
     def note_moved_in(self, file: str) -> None:
-        """Note that a file was moved into target/, as an event said: it has settled, unless it is written to again."""
+        """Note that a file was moved into target/, as an event said: it has settled, unless it is written to again.
+
+        An event may be read late, when another file has the name, which is written in place: only what changed just now
+        is taken for what the event is about.
+        """
+        if names.tells_time(file):
+            return
         try:
             found = os.lstat(f"{self._folder}/{file}")
         except OSError:
             return  # RACE: somebody has claimed it
-        if is_written(found) or not found.st_size:  # in one tick of the clock: its times alone do not tell
+        is_recent = self._clock.now_ms() - found.st_ctime_ns // 1_000_000 < RECENT
+        if is_recent and (is_written(found) or not found.st_size):  # in one tick: its times alone do not tell
             if len(self._moved_in) >= REMEMBERED:
                 self._moved_in.clear()
             self._moved_in[file] = found.st_ino, found.st_ctime_ns

@@ -251,9 +251,9 @@ class Transitions:
             StorageError: the move failed, or the sync after it.
         """
         if claim.body is not None:
+            pass_tick(claim.body.written)
             if self.is_changed(claim):
                 return self._set_changed_aside(claim)
-            pass_tick(claim.body.written)
         if not self._config.history:
             self._move_out(claim, self._storage.discard, self._make_folder(self._layout.private))
             location = Location("removed", "")

@@ -235,7 +235,9 @@ class TargetView:
         file = self._sidecars.file(entry.name, self._folder)
         if not file.name.generated:
             identity = entry.name, entry.inode()
-            file.arrival = self._arrivals.get(identity) or self._arrival(file)
+            # A foreign file that is to settle is looked at each time: it may have been written to since.
+            known = None if self._settling is not None and file.name.foreign else self._arrivals.get(identity)
+            file.arrival = known or self._arrival(file)
             if not file.arrival:
                 return
             arrivals[identity] = file.arrival

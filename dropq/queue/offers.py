@@ -380,7 +380,8 @@ class Offers:
 
     def defer(self, file: MessageFile) -> bool:
         """Offer a file later that could not be claimed, if that is because somebody writes to it again."""
-        due = self._transitions.settles_at(file)
+        with error_context(UNTOUCHED):
+            due = self._transitions.settles_at(file)
         if due:
             self._target.unsettled[file.filename] = due
         return bool(due)

@@ -60,9 +60,11 @@ class SweepOnTheWay(Protocol):
 
     Attributes:
         again: when it is due again, by `time.monotonic()`.
+        settles_at: when the first file settles that waits in a topic of the consumer, in ms since 1970; 0 if none does.
     """
 
     again: float
+    settles_at: int
 
     @property
     def due(self) -> bool:
@@ -341,7 +343,8 @@ class Subscription:
     @property
     def _held_up(self) -> bool:
         """Whether what waits is kept back: by a policy of the queue, or as somebody may still write to it."""
-        return self._offers.are_settling or (self._admission is not None and self._admission.policies.must_wait)
+        is_settling = self._offers.are_settling or self._sweep.settles_at > 0
+        return is_settling or (self._admission is not None and self._admission.policies.must_wait)
 
     @property
     def _waits_for_passed_over(self) -> bool:

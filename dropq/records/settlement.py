@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import IO, Any, NamedTuple, cast
 
+from dropq.errors import Unavailable
 from dropq.format.claims import Claim, Location
 from dropq.format.layout import DEAD_LETTER, WAITING
 from dropq.format.names import Name
@@ -292,7 +293,12 @@ class RecordTransitions(Transitions):
         def write(folder: str) -> None:
             self._write(claim, folder, list(zip(parts, wanted, strict=True)), time)
 
-        settle(self.context, claim, parts, write, own_name, "processed" if heir is None else "unlink")
+        try:
+            settle(self.context, claim, parts, write, own_name, "processed" if heir is None else "unlink")
+        except Unavailable:
+            if self.is_changed(claim):
+                return self._set_changed_aside(claim)
+            raise
         self.parts = self._sent_on(parts, wanted)
         if heir is None:
             return Location("processed", own_name) if self._config.history else Location("removed", "")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
-from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue
+from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Unavailable
 from dropq.format.addresses import check_address
 from dropq.format.claims import router_claims
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
@@ -137,10 +137,10 @@ class Mover:
             StorageError: it stays in target/; or it was moved and not synced, as the error says.
         """
         self.held_by = ""
-        if not self.selectors.serves_waiting or self._transitions.settles_at(file):
+        if not self.selectors.serves_waiting:
             return False
         with self._context.error_context("the message stays in target/, unless another process took it"):
-            return self._take(file)
+            return not self._transitions.settles_at(file) and self._take(file)
 
     def _take(self, file: MessageFile) -> bool:
         choice = self.selectors.choice(file)
@@ -288,9 +288,11 @@ class Mover:
             )  # fmt: skip
         except LeaseLost:
             return True  # RACE: a sweep took this process for dead: the next look does it again
-        except BaseException:
+        except BaseException as error:
+            # What somebody writes to is not tried again at once: its new name would not let it settle.
+            delay = context.settling.patience if isinstance(error, Unavailable) else 0
             with suppress(LeaseLost):
-                transitions.give_back(claim, counted=False, delay=0)
+                transitions.give_back(claim, counted=False, delay=delay)
             raise
         if done is None:
             with suppress(LeaseLost):

@@ -199,7 +199,8 @@ def _commit_parts(
     is_tried = False
     try:
         _stage(context, folder, staged.came_from, write)
-        if isinstance(staged, Staged) and Transitions(context).is_changed(claim):
+        if Transitions(context).is_changed(claim):
+            _withdraw(context, folder)
             raise Unavailable(f"{claim.path}: somebody writes to it, so its copies were not sent; {outcome}")
         is_tried = True
         if not _commit(context, claim, folder):

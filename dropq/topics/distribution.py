@@ -81,6 +81,8 @@ class Distributor:
         self.routed: Counter[str] = Counter()
         #: Why the first message that waits cannot be distributed; "" if nothing keeps it.
         self.held_by = ""
+        #: When the first file settles that the last run left out, in ms since 1970; 0 if it left out none.
+        self.settles_at = 0
 
     @property
     def is_ours(self) -> bool:
@@ -199,6 +201,7 @@ class Distributor:
         Raises:
             DropqError: the topic is gone, or cannot be used.
         """
+        self.settles_at = 0
         if self._is_paused():
             return 0
         count, again = 0, False
@@ -206,6 +209,7 @@ class Distributor:
         with self.context.error_context("what waits is distributed later"):
             view = view_of(self.context, depth=self.context.timing.view_depth)
             view.refresh()
+            self.settles_at = min(view.unsettled.values(), default=0)
             while not stopped():
                 file = next(view.view, None)
                 if file is None:

@@ -135,6 +135,8 @@ class QuickSweep:
         self._first_lock = random.randrange(1 << 16)  # consumers are to try different holders' locks
         #: When to sweep again, on the monotonic clock.
         self.again = 0.0
+        #: When the first file has settled that waits in a topic it feeds on, in ms since 1970; 0 if none is to settle.
+        self.settles_at = 0
         self._upkeep: Iterator[None] | None = None
         self._upkeep_at = time.monotonic() + self._timing.first_upkeep
         self._upkeep_report = SweepReport()
@@ -166,6 +168,8 @@ class QuickSweep:
             self._feed(self._feeding, report)
         next_due = _bring_back(self._context, report, idle=idle, first_lock=self._first_lock)
         pause = interval if next_due is None else min(next_due, interval)
+        if self.settles_at:
+            pause = min(pause, max(self.settles_at - self._context.clock.now_ms(), 0) / 1000)
         now = time.monotonic()
         self.again = now + max(pause, self._timing.sweep_share * (now - started))
         if now >= self._upkeep_at:
@@ -181,6 +185,7 @@ class QuickSweep:
 
     def _feed(self, feeding: Feeding, report: SweepReport) -> None:
         """Distribute what waits in the topics that the consumer's messages come from."""
+        self.settles_at = 0
         with _passing_over(self._context, report, "its topics"):
             report.recovered += _recover(self._context)
             feeding.keep_ephemeral()
@@ -188,6 +193,7 @@ class QuickSweep:
                 with _passing_over(distributor.context, report, "what waits"):
                     _bring_back(distributor.context, report, idle=True, first_lock=None)
                     report.distributed += distributor.run()
+                    self.settles_at = min(filter(None, (self.settles_at, distributor.settles_at)), default=0)
 
     def _finish_published(self, report: SweepReport) -> Iterator[None]:
         """Finish the jobs whose drivers died while they published to the topics that the consumer's messages come from.

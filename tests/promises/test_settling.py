@@ -353,3 +353,13 @@ def test_an_empty_file_settles_however_it_was_touched(queue: Queue, clock: Clock
     assert queue.receive() is None
     clock.advance(LATER)
     assert take(queue).body == b""
+
+
+def test_until_empty_waits_for_what_settles_in_a_topic(tmp_path: Path) -> None:
+    root = timed(Root.create(tmp_path / "root"), Timing(written_in_place=0.3))
+    topic = root.create_topic("sales")
+    audit = topic.create_subscription("audit", client_id="hq")
+    Path(topic.queue.layout.target, "a.csv").write_bytes(b"1\n")
+    seen = []
+    work(audit, lambda message: seen.append(message.body), until_empty=True)
+    assert seen == [b"1\n"]
