@@ -377,6 +377,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("read-only", refusing("make_folder", errno.EROFS)),
     ("object-store", on("fuse.s3fs")),
     ("nfs-soft", on("nfs4", "vers=4.2", "soft")),
+    ("late-writes", on("nfs4")),
     ("rename", nothing),
     ("no-rename", refusing("rename", errno.EPERM)),
     ("cross-device", refusing("rename", errno.EXDEV, "rename-there")),

@@ -218,7 +218,7 @@ def test_what_a_child_holds_when_it_dies_comes_back_and_what_its_parent_holds_do
     assert where(queue) == {"processing": [b"child", b"parent"]}
     assert [finding.kind for finding in queue.fsck()] == ["dead-holder"]
     assert elsewhere(queue).sweep().dead == 1
-    assert where(queue) == {"processing": [b"parent"], "target": [b"child"]}
+    assert where(queue) == {"processing": [b"parent"], "delayed": [b"child"]}
     mine.ack()
 
 
@@ -309,7 +309,7 @@ def test_a_parent_that_dies_is_dead_also_while_its_child_lives(queue: Queue) -> 
         try:
             parent.wait(timeout=30)
             until(lambda: elsewhere(queue).sweep().dead == 1, "the dead parent's message to come back")
-            assert where(queue) == {"target": [b"x"]}
+            assert where(queue) == {"delayed": [b"x"]}
         finally:
             os.kill(child, signal.SIGKILL)
 
