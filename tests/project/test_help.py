@@ -37,7 +37,7 @@ UNENDING = (
     "dropq doctor --root /mnt",
 )
 #: Commands that exit with 1 when they find something, or would refuse.
-FINDERS = ("doctor", "health", "fsck", "work", "delete")
+FINDERS = ("doctor", "health", "fsck", "work", "delete", "requeue")
 
 
 def commands() -> Iterator[tuple[str, Any]]:
