@@ -37,7 +37,7 @@ from dropq.format.layout import (
 from dropq.format.message_file import MessageFile
 from dropq.format.transfers import GIVEN, GOAL, is_row, list_name, list_number
 from dropq.lifecycle.reasons import explains
-from dropq.lifecycle.settling import is_written
+from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
 
@@ -106,6 +106,11 @@ class ExaminedQueue:
             return os.pathconf(self.layout.processing, "PC_NAME_MAX") or names.NAME_MAX  # some on FUSE say 0
         except OSError:
             return names.NAME_MAX  # the folder is missing: another finding
+
+    @cached_property
+    def tells_writes(self) -> bool:
+        """Whether the times of a file in processed/ tell that it was written to there."""
+        return tells_writes(self.layout.processed)
 
     def consumers(self) -> frozenset[str] | None:
         """Return the subscriptions that have a file; None where this user may not list them."""
@@ -269,9 +274,9 @@ def foreign_claim(queue: ExaminedQueue, entry: Entry) -> Finding | None:
 
 def written_after_ack(queue: ExaminedQueue, entry: Entry) -> Finding | None:
     """Find a message under a foreign name that was written to in processed/."""
-    if entry.state != "processed" or not entry.file.name.foreign or not is_written(entry.status):
+    if entry.state != "processed" or not entry.file.name.foreign or not queue.tells_writes:
         return None
-    return entry.finding("written-after-ack")
+    return entry.finding("written-after-ack") if is_written_late(entry.status) else None
 
 
 def sidecar(queue: ExaminedQueue, entry: Entry) -> Finding | None:

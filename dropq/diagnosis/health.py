@@ -28,7 +28,7 @@ from dropq.lifecycle import dead_letters
 from dropq.lifecycle.claims import claimed_files, committed_files
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
-from dropq.lifecycle.settling import is_written
+from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages
 from dropq.policies import routes
 from dropq.queue.message import Duration
@@ -415,13 +415,13 @@ class _Snapshot:
 
     def _archived_foreign(self) -> Iterator[str]:
         """Yield the paths of the messages in processed/ whose names dropq did not write."""
-        for file in self._files("processed"):
+        for file in self._files("processed") if tells_writes(self._context.layout.processed) else ():
             if not names.tells_time(file) and MessageFile(file).name.foreign:
                 yield f"{self._context.layout.processed}/{file}"
 
     def _is_written(self, path: str) -> bool:
         try:
-            return is_written(os.lstat(path))
+            return is_written_late(os.lstat(path))
         except FileNotFoundError:
             return False  # RACE: retention removed it
 

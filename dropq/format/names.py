@@ -68,7 +68,7 @@ _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
-_DISPENSABLE = ("records", "lapsed", "replayed", "died", "cancels", "since", "hops", "cut", "via", "record", "first")
+_DISPENSABLE = ("records", "died", "lapsed", "replayed", "cancels", "since", "hops", "cut", "via", "record", "first")
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
 _TOKEN = re.compile(rf"[0-9A-Za-z_-]{{1,{MARK_LIMIT}}}")
 

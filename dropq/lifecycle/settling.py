@@ -14,6 +14,7 @@ from dropq.format.claims import BodyVersion
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 from dropq.storage.clock import Clock
+from dropq.storage.mounts import mount_of
 
 #: How many files are remembered that were moved in, or whose times are in the future; beyond that, all are forgotten.
 REMEMBERED = 10_000
@@ -21,12 +22,23 @@ REMEMBERED = 10_000
 RECENT = 50
 
 
-def is_written(found: os.stat_result) -> bool:
-    """Return whether the last change of a file was a write, as far as its times tell.
+def tells_writes(folder: str) -> bool:
+    """Return whether a rename there is known to change the ctime of a file; many FUSE mounts show another time."""
+    mount = mount_of(folder)
+    return mount is not None and not mount.kind.startswith("fuse")
 
-    In processed/, that write came after the ack: the ack's rename came in a later clock tick than any write before it.
-    """
+
+def is_written(found: os.stat_result) -> bool:
+    """Return whether the last change of a file was a write, as far as its times tell."""
     return found.st_ctime_ns == found.st_mtime_ns
+
+
+def is_written_late(found: os.stat_result) -> bool:
+    """Return whether a file in processed/ was written to after its ack, where `tells_writes` holds.
+
+    The ack's rename came in a later clock tick than any write before it. Times in whole seconds tell nothing.
+    """
+    return is_written(found) and found.st_mtime_ns % 1_000_000_000 != 0
 
 
 class Settling:

@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers import Clock, Run, reopened, take
+from helpers import Clock, Run, died, reopened, take
 
 from dropq import Queue, Root
 from dropq.diagnosis.explain import Explanation
-from dropq.lifecycle.transitions import Transitions
 from dropq.staging import fan_out
 
 MINUTE = 60.0
@@ -53,14 +52,14 @@ def test_a_bundle_that_is_committed_is_found_until_its_parts_have_arrived(
 ) -> None:
     commit_and_die(queue, monkeypatch)
     assert queue.counts()["processing"] == queue.health().counts["processing"] == 1
-    assert queue.health().healthy
+    assert queue.health(max_error=None).healthy
     assert [finding.kind for finding in queue.fsck()] == ["under-way"]
     clock.advance(61 * MINUTE)
-    (reason,) = queue.health().reasons
+    (reason,) = queue.health(max_error=None).reasons
     assert reason.kind == "unfinished-commit" and "`dropq sweep orders`" in reason.message
     assert [finding.kind for finding in queue.fsck()] == ["unfinished-commit"]
     queue.sweep()
-    assert queue.health().healthy and queue.fsck() == []
+    assert queue.health(max_error=None).healthy and queue.fsck() == []
     assert {state: count for state, count in queue.counts().items() if count} == {
         "target": 1,
         "error": 1,
@@ -130,9 +129,7 @@ def test_explain_finds_the_parts_of_a_bundle_whose_id_its_sender_made(queue: Que
 
 def test_explain_says_that_a_bundle_was_cut_in_two(queue: Queue) -> None:
     queue.send(lines(4), type="text")
-    dying = take(queue)
-    dying._transitions = Transitions(dying.context)
-    dying._give_back()  # as a sweep gives back what a dead consumer held
+    died(take(queue))
     assert list(take(queue).records()) == []
     details = [told.detail for told in explained(queue)]
     assert len(details) == 2
@@ -167,14 +164,14 @@ def half_joined(queue: Queue, file: str) -> Path:
 
 def test_parts_that_nobody_puts_together_any_more_are_found(queue: Queue, clock: Clock) -> None:
     folder = half_joined(queue, ".draft")
-    assert queue.health().healthy and [finding.kind for finding in queue.fsck()] == ["under-way"]
+    assert queue.health(max_error=None).healthy and [finding.kind for finding in queue.fsck()] == ["under-way"]
     clock.advance(61 * MINUTE)
-    (reason,) = queue.health().reasons
+    (reason,) = queue.health(max_error=None).reasons
     assert reason.kind == "unfinished-join" and "`dropq sweep orders`" in reason.message
     (finding,) = queue.fsck()
     assert (finding.kind, finding.path) == ("unfinished-join", str(folder))
     queue.sweep()
-    assert queue.health().healthy and queue.fsck() == []
+    assert queue.health(max_error=None).healthy and queue.fsck() == []
     assert queue.counts()["error"] == 1
 
 
@@ -185,9 +182,9 @@ def test_a_bundle_that_is_put_together_and_not_sent_yet_is_found(queue: Queue, c
     assert "put together by requeue --whole" in told.detail and "`dropq sweep orders`" in told.detail
     assert queue.counts()["processing"] == queue.stats()["processing"].count == 1
     clock.advance(61 * MINUTE)
-    assert [reason.kind for reason in queue.health().reasons] == ["unfinished-commit"]
+    assert [reason.kind for reason in queue.health(max_error=None).reasons] == ["unfinished-commit"]
     queue.sweep()
-    assert queue.health().healthy and [message.body for message in queue.browse()] == [b"\n2\n"]
+    assert queue.health(max_error=None).healthy and [message.body for message in queue.browse()] == [b"\n2\n"]
 
 
 def test_stats_count_a_committed_bundle_with_its_bytes(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,7 @@ def takes_time(case: Case) -> None:
     queue.subscribe(detached=True, lease_period=0.001)
     until(lambda: queue.sweep() and queue.counts()["expired"] == 1, "a message to expire")
     until(lambda: queue.sweep() and queue.counts()["delayed"] == 1, "a delay to end")
-    queue.send(case.body("lapsed", "target"), priority=9)
+    queue.send(case.body("lapsed", "delayed"), priority=9)  # it waits after the death of its holder
     message = queue.subscribe(detached=True, lease_period=0.001).receive()
     assert message is not None
     until(lambda: queue.sweep().lapsed, "a lease to run out")

@@ -771,7 +771,9 @@ def many_strays(folder: Path, count: int) -> Row:
             case _:
                 os.mkdir(f"{target}/{number}")
     for number in range(100):
-        Path(target, f"m{number}").write_bytes(body(f"m{number}"))
+        path = Path(target, f"m{number}")
+        path.write_bytes(body(f"m{number}"))
+        os.utime(path, (1, 1))  # it has settled
     begun = time.perf_counter()
     listed = len(os.listdir(target))
     listing = time.perf_counter() - begun
