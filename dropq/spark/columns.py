@@ -18,7 +18,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from dropq.errors import ConfigError
 from dropq.format import names
 from dropq.format.escapes import LARGEST
-from dropq.lifecycle.sidecars import Sidecars
+from dropq.format.layout import WITH_REASON
+from dropq.lifecycle.context import QueueContext
 from dropq.queue.message import LAST_MS
 
 #: The columns of a message, in the order that a read without a schema has them.
@@ -133,12 +134,12 @@ class Columns:
 
     Args:
         schema: the wanted columns, in Arrow's types.
-        sidecars: parses names, and reads their sidecars.
+        context: the queue, which has the sidecars of names, and the reasons of what failed.
     """
 
-    def __init__(self, schema: pa.Schema, sidecars: Sidecars) -> None:
+    def __init__(self, schema: pa.Schema, context: QueueContext) -> None:
         self._schema = schema
-        self._sidecars = sidecars
+        self._context = context
         self._repeated: dict[str, pa.Array] = {}
 
     def batch(
@@ -160,7 +161,9 @@ class Columns:
             lengths: the lengths of the bodies, None for a file that has moved; None if no column needs them.
             values: the bodies, None for a file that has moved; None if no column needs them.
         """
-        columns = _plain_columns(folder, files) if names.all_plain(files) else self._parsed(folder, files, arrivals)
+        columns = (
+            _plain_columns(folder, files) if names.all_plain(files) else self._parsed(state, folder, files, arrivals)
+        )
         columns |= {
             "state": lambda: _Repeated(state),
             "length": lambda: lengths,
@@ -179,22 +182,26 @@ class Columns:
             kept = self._repeated[field.name] = pa.repeat(pa.scalar(column.value, field.type), rows)
         return kept.slice(0, rows)
 
-    def _parsed(self, folder: str, files: Sequence[str], arrivals: Mapping[str, int]) -> dict[str, Callable[[], Any]]:
-        rows = [name_columns(self._sidecars, file, arrivals.get(file, 0)) for file in files]
+    def _parsed(
+        self, state: str, folder: str, files: Sequence[str], arrivals: Mapping[str, int]
+    ) -> dict[str, Callable[[], Any]]:
+        rows = [name_columns(self._context, state, file, arrivals.get(file, 0)) for file in files]
         columns = {name: lambda name=name: [row[name] for row in rows] for name in rows[0]}
         return {**columns, "path": lambda: [_readable(f"{folder}/{file}") for file in files]}
 
 
-def name_columns(sidecars: Sidecars, file: str, arrival: int) -> dict[str, Any]:
-    """Return what a file's name says, by column; times in microseconds.
+def name_columns(context: QueueContext, state: str, file: str, arrival: int) -> dict[str, Any]:
+    """Return what a file's name says, with its sidecar and its reason, by column; times in microseconds.
 
     Args:
-        sidecars: parses the name, and reads its sidecar.
+        context: the queue.
+        state: the state of the message.
         file: the file's name.
         arrival: when it came, in ms, if its name has no time.
     """
-    message_file = sidecars.file(file)
-    name = sidecars.read(message_file)
+    message_file = context.sidecars.file(file)
+    name = context.reasons.complete(state, file, context.sidecars.read(message_file))
+    count = name.delivery_count if state in WITH_REASON else message_file.delivery_count
     return {
         "id": _readable(name.id),
         "priority": name.priority,
@@ -205,7 +212,7 @@ def name_columns(sidecars: Sidecars, file: str, arrival: int) -> dict[str, Any]:
         "reply_to": name.reply_to,
         "type": name.type,
         "properties": [(key, typed.text) for key, typed in name.properties.items()],
-        "delivery_count": min(message_file.delivery_count + name.cut, LARGEST),
+        "delivery_count": min(count + name.cut, LARGEST),
     }
 
 
@@ -255,16 +262,16 @@ class MessageColumn:
 
     Args:
         schema: the wanted columns, in Arrow's types.
-        sidecars: parses names, and reads their sidecars.
+        context: the queue, which has the sidecars of names, and the reasons of what failed.
         arrivals: when files came, in ms, by name, for names without a time.
 
     Attributes:
         others: the other wanted columns.
     """
 
-    def __init__(self, schema: pa.Schema, sidecars: Sidecars, arrivals: Mapping[str, int]) -> None:
+    def __init__(self, schema: pa.Schema, context: QueueContext, arrivals: Mapping[str, int]) -> None:
         self._schema = schema
-        self._sidecars = sidecars
+        self._context = context
         self._arrivals = arrivals
         self._at = schema.get_field_index(MESSAGE)
         self.others = schema if self._at < 0 else schema.remove(self._at)
@@ -292,8 +299,8 @@ class MessageColumn:
                 yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _message(self, state: str, folder: str, file: str) -> dict[str, Any]:
-        row = name_columns(self._sidecars, file, self._arrivals.get(file, 0))
-        is_claimed = state == "processing" and self._sidecars.file(file).claim is not None
+        row = name_columns(self._context, state, file, self._arrivals.get(file, 0))
+        is_claimed = state == "processing" and self._context.sidecars.file(file).claim is not None
         return {**row, "path": _readable(f"{folder}/{file}"), "receipt": _readable(file) if is_claimed else None}
 
 

@@ -100,7 +100,7 @@ class Rows:
         files.report()
 
     def _messages(self, files: _Files) -> Iterator[pa.RecordBatch]:
-        columns = Columns(self.schema, files.context.sidecars)
+        columns = Columns(self.schema, files.context)
         part, wants_bodies, wants_lengths = files.part, *(name in self.schema.names for name in ("value", "length"))
         for start in range(0, len(part.files), BATCH_MESSAGES):
             chosen = part.files[start : start + BATCH_MESSAGES]
@@ -119,7 +119,7 @@ class Rows:
     def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
         parse = PARSERS[body_format]
         part, verdicts = files.part, Verdicts(files.context, files.part.verdicts)
-        message = MessageColumn(self.schema, files.context.sidecars, part.arrivals)
+        message = MessageColumn(self.schema, files.context, part.arrivals)
         bad = bad_bodies(self.options, files.folder, message.others, is_held=part.held, verdicts=verdicts)
         for file in bad.wanted(part.files):
             body = files.read(file, reading.open_body)
