@@ -36,7 +36,7 @@ from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.lifecycle.claims import claims_in, find_claim, has_committed
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.transitions import Rest, T, Transitions
+from dropq.lifecycle.transitions import BODY_CHANGED, Rest, T, Transitions
 from dropq.policies.wanted import wanting
 from dropq.storage import liveness, reading
 
@@ -252,6 +252,8 @@ class Shares(Transitions):
             taken = Claim(owner, deadline, name.delivery_count + 1, share.own_name, self._folder)
             with suppress(FileNotFoundError):  # RACE: a sweep took the subscription for dead, and gave up its share
                 self.context.storage.rename(share.path, taken.path)
+                if not name.generated:
+                    taken.body = self.context.settling.version(taken.path)
                 return taken
         return None
 
@@ -262,7 +264,9 @@ class Shares(Transitions):
     # -- settling a share --------------------------------------------------------------------------------------
 
     def archive(self, claim: Claim, *, synced: bool = True) -> Location:
-        """Acknowledge a share; the last one archives the barrier."""
+        """Acknowledge a share; the last one archives the barrier, unless somebody wrote to its body meanwhile."""
+        if self.is_changed(claim):
+            return self.set_aside(claim, "error", "body_changed", {"detail": BODY_CHANGED})
         self._settle(claim, _ACKED)
         return Location("processed", claim.own_name)
 

@@ -363,3 +363,18 @@ def test_until_empty_waits_for_what_settles_in_a_topic(tmp_path: Path) -> None:
     seen = []
     work(audit, lambda message: seen.append(message.body), until_empty=True)
     assert seen == [b"1\n"]
+
+
+def test_a_barrier_whose_body_was_written_to_goes_to_error(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, barrier_expression="1 = 1", settle_time=0)
+    put(queue)
+    with queue.subscribe() as first, queue.subscribe() as second:
+        held, other = first.receive(timeout=5), second.receive(timeout=5)
+        assert held is not None and other is not None
+        (path,) = Path(queue.layout.processing).iterdir()
+        with path.open("ab") as file:
+            file.write(b"2\n")
+        held.ack()
+        other.ack()
+    assert names_in(queue, "error") == ["a.csv"]
+    assert reason_in(queue, "error")["reason"] == "body_changed"
