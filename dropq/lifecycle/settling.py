@@ -33,6 +33,11 @@ def is_written(found: os.stat_result) -> bool:
     return found.st_ctime_ns == found.st_mtime_ns
 
 
+def _may_go_on(found: os.stat_result) -> bool:
+    """Return whether a write may follow: the last change was one; or none came yet, as servers may set modes first."""
+    return is_written(found) or not found.st_size
+
+
 def is_written_late(found: os.stat_result) -> bool:
     """Return whether a file in processed/ was written to after its ack, where `tells_writes` holds.
 
@@ -78,9 +83,7 @@ class Settling:
         wait = self._settle_time
         identity = found.st_ino, found.st_ctime_ns
         if wait is None:
-            # An empty file may have been made readable, or marked otherwise, before its first byte comes.
-            is_begun = is_written(found) or not found.st_size
-            wait = self._written_in_place if is_begun and self._moved_in.get(file) != identity else 0
+            wait = self._written_in_place if _may_go_on(found) and self._moved_in.get(file) != identity else 0
         if not wait:
             return 0
         now, changed = self._clock.now_ms(), found.st_ctime_ns // 1_000_000
@@ -111,7 +114,7 @@ class Settling:
         except OSError:
             return  # RACE: somebody has claimed it
         is_recent = self._clock.now_ms() - found.st_ctime_ns // 1_000_000 < RECENT
-        if is_recent and (is_written(found) or not found.st_size):  # in one tick: its times alone do not tell
+        if is_recent and _may_go_on(found):  # it was written in the same tick: its times alone do not tell
             if len(self._moved_in) >= REMEMBERED:
                 self._moved_in.clear()
             self._moved_in[file] = found.st_ino, found.st_ctime_ns
