@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dropq.errors import DropqError
+from dropq.format.claims import BodyVersion
 from dropq.format.layout import GONE_PREFIX, STATES
 from dropq.format.names import Name
 from dropq.format.transfers import list_name, list_number, own_name_of
@@ -234,10 +235,10 @@ class Carrier:
         try:
             self.check()  # RACE: from here on, no queue that takes the place of this one has the attempt
             with self.target.error_context(_GIVEN):
-                copies = self._copy(attempt, listed)
-                there = reading.names_in(self.given)
-                # RACE: who takes a listed message away by hand from here on has a second one.
-                for file in [file for file in copies if file not in there]:
+                copies, versions = self._copy(attempt, listed)
+                # RACE: who takes a listed message away by hand from here on has a second one, and what somebody writes
+                # to it from here on is removed with it.
+                for file in self._left(versions):
                     self.target.storage.unlink(f"{attempt.folder}/{copies.pop(file)}")
             attempt.files += copies.values()
             return attempt.finish(), copies
@@ -247,10 +248,15 @@ class Carrier:
                 self.target.storage.remove_folder(job.folder)  # unless another carrier is in it
             raise
 
-    def _copy(self, attempt: Attempt, listed: List) -> dict[str, str]:
-        """Copy the messages of a list into a job; return their names there, without those that are gone."""
+    def _copy(self, attempt: Attempt, listed: List) -> tuple[dict[str, str], dict[str, BodyVersion]]:
+        """Copy the messages of a list into a job.
+
+        Returns:
+            Their names there, without those that are gone, and the versions of their bodies before they were copied.
+        """
         storage, transitions = self.target.storage, Transitions(self.source)
         copies: dict[str, str] = {}
+        versions: dict[str, BodyVersion] = {}
         taken: set[str] = set()
         with storage.together(attempt.folder, len(listed.given)) as each:
             for given in listed.given:
@@ -259,12 +265,8 @@ class Carrier:
                     file = transitions.name_of_copy(path, self.name(own_name_of(given) or given), self.target)
                     if file in taken:  # two messages of one id
                         file = Transitions(self.target).copy_name(self.target.sidecars.parse(file))
-                    before = self.source.settling.version(path)
+                    version = self.source.settling.version(path)
                     storage.copy(path, f"{attempt.folder}/{file}", synced=each)
-                    if self.source.settling.version(path) != before:
-                        storage.unlink(f"{attempt.folder}/{file}")
-                        self.written.add(given)
-                        continue  # it stays for the next carrier
                 except FileNotFoundError:
                     if reading.exists(path):
                         raise  # the job was dropped, or sent by another carrier
@@ -273,9 +275,22 @@ class Carrier:
                     if os.access(path, os.R_OK):
                         raise
                     continue  # another user's, who listed it: it stays for a carrier that may read it
-                copies[given] = file
+                copies[given], versions[given] = file, version
                 taken.add(file)
-        return copies
+        return copies, versions
+
+    def _left(self, versions: Mapping[str, BodyVersion]) -> list[str]:
+        """Return which copied messages do not go with this list: they are gone, or somebody wrote to them meanwhile."""
+        left = []
+        for given, version in versions.items():
+            try:
+                if self.source.settling.version(f"{self.given}/{given}") == version:
+                    continue
+                self.written.add(given)
+            except FileNotFoundError:
+                pass
+            left.append(given)
+        return left
 
 
 def _text(content: object, key: str) -> str:

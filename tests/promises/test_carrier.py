@@ -135,6 +135,33 @@ def test_a_foreign_file_keeps_its_name_and_its_place_in_the_order(scene: Scene) 
     assert sorted(files(base(scene.there) / "processed")) == sorted(order)
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_is_written_to_before_its_list_is_sent_goes_with_a_later_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    for name in ("a.csv", "b.csv"):
+        drop(scene.here, name, b"1\n")
+    real, copied = Storage.copy, list[str]()
+
+    def copy(self: Storage, source: str, destination: str, **options: Any) -> None:
+        real(self, source, destination, **options)
+        copied.append(source)
+        if len(copied) == 2:  # the first was copied a while ago
+            with open(copied[at], "ab") as body:
+                body.write(b"2\n")
+
+    monkeypatch.setattr(Storage, "copy", copy)
+    outcomes = move(scene)
+    assert len(outcomes) == 2
+    assert scene.arrived() == [b"1\n"]
+    assert list(scene.given.values()) == [b"1\n2\n"]
+    assert where(scene.here) == {}
+    scene.here.sweep()
+    assert scene.arrived() == [b"1\n", b"1\n2\n"]
+    assert scene.given == {}
+    assert len(copied) == 3
+
+
 def test_metadata_that_fits_no_name_comes_along_to_another_root(scene: Scene) -> None:
     properties = {"a": "x" * 200, "b": "ü" * 100}
     scene.here.send(b"1", properties=properties, correlation_id="c" * 300)
@@ -407,7 +434,7 @@ def test_what_a_script_takes_back_before_it_is_copied_is_not_carried(
     taken = next(name for name, body in scene.given.items() if body == b"1")
     copy = lists.Carrier._copy
 
-    def taking(self: lists.Carrier, *args: Any) -> dict[str, str]:
+    def taking(self: lists.Carrier, *args: Any) -> Any:
         os.rename(f"{self.given}/{taken}", tmp_path / taken)
         return copy(self, *args)
 
@@ -429,7 +456,7 @@ def test_what_a_script_takes_after_the_copy_and_puts_back_after_the_commit_is_no
     taken = next(name for name, body in scene.given.items() if body == b"1")
     copy, note = lists.Carrier._copy, TransferJob.sent_note
 
-    def taking(self: lists.Carrier, *args: Any) -> dict[str, str]:
+    def taking(self: lists.Carrier, *args: Any) -> Any:
         copies = copy(self, *args)
         if not (tmp_path / taken).exists():
             os.rename(f"{self.given}/{taken}", tmp_path / taken)
@@ -456,7 +483,7 @@ def test_a_list_whose_messages_were_all_taken_does_not_stop_the_next(
     give(scene, monkeypatch)
     copy = lists.Carrier._copy
 
-    def taking(self: lists.Carrier, *args: Any) -> dict[str, str]:
+    def taking(self: lists.Carrier, *args: Any) -> Any:
         for name in os.listdir(self.given):
             os.rename(f"{self.given}/{name}", tmp_path / name)
         return copy(self, *args)

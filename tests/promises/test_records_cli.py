@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import ANY
 
 import pytest
-from helpers import make_queue, take, until, where
+from helpers import drop, make_queue, take, until, where
 from workers import counted
 
 from dropq import Queue
@@ -64,6 +65,21 @@ def lines(first: int, last: int) -> bytes:
 def reasons(queue: Queue) -> dict[str, Any]:
     """Why messages lie in error/, by their ids."""
     return {message.id: message.reason for message in queue.browse("error")}
+
+
+@pytest.mark.parametrize("by", ["--records", "--each"])
+def test_a_body_that_a_command_writes_to_ends_in_error(queue: Queue, dropq: Dropq, by: str) -> None:
+    drop(queue, "a.txt", lines(1, 3))
+    append = 'cat; for body in "$0"/*; do echo 4 >> "$body"; done'
+    code, out, err = dropq("work", "q", "--until-empty", by, "--", "sh", "-c", append, queue.layout.processing)
+    assert (code, out) == (1, "1\n2\n3\n")
+    assert "message a.txt failed (body_changed: " in err
+    (body,) = where(queue).pop("error")
+    assert body == lines(1, 3) + b"4\n" * (3 if by == "--each" else 1)
+    assert reasons(queue)["a.txt"]["reason"] == "body_changed"
+    assert dropq("requeue", "q", "--all", "--yes")[0] == 0
+    assert dropq("work", "q", "--until-empty", by, "--", "cat") == (0, body.decode(), ANY)
+    assert where(queue) == {"processed": [body]}
 
 
 # -- a command for each record ---------------------------------------------------------------------------------

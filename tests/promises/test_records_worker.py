@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import died, make_queue, take, until, where
-from workers import Working, counted
+from helpers import died, drop, make_queue, take, until, where
+from workers import Working, counted, reason_in
 
 from dropq import Message, Queue, Reject, Retry, work
 from dropq.queue.message import Bundle, Record
@@ -108,6 +108,36 @@ def test_what_a_handler_raises_settles_its_record(queue: Queue) -> None:
     failed: dict[str, Any] = {message.id: message.reason for message in queue.browse("error")}
     assert "in handler" in failed[f"{id}-2"]["traceback"] and "in _handle" not in failed[f"{id}-2"]["traceback"]
     assert failed[f"{id}-3"]["code"] == 7
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_nothing_of_a_body_that_was_written_to_meanwhile_is_settled(queue: Queue, at: int) -> None:
+    drop(queue, "a.txt", lines(1, 3))
+
+    def handler(record: Record) -> None:
+        if record.number == at:
+            with open(record.message.path, "ab") as body:
+                body.write(b"4\n")
+        if record.number == 2:
+            raise Reject("bad")
+
+    assert counted(until_empty(queue, handler)) == {"failed": 1}
+    assert where(queue) == {"error": [lines(1, 4)]}
+    assert reason_in(queue, "error")["reason"] == "body_changed"
+
+
+def test_what_is_left_after_a_checkpoint_is_compared_anew(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_after_each_record(monkeypatch)
+    drop(queue, "a.txt", lines(1, 3))
+
+    def handler(record: Record) -> None:
+        if record.number == 2:
+            with open(record.message.path, "ab") as body:
+                body.write(b"4\n")
+
+    assert counted(until_empty(queue, handler)) == {"acked": 1, "failed": 1}
+    assert where(queue) == {"processed": [b"1"], "error": [lines(2, 4)]}
+    assert reason_in(queue, "error")["reason"] == "body_changed"
 
 
 def test_a_handler_may_settle_a_record_itself(queue: Queue) -> None:

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from helpers import base, files, health, names_in, take, until, where
+from helpers import base, drop, files, health, names_in, take, until, where
+from workers import reason_in
 
 from dropq import Queue, Root
 from dropq.storage.files import Storage
@@ -217,6 +218,34 @@ def test_a_late_ack_counts_where_others_may_settle(tmp_path: Any, leasing: str, 
         until(lambda: b"next" in where(queue).get("processed", ()), "the ack in time")
         assert b"late" in where(queue)[state]
         assert serving.figures()["acks_late"] == ("1" if state == "processed" else "0")
+
+
+def written_to(serving: Served, queue: Queue) -> tuple[Any, list[bytes]]:
+    """Deliver a file to a consumer, and write on in it; return the consumer, and what names the delivery."""
+    consumer = serving.consumer()
+    drop(queue, "a.csv", b"1\n")
+    peer, key, *_, body = consumer.recv_multipart()
+    assert (key, body) == (b"a.csv", b"1\n")
+    (claim,) = (base(queue) / "processing").iterdir()
+    with claim.open("ab") as file:
+        file.write(b"2\n")
+    return consumer, [peer, key]
+
+
+def test_an_ack_of_a_body_that_was_written_to_meanwhile_puts_it_into_error(serving: Served, queue: Queue) -> None:
+    consumer, delivery = written_to(serving, queue)
+    consumer.send_multipart([*delivery, b"1"])
+    until(lambda: where(queue) == {"error": [b"1\n2\n"]}, "the ack")
+    assert reason_in(queue, "error")["reason"] == "body_changed"
+
+
+def test_a_body_that_was_written_to_and_given_back_comes_as_it_is_now(serving: Served, queue: Queue) -> None:
+    consumer, delivery = written_to(serving, queue)
+    consumer.send_multipart([*delivery, b"0"])
+    peer, key, *_, body = consumer.recv_multipart()
+    assert (key, body) == (b"a.csv", b"1\n2\n")
+    consumer.send_multipart([peer, key, b"1"])
+    until(lambda: where(queue) == {"processed": [b"1\n2\n"]}, "the ack")
 
 
 def test_an_ack_of_what_was_never_sent_changes_nothing(serving: Served, queue: Queue) -> None:
