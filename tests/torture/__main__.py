@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
-from torture.table import PROJECT, NotRun, Options, Row, lines_of, marked, merged, table_of
+from torture.table import PROJECT, NotRun, Options, Row, lines_of, marked, merged, summed, table_of
 
 #: The parts in the order of the table: each is a module with a function `run(options)` that returns rows.
 PARTS = (
@@ -67,10 +67,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="torture-", dir=asked.folder) as folder:
         of_part = {part: _rows(part, Options(Path(folder), asked.seed, not asked.short)) for part in parts}
     rows = [row for part in parts for row in of_part[part]]
-    for row in rows:
-        for line in row.wrong:
-            print(f"WRONG  {row.test}: {line}")
-    print(table_of(lines := [line for part in parts for line in lines_of(part, of_part[part], commit)]))
+    for part in parts:
+        for row in of_part[part]:
+            for line in row.wrong:
+                print(f"WRONG  {part}, {row.test}: {line}")
+    print(table_of(lines := [line for part in parts for line in lines_of(part, summed(of_part[part]), commit)]))
     if asked.write:
         _keep(lines)
     broken = [row.test for row in rows if not row.good and not row.not_run]

@@ -249,7 +249,7 @@ def _queue(root: Path, name: str) -> Queue:
 
 def _apart(folder: Path, preload: str, rounds: int) -> Row:
     """Let every two of a right clock, one ahead and one behind agree, in either part."""
-    row, root = Row("clocks: hosts an hour or two apart"), folder / "root"
+    row, root = Row("hosts an hour or two apart"), folder / "root"
     offsets = {"the right time": 0, "an hour ahead": HOUR, "an hour behind": -HOUR}
     with ExitStack() as stack:
         hands = {}
@@ -349,7 +349,7 @@ def _ages(checks: Checks, one: Hand, other: Hand) -> None:
 
 def _set(folder: Path, preload: str, rounds: int) -> Row:
     """Set the clock of a process an hour back, ahead and right again while it sends, holds and sweeps."""
-    row, root = Row("clocks: set by an hour within a process"), folder / "root"
+    row, root = Row("set by an hour within a process"), folder / "root"
     control = folder / "clock"
     faked = {**HONEST, "LD_PRELOAD": preload, "FAKETIME_TIMESTAMP_FILE": str(control)}
     intervals = {"the file server's clock measured once": None, "measured all the time": 0.0}

@@ -170,8 +170,8 @@ def _open(place: Path) -> None:
 
 
 DISKS = (
-    *(Disk(f"a full disk, {left} pages left", "size=3m", partial(_fill, left), _make_room) for left in (0, 1, 3)),
-    *(Disk(f"a disk, {left} inodes left", "nr_inodes=400", partial(_use_up, left), _make_room) for left in (0, 1, 3)),
-    Disk("a full disk, full folders", "-b 1024 -m 0 -N 1000", _fill_folders, _empty_folders, "ext4"),
-    Disk("a disk that turned read-only", "size=3m", _close, _open),
+    *(Disk(f"a disk: {left} pages left", "size=3m", partial(_fill, left), _make_room) for left in (0, 1, 3)),
+    *(Disk(f"a disk: {left} inodes left", "nr_inodes=400", partial(_use_up, left), _make_room) for left in (0, 1, 3)),
+    Disk("a disk: full folders", "-b 1024 -m 0 -N 1000", _fill_folders, _empty_folders, "ext4"),
+    Disk("a disk: read-only", "size=3m", _close, _open),
 )

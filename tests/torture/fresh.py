@@ -45,7 +45,7 @@ def _release(suite: str, release: Path, verbs: Sequence[str], ways: Sequence[str
     try:
         debian.set_up(suite, release)
     except NotRun as reason:
-        yield Row(f"Debian {suite}", not_run=str(reason))
+        yield Row(f"make: Debian {suite}", not_run=str(reason))
         return
     if set(ways) & {"bare"}:
         _make(release, "make setup")  # later, nothing names the host's proxies
@@ -58,7 +58,7 @@ def _release(suite: str, release: Path, verbs: Sequence[str], ways: Sequence[str
             told = f"make {verb}" if way == "plainly" else f"make {verb}, {way}"
             print(f"  {suite}, {told}: {lines[-1]} ({time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
             passed = re.search(r"(\d+) passed", lines[-1])
-            row = Row(f"Debian {suite}: {told}", cases=int(passed[1]) if passed else 1)
+            row = Row(f"{told}: Debian {suite}", cases=int(passed[1]) if passed else 1)
             if done.returncode or (verb == "test" and not passed):
                 row.wrong += [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-20:]
             yield row

@@ -98,17 +98,17 @@ def run(options: Options) -> Iterable[Row]:
     yield from _rows("fuse-overlayfs", mounts.OVERLAY, options)
     yield from _rows("passthrough", passthrough(), options)
     yield from _rows("passthrough, taken is EIO", passthrough(taken="EIO"), options)
-    yield tested("two bindfs mounts of one folder", options, two_mounts, mounts.BINDFS)
-    yield tested("two passthrough mounts, one lock", options, two_mounts, passthrough("shared-locks", "replaces"))
-    yield tested("mergerfs by path: a queue in parts", options, in_parts, mounts.MERGERFS_BY_PATH)
-    yield tested("fuse-overlayfs: a queue in the lower layer", options, in_layers, mounts.OVERLAY)
+    yield tested("two mounts of one folder: bindfs", options, two_mounts, mounts.BINDFS)
+    yield tested("two mounts of one folder: passthrough", options, two_mounts, passthrough("shared-locks", "replaces"))
+    yield tested("a queue in parts: mergerfs by path", options, in_parts, mounts.MERGERFS_BY_PATH)
+    yield tested("a queue in the lower layer: fuse-overlayfs", options, in_layers, mounts.OVERLAY)
 
 
 def _rows(name: str, kind: mounts.Kind, options: Options) -> Iterator[Row]:
-    yield tested(f"{name}: every verb", options, every_verb, kind)
-    yield tested(f"{name}: {CONSUMERS} consumers, one killed", options, race, kind)
-    yield tested(f"{name}: holders killed", options, killed_holders, kind)
-    yield tested(f"{name}: its process killed", options, killed_daemon, kind)
+    yield tested(f"every verb: {name}", options, every_verb, kind)
+    yield tested(f"{CONSUMERS} consumers, one killed: {name}", options, race, kind)
+    yield tested(f"holders killed: {name}", options, killed_holders, kind)
+    yield tested(f"its process killed: {name}", options, killed_daemon, kind)
 
 
 def tested(name: str, options: Options, test: Callable[[Mounted, Row, Options], None], kind: mounts.Kind) -> Row:
@@ -116,7 +116,7 @@ def tested(name: str, options: Options, test: Callable[[Mounted, Row, Options], 
     row = Row(name)
     try:
         with mounted(kind, options.folder / "".join(c if c.isalnum() else "-" for c in name)) as fs:
-            row.test = f"{name}; {mounts.told(probed(fs.path))}" if test is every_verb else name
+            row.test = f"{name} ({mounts.told(probed(fs.path))})" if test is every_verb else name
             test(fs, row, options)
     except NotRun as reason:
         row.not_run = str(reason)

@@ -93,7 +93,7 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
     """Die at every call, refuse some calls, and let others work before some: all of them would take hours."""
     chance = random.Random(options.seed)
     crashes, faults, others = (Row(f"{what}: {setting.name}") for what in (
-        "graph, crash at every call", "graph, faults at calls", "graph, others between two calls",
+        "crash at every call", "faults at calls", "others between two calls",
     ))  # fmt: skip
     for case in CASES:
         GraphCases(options.folder, setting, crashes).crash(case)
@@ -127,8 +127,8 @@ def storm(folder: Path, seed: int, seconds: float, elsewhere: Path | None = None
     whole = Storm(folder, seed, elsewhere)
     whole.rage(seconds)
     root = Root(folder / "root")
-    where = "" if elsewhere is None else ", on two file systems"
-    row = Row(f"graph, storm: senders, routers, consumers and sweeps of six queues{where}", kills=whole.kills)
+    where = "one file system" if elsewhere is None else "two file systems"
+    row = Row(f"storm: {where}", kills=whole.kills)
     row.wrong += whole.wrong
     _sweep(root)
     row.wrong += [*_books(whole), *whole.noted("wrong")]

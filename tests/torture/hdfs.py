@@ -150,4 +150,4 @@ def run(options: Options) -> Iterable[Row]:
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     with cluster(options.folder / "cluster") as running:
         for name, test in TESTS:
-            yield fuse.tested(f"HDFS: {name}", options, test, running.kind())
+            yield fuse.tested(name, options, test, running.kind())

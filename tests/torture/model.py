@@ -18,7 +18,7 @@ def run(options: Options) -> Iterable[Row]:
     done = subprocess.run([str(MODELS / "check.sh")], capture_output=True, text=True, check=False)
     if done.returncode == MISSING:
         raise NotRun(done.stderr.strip())
-    row = Row("spin: every state of the model", cases=len(done.stdout.splitlines()))
+    row = Row("every state of the model", cases=len(done.stdout.splitlines()))
     if done.returncode:
         row.wrong += [*done.stdout.splitlines(), done.stderr]
     return [row]

@@ -99,7 +99,7 @@ def inside(disk: Path, version: str) -> list[dict[str, Any]]:
 
 def contention(clients: Clients) -> Row:
     """Let consumers and sweeps of both clients race for what producers of both send, and kill some of them."""
-    row = Row(f"NFS {clients.version}, two clients race", cases=MESSAGES)
+    row = Row(f"two clients race: {clients.version}", cases=MESSAGES)
     _, _, folder = clients.make()
     notes = Path("/run/notes")
     for name in ("holding", "violations", "acked"):
@@ -202,7 +202,7 @@ def sweep(queue: Queue, notes: Path) -> None:
 
 def one_at_a_time(clients: Clients, count: int = ONE_AT_A_TIME) -> Row:
     """Let consumers of both clients take messages of which one may be held, and look at the server's disk each time."""
-    row = Row(f"NFS {clients.version}, max_backlog = 1 over two clients", cases=count)
+    row = Row(f"max_backlog = 1 over two clients: {clients.version}", cases=count)
     _, _, folder = clients.make(max_backlog=1)
     Root(clients.here).queue(folder.name).send_many([body(f"m{number}") for number in range(count)])
     beside = Path("/run/beside")
@@ -235,7 +235,7 @@ def take_alone(queue: Queue, folder: Path, count: int, beside: Path) -> None:
 
 def cases(clients: Clients) -> Row:
     """Run each case some times, on queues of their own."""
-    row = Row(f"NFS {clients.version}, what one client does and the other sees")
+    row = Row(f"what one client does and the other sees: {clients.version}")
     for case in (
         stale_views_are_passed_over,
         a_lease_that_ran_out_is_seen_by_the_other_client,
@@ -713,7 +713,7 @@ def a_queue_is_there_for_the_other_client_as_soon_as_it_is_made(clients: Clients
 
 def lost_replies(version: str, disk: Path) -> Row:
     """Lose the reply to the call that each verb makes, and hold what the verb says against the server's disk."""
-    row = Row(f"NFS {version}, replies lost")
+    row = Row(f"replies lost: {version}")
     lossy = Lossy(port=2050)
     place = mount(version, "lossy", port=2050)
     root = Root(place / "root")

@@ -97,7 +97,7 @@ def drain(folder: Path, name: str, count: int) -> Row:
     _fill(home, count, every if name == "barriers" else 0)
     with ProcessPoolExecutor(CONSUMERS, mp_context=get_context("spawn")) as pool:
         seen = list(pool.map(_consume, [folder] * CONSUMERS))
-    row = Row(f"{count:,} messages, {CONSUMERS} consumers: {policy.told}", cases=count)
+    row = Row(f"{CONSUMERS} consumers: {policy.told}", cases=count)
     _account(row, home, seen, count, every if name == "barriers" else 0)
     row.wrong += policy.broken(seen, every)[:FEW]
     return row

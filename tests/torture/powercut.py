@@ -78,7 +78,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def _row(options: Options, durability: str, kinds: Sequence[str], rng: random.Random, *, system: str = "ext4") -> Row:
-    row = Row(f"power cut, {system}, durability {durability}", kills=len(kinds))
+    row = Row(f"durability {durability}: {system}", kills=len(kinds))
     reckonings = []
     for number, kind in enumerate(kinds):
         folder = options.folder / f"{system}-{durability}-{number}"
@@ -105,7 +105,7 @@ def judged(row: Row, durability: str, reckonings: list[Reckoning]) -> Row:
         if not (lost and damaged):
             row.wrong.append(f"the rig proves nothing: {figures}, although nothing was synced")
     elif durability == "file":
-        row.test += f" ({figures}, as it may)"
+        row.test += f" ({figures})"
     return row
 
 

@@ -56,8 +56,7 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
     """Die at every call, and in pairs at some; refuse some calls, and let others work before some."""
     chance = random.Random(options.seed)
     crashes, pairs, faults, others = (Row(f"{what}: {setting.name}") for what in (
-        "records, crash at every call", "records, crash of the sweep after a crash", "records, faults at calls",
-        "records, others between two calls",
+        "crash at every call", "crash of the sweep after a crash", "faults at calls", "others between two calls",
     ))  # fmt: skip
     for case in CASES:
         RecordCases(options.folder, setting, crashes).crash(case)
@@ -74,7 +73,7 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
 
 def killers(folder: Path) -> Row:
     """Let a record kill every worker, at each place of a bundle."""
-    row = Row(f"records, one kills every worker: at each place of a bundle of {BUNDLE}")
+    row = Row(f"one record kills every worker: at each place of a bundle of {BUNDLE:,}")
     for place in range(1, BUNDLE + 1):
         root = folder / "killer"
         deaths, wrong = ends_alone(root, place)
@@ -140,7 +139,7 @@ def storm(folder: Path, seed: int, seconds: float) -> Row:
         return not any(queue.counts()[state] for state in ("target", "processing", "delayed"))
 
     until(settled, "all that was sent to be settled", timeout=120)
-    row = Row("records, storm: 4 workers by records, 2 senders, whole messages, sweeps, a script", kills=whole.kills)
+    row = Row("storm", kills=whole.kills)
     row.wrong += whole.wrong
     judge(row, whole)
     return row

@@ -32,7 +32,7 @@ def run(options: Options) -> Iterable[Row]:
     rows: dict[str, Row] = defaultdict(lambda: Row(""))
     for (direction, _), phase in torture.table.items():
         row = rows[direction]
-        row.test = f"Spark killed in every phase: {direction}"
+        row.test = f"killed in every phase: {direction}"
         row.kills += phase.kills
         row.lost += phase.lost
         row.doubled += phase.doubled

@@ -66,12 +66,12 @@ SETTINGS = {
         _ALL,
     ),
     "counted": Setting(
-        "three deliveries, then error/, and back; leases",
+        "three deliveries, then error/, and back, leases",
         {"lease_period": cast.LEASE, "max_deliveries": 3, "max_cancels": 2, "exhausted": "error"},
         (*_ALL, "requeue"),
     ),
     "streamed": Setting(
-        "a stream, and others beside it; leases",
+        "a stream, and others beside it, leases",
         {"lease_period": cast.LEASE},
         ("produce", "consume-leased", "stream", "sweep", "requeue"),
     ),

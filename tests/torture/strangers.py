@@ -653,7 +653,7 @@ def _account(case: Case, stranger: Stranger, *, swept: bool) -> None:
 
 def stories(folder: Path, examples: int, number: int) -> Row:
     """Let hypothesis tell so many stories; return what came of them."""
-    row = Row("strangers: a root written by hand")
+    row = Row("a root written by hand")
     (folder / "outside").mkdir()
     canary = Canary(folder / "outside")
     templates = {base: _template(folder / f"template{at}", incoming=at > 0) for at, base in enumerate(QUEUES)}
@@ -723,7 +723,7 @@ BODY_LIMIT = 64 << 20
 
 def big_bodies(folder: Path, size: int, ways: Iterable[str] = tuple(WAYS)) -> Row:
     """Stream a body of so many bytes, all of them a hole, by each way that need not hold it; tell its memory."""
-    row = Row("strangers: a body that fits no memory")
+    row = Row("a body that fits no memory")
     root = Root.create(folder / "big")
     queue, away = root.create_queue("q"), Root.create(folder / "away").create_queue("q")
     target = Path(queue.layout.target)
@@ -759,7 +759,7 @@ def _peak(code: str, root: str) -> int:
 
 def many_strays(folder: Path, count: int) -> Row:
     """Receive a hundred messages among so many strays; tell what that costs beside plain listings."""
-    row = Row("strangers: strays in target/", cases=count)
+    row = Row("strays in target/", cases=count)
     queue = Root.create(folder / "strays").create_queue("q", durability="none")
     target = queue.layout.target
     for number in range(count):
@@ -798,7 +798,7 @@ def many_strays(folder: Path, count: int) -> Row:
 
 def replaced_folders(folder: Path) -> Row:
     """Put other folders in the place of those in use: what lay in the old ones stays there, and the new ones work."""
-    row = Row("strangers: folders replaced while in use")
+    row = Row("folders replaced while in use")
     for at, (name, replace) in enumerate(REPLACED.items()):
         root = Root.create(folder / f"replaced{at}")
         queue = root.create_queue("q", durability="none")

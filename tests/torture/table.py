@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torture.account import Account
 
-HEADS = ("part", "test", "cases", "kills", "faults", "lost", "doubled", "commit")
+FIGURES = ("cases", "kills", "faults", "lost", "doubled")
+HEADS = ("part", "test", *FIGURES, "commit")
 PROJECT = Path(__file__).parents[2]
 #: What the commit of a row bears whose figures are older than the code.
 OLDER = " (older)"
@@ -54,11 +55,29 @@ class Row:
             self.wrong.append(f"{where}: {account}")
 
 
+def summed(rows: list[Row]) -> list[Row]:
+    """Return rows with one in place of those whose tests are the same up to a colon: it has the sums of their figures.
+
+    What follows the colon in each is in the sum, too. A row that was not run is in no sum with one that was.
+    """
+    alike: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row.test.partition(": ")[0], row.not_run), []).append(row)
+    return [_sum(test, group) for (test, _), group in alike.items()]
+
+
+def _sum(test: str, rows: list[Row]) -> Row:
+    variants = "; ".join(filter(None, (row.test.partition(": ")[2] for row in rows)))
+    figures = {figure: sum(getattr(row, figure) for row in rows) for figure in FIGURES}
+    wrong = [line for row in rows for line in row.wrong]
+    return Row(f"{test}: {variants}" if variants else test, **figures, wrong=wrong, not_run=rows[0].not_run)
+
+
 def lines_of(part: str, rows: list[Row], commit: str) -> list[str]:
     """Return a part's rows as lines of a table in Markdown."""
     lines = []
     for row in rows:
-        figures = (row.cases, row.kills, row.faults, row.lost, row.doubled)
+        figures = [getattr(row, figure) for figure in FIGURES]
         cells = [f"NOT RUN: {row.not_run}", *[""] * (len(figures) - 1)] if row.not_run else [f"{n:,}" for n in figures]
         test = f"{row.test}: **broken**" if row.wrong else row.test
         lines.append(f"| {' | '.join([part, test, *cells, commit])} |")
@@ -67,7 +86,7 @@ def lines_of(part: str, rows: list[Row], commit: str) -> list[str]:
 
 def table_of(lines: list[str]) -> str:
     """Return lines under their heads."""
-    return "\n".join([f"| {' | '.join(HEADS)} |", "|---|---|" + "---:|" * (len(HEADS) - 3) + "---|", *lines])
+    return "\n".join([f"| {' | '.join(HEADS)} |", "|---|---|" + "---:|" * len(FIGURES) + "---|", *lines])
 
 
 def merged(table: str, lines: list[str], parts: tuple[str, ...]) -> list[str]:

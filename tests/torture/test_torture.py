@@ -12,7 +12,7 @@ import pytest
 from torture import table
 from torture.__main__ import PAPER, PARTS
 from torture.account import Account, body, judge, look, name_of
-from torture.table import OLDER, PROJECT, Row, code_since, commit_of, lines_of, marked, merged, table_of
+from torture.table import OLDER, PROJECT, Row, code_since, commit_of, lines_of, marked, merged, summed, table_of
 
 
 @pytest.fixture
@@ -101,6 +101,19 @@ def test_a_table_says_what_was_not_run() -> None:
     ]
     assert [row.good for row in rows] == [True, False]
     assert Account().good
+
+
+def test_rows_that_differ_behind_the_colon_are_summed_and_nothing_that_is_wrong_is_hidden() -> None:
+    rows = [
+        Row("crash: plain", cases=1, kills=2, faults=3, lost=4, doubled=5, wrong=["so"]),
+        Row("storm"),
+        Row("crash: no history", cases=10, kills=20, faults=30, lost=40, doubled=50),
+        Row("crash: on a mount", not_run="no mount"),
+    ]
+    whole, storm, missing = summed(rows)
+    assert whole == Row("crash: plain; no history", 11, 22, 33, 44, 55, wrong=["so"])
+    assert (storm, missing) == (rows[1], rows[3])
+    assert summed(summed(rows)) == [whole, storm, missing]
 
 
 def test_a_part_that_is_run_again_has_its_rows_replaced_and_leaves_those_of_others() -> None:

@@ -28,7 +28,7 @@ LINES = 400
 
 def row(options: Options, system: str, mount: str, cuts: int, rng: random.Random) -> Row:
     """Cut the power of guests that publish, so many times."""
-    found = Row(f"power cut, {system}, durability full, a topic with three subscriptions", kills=cuts)
+    found = Row(f"a topic with three subscriptions: {system}", kills=cuts)
     for number in range(cuts):
         cut_once(options.folder / f"topic-{system}-{number}", system, mount, rng, found)
     return found

@@ -49,7 +49,7 @@ def _all_cases(options: Options, setting: Setting) -> list[Row]:
     """Die at every call, refuse some calls, and let others work before some: all of them would take hours."""
     chance = random.Random(options.seed)
     crashes, faults, others = (Row(f"{what}: {setting.name}") for what in (
-        "topics, crash at every call", "topics, faults at calls", "topics, others between two calls",
+        "crash at every call", "faults at calls", "others between two calls",
     ))  # fmt: skip
     for case in CASES:
         TopicCases(options.folder, setting, crashes).crash(case)
@@ -92,7 +92,7 @@ def storm(folder: Path, seed: int, seconds: float) -> Row:
         return not any(topic.queue.counts()[state] for state in ("target", "processing", "delayed"))
 
     until(settled, "all that was published to be distributed", timeout=120)
-    row = Row("topics, storm: publishers, scripts, sweeps and consumers of five subscriptions", kills=whole.kills)
+    row = Row("storm", kills=whole.kills)
     row.wrong += whole.wrong
     _judge(row, whole, root)
     return row

@@ -54,7 +54,7 @@ def run(options: Options) -> Iterable[Row]:
     chance = random.Random(options.seed)
     queue = Root.create(options.folder / "root").create_queue("q", durability="none")
     names: set[str] = set()
-    row = Row("a worker's unit is stopped at work: signals to all its processes, to one, to its group")
+    row = Row("a worker is stopped at work")
     returned = 0
     # Some stops come when all is done, and a worker that is stopped alone lets its commands end.
     while row.kills < stops or (not returned and row.kills < MOST):

@@ -301,8 +301,8 @@ class Storm:
         what = f"{self.ends} ends of servers under load" if self._gentle else "storm"
         most = max(stalled, *self.most_out.values(), 0)
         return (
-            f"ZeroMQ, {what}: 2 servers, 3 producers, 3 consumers ({doubles:,} came again and {self.left} drafts are "
-            f"left, as may be; {due:,} answers were due; at most {most} of {IN_FLIGHT} were out)"
+            f"{what} ({doubles:,} came again, {self.left} drafts left; {due:,} answers due; "
+            f"at most {most} of {IN_FLIGHT} out)"
         )
 
     def _of_ends(self, found: Found, acked: set[str]) -> Iterator[str]:

@@ -293,7 +293,7 @@ class Cases:
     """
 
     def __init__(self, folder: Path, setting: Setting) -> None:
-        self.row = Row(f"ZeroMQ, a server dies at every call: {setting.name}")
+        self.row = Row(f"a server dies at every call: {setting.name}")
         self._folder = folder
         self._setting = setting
 
