@@ -377,15 +377,29 @@ def test_the_reference_of_the_python_paper_says_what_the_code_says() -> None:
     assert written == paper, "run docs/python_reference.py again"
 
 
-def test_the_reference_has_every_public_attribute() -> None:
+def reference_parts() -> dict[str, str]:
+    """Return the parts of the reference of the python paper, by their headings."""
     reference = (TOP / "docs/python.md").read_text().partition("\n## Reference\n")[2]
-    for kind in (dropq.Root, dropq.Queue, dropq.Subscription, dropq.Message, aio.Queue, aio.Subscription, aio.Message):
-        _, _, part = reference.partition(
-            f"\n### {'dropq.aio' if kind.__module__ == 'dropq.aio' else 'dropq'}.{kind.__name__}\n"
-        )
-        part = part.partition("\n### ")[0]
+    return {part.partition("\n")[0]: part for part in reference.split("\n### ")[1:]}
+
+
+def test_the_reference_has_every_public_attribute() -> None:
+    kinds = {f"dropq.{name}": getattr(dropq, name) for name in ("Root", "Queue", "Topic", "Subscription", "Message")}
+    kinds |= {f"dropq.{name}": getattr(dropq, name) for name in ("Record", "RecordWriter")}
+    kinds |= {f"dropq.aio.{name}": getattr(aio, name) for name in aio.__all__}
+    parts = reference_parts()
+    for heading, kind in kinds.items():
         public = {name for name in dir(kind) if not name.startswith("_")} - {"context", "layout", "config"}
-        assert [name for name in sorted(public) if not re.search(rf"[`\s]{name}\b", part)] == [], kind
+        missing = [name for name in sorted(public) if not re.search(rf"[`\s]{name}\b", parts[heading])]
+        assert missing == [], heading
+
+
+def test_the_reference_has_every_public_name() -> None:
+    parts = reference_parts()
+    names = {f"dropq.{name}" for name in dropq.__all__} - set(parts)
+    others = {re.split(r"\W", line)[0] for line in parts["Other names"].splitlines()}
+    assert sorted(name for name in names if name.removeprefix("dropq.") not in others) == []
+    assert [name for name in aio.__all__ if f"dropq.aio.{name}" not in parts] == []
 
 
 def test_the_examples_of_the_python_paper_print_what_it_says(tmp_path: Path) -> None:
