@@ -8,16 +8,21 @@ the write. Only files under foreign names have to settle: dropq never shows a fi
 from __future__ import annotations
 
 import os
+import sys
+from typing import NamedTuple
 
 from dropq.format import names
 from dropq.format.claims import BodyVersion
+from dropq.format.message_file import MessageFile
 from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 from dropq.storage.clock import Clock
 from dropq.storage.mounts import mount_of
 
-#: How many files are remembered that were moved in, or whose times are in the future; beyond that, all are forgotten.
-REMEMBERED = 10_000
+#: How many bytes of what was seen of files are remembered. Beyond that the oldest is forgotten: its file waits longer.
+REMEMBERED = 4 << 20
+#: How many bytes it takes to remember a file, besides its name: its two times, its inode, and their place in a table.
+_ENTRY = 300
 #: Milliseconds within which an event is read, of a file that was moved in.
 RECENT = 50
 
@@ -46,6 +51,59 @@ def is_written_late(found: os.stat_result) -> bool:
     return is_written(found) and found.st_mtime_ns % 1_000_000_000 != 0
 
 
+class Seen(NamedTuple):
+    """What was seen of a message that waits: when it has settled, 0 if it has; the version of its body, if that counts.
+
+    Of a message whose id is a generated one nobody compares the body: dropq itself wrote it, whole.
+    """
+
+    due: int
+    body: BodyVersion | None
+
+
+_WHOLE = Seen(0, None)
+
+
+class _Unchanged(NamedTuple):
+    """Since when a file has stood unchanged: its inode and its ctime, and that time, in ms since 1970."""
+
+    inode: int
+    changed_ns: int
+    since: int
+
+
+class _Memory:
+    """What was seen of files, by their names; the oldest goes when it takes too many bytes."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Unchanged] = {}
+        self._size = 0
+
+    def since(self, file: str, found: os.stat_result) -> int | None:
+        """Return since when a file has stood unchanged; None if that is not known of what is there now."""
+        known = self._files.get(file)
+        if known is None or known[:2] != (found.st_ino, found.st_ctime_ns):
+            return None
+        return known.since
+
+    def note(self, file: str, found: os.stat_result, since: int) -> int:
+        """Remember since when a file has stood unchanged; return that."""
+        self._forget(file)
+        self._files[file] = _Unchanged(found.st_ino, found.st_ctime_ns, since)
+        self._size += _size(file)
+        while self._size > REMEMBERED:
+            self._forget(next(iter(self._files)))
+        return since
+
+    def _forget(self, file: str) -> None:
+        if self._files.pop(file, None) is not None:
+            self._size -= _size(file)
+
+
+def _size(file: str) -> int:
+    return sys.getsizeof(file) + _ENTRY
+
+
 class Settling:
     """Decides when the files of one queue's target/ have settled.
 
@@ -63,51 +121,39 @@ class Settling:
         self._clock = clock
         self._written_in_place = timing.written_in_place
         self._shared: bool | None = None
-        #: What tells a file from another one of its name, and from itself after a write: its inode and its ctime.
-        self._moved_in: dict[str, tuple[int, int]] = {}
-        #: The same, and since when the file has stood unchanged, for files whose ctime is in the future.
-        self._unchanged: dict[str, tuple[tuple[int, int], int]] = {}
+        #: Of files whose ctime is in the future; and of those that were moved in, since 0.
+        self._memory = _Memory()
 
     @property
     def patience(self) -> float:
         """Seconds that a file waits that somebody was seen to write to."""
         return self._written_in_place if self._settle_time is None else self._settle_time
 
-    def due(self, file: str, found: os.stat_result) -> int:
+    def due(self, file: MessageFile, found: os.stat_result) -> int:
         """Return when a file has settled, if nobody writes to it meanwhile, in ms since 1970; 0 if it has.
 
         Args:
-            file: its name in target/, which is foreign.
+            file: it, in target/.
             found: what the file system says of it now.
         """
-        wait = self._settle_time
-        identity = found.st_ino, found.st_ctime_ns
-        if wait is None:
-            wait = self._written_in_place if _may_go_on(found) and self._moved_in.get(file) != identity else 0
-        if not wait:
+        if not file.name.foreign or (self._settle_time is None and not _may_go_on(found)) or not self.patience:
             return 0
         now, changed = self._clock.now_ms(), found.st_ctime_ns // 1_000_000
-        if changed > now:
-            changed = self._unchanged_since(file, identity, now)
-        due = changed + int(wait * 1000)
+        known = self._memory.since(file.filename, found)
+        if known is not None:
+            changed = known
+        elif changed > now:
+            changed = self._memory.note(file.filename, found, now)
+        due = changed + int(self.patience * 1000)
         return due if due > now else 0
-
-    def _unchanged_since(self, file: str, identity: tuple[int, int], now: int) -> int:
-        """Return since when a file whose ctime is in the future was not changed, as far as this process has seen."""
-        known = self._unchanged.get(file)
-        if known is None or known[0] != identity:
-            if len(self._unchanged) >= REMEMBERED:
-                self._unchanged.clear()
-            known = self._unchanged[file] = identity, now
-        return known[1]
 
     def note_moved_in(self, file: str) -> None:
         """Note that a file was moved into target/, as an event said: it has settled, unless it is written to again.
 
-        An event may be read late, when another file has the name, which is written in place: only what changed just now
-        is taken for what the event is about.
+        With a settle_time it waits for that all the same. An event may be read late, when another file has the name,
+        which is written in place: only what changed just now is taken for what the event is about.
         """
-        if names.tells_time(file):
+        if self._settle_time is not None or names.tells_time(file):
             return
         try:
             found = os.lstat(f"{self._folder}/{file}")
@@ -115,9 +161,19 @@ class Settling:
             return  # RACE: somebody has claimed it
         is_recent = self._clock.now_ms() - found.st_ctime_ns // 1_000_000 < RECENT
         if is_recent and _may_go_on(found):  # it was written in the same tick: its times alone do not tell
-            if len(self._moved_in) >= REMEMBERED:
-                self._moved_in.clear()
-            self._moved_in[file] = found.st_ino, found.st_ctime_ns
+            self._memory.note(file, found, since=0)
+
+    def seen(self, file: MessageFile, folder: str) -> Seen:
+        """Look at a message that waits in a folder of the queue, before it is taken from there.
+
+        Raises:
+            FileNotFoundError: it is gone.
+        """
+        if file.plain or file.name.generated:
+            return _WHOLE
+        found = self.look(f"{folder}/{file.filename}")
+        due = self.due(file, found) if folder == self._folder else 0
+        return Seen(due, BodyVersion(found.st_size, found.st_mtime_ns))
 
     def look(self, path: str) -> os.stat_result:
         """Return what the file server says of a file now, and not what an NFS client remembers.

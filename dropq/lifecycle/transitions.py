@@ -17,7 +17,7 @@ from typing import TypeVar, TypeVarTuple
 
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format import names
-from dropq.format.claims import BodyVersion, Claim, Location
+from dropq.format.claims import Claim, Location
 from dropq.format.credits import Via, may_have_via
 from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON, QueueLayout
 from dropq.format.message_file import MessageFile
@@ -176,10 +176,9 @@ class Transitions:
         folder = layout.target if state == "target" else layout.folder(state)
         claim = Claim(owner, deadline, number, own_name, layout.processing, file.arrival)
         try:
-            if not file.plain and not file.name.generated:
-                claim.body = self._body_to_claim(file, folder)
-                if claim.body is None:
-                    return None
+            due, claim.body = self.context.settling.seen(file, folder)
+            if due:
+                return None
             # RACE: with each consumer of the queue, and any script. The process whose rename succeeds has the message.
             self._storage.rename(f"{folder}/{file.filename}", claim.path)
         except FileNotFoundError as error:
@@ -190,22 +189,12 @@ class Transitions:
             raise storage_error(error, f"the message stays in {state}/") from error
         return claim
 
-    def _body_to_claim(self, file: MessageFile, folder: str) -> BodyVersion | None:
-        """Return the version of a body that is about to be claimed; None if somebody may still write to it."""
-        found = self.context.settling.look(f"{folder}/{file.filename}")
-        if folder == self._layout.target and file.name.foreign and self.context.settling.due(file.filename, found):
-            return None
-        return BodyVersion(found.st_size, found.st_mtime_ns)
-
     def settles_at(self, file: MessageFile) -> int:
         """Return when a file in target/ has settled, in ms since 1970; 0 if it has. Nobody is to take it before."""
-        if file.plain or not file.name.foreign:
-            return 0
         try:
-            found = self.context.settling.look(f"{self._layout.target}/{file.filename}")
+            return self.context.settling.seen(file, self._layout.target).due
         except FileNotFoundError:
             return 0  # who takes it will see that it is gone
-        return self.context.settling.due(file.filename, found)
 
     def is_changed(self, claim: Claim) -> bool:
         """Return whether somebody has written to a claimed body since it was claimed, as far as that is known.

@@ -247,14 +247,11 @@ class TargetView:
 
     def _arrival(self, file: MessageFile) -> int:
         """Return when a file arrived, in ms; 0 if it is gone, or is left out until it has settled."""
-        path = f"{self._folder}/{file.filename}"
         try:
-            if self._settling is None or not file.name.foreign:
-                return reading.changed_ms(path)
-            found = os.lstat(path)
+            found = os.lstat(f"{self._folder}/{file.filename}")
         except FileNotFoundError:
             return 0  # RACE: it was claimed after the listing
-        if due := self._settling.due(file.filename, found):
+        if self._settling is not None and (due := self._settling.due(file, found)):
             self.unsettled[file.filename] = due
             return 0
         return found.st_ctime_ns // 1_000_000

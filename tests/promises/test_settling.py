@@ -20,7 +20,9 @@ from workers import counted, reason_in
 
 from dropq import Message, Queue, Root, work
 from dropq.format.claims import split_receipt
+from dropq.lifecycle import settling
 from dropq.lifecycle.timing import Timing
+from dropq.lifecycle.transitions import Transitions
 from dropq.queue.stream_journal import Journal
 
 #: Consumers look at each file each time, and files settle as they do by default.
@@ -93,6 +95,31 @@ def test_a_write_lets_a_file_wait_anew(queue: Queue, clock: Clock) -> None:
     assert queue.receive() is None
     clock.advance(LATER)
     assert take(queue).body == b"1\n2\n2\n2\n"
+
+
+def test_what_has_settled_stays_so_when_the_clock_comes_to_its_time(queue: Queue, clock: Clock) -> None:
+    clock.advance(-10)
+    put(queue)
+    assert why(queue) == ["settling"]
+    clock.advance(LATER)
+    assert why(queue) == ["ready"]
+    clock.advance(10 - LATER + SOON)  # its ctime is a second ago
+    assert why(queue) == ["ready"]
+
+
+def test_a_memory_that_is_full_forgets_the_oldest_file_alone(
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "REMEMBERED", 3 * settling._size("a.csv"))
+    clock.advance(-3600)
+    context = queue.context
+    for name in ("a.csv", "b.csv", "c.csv"):
+        put(queue, name)
+        assert Transitions(context).settles_at(context.sidecars.file(name))
+    clock.advance(LATER)
+    put(queue, "d.csv")
+    waiting = {name for name in "dcba" if Transitions(context).settles_at(context.sidecars.file(f"{name}.csv"))}
+    assert waiting == {"a", "d"}
 
 
 def test_until_empty_waits_for_a_file_that_settles(tmp_path: Path) -> None:

@@ -325,14 +325,14 @@ def test_a_bounded_view_keeps_what_it_knows_of_the_first_files_and_no_more(
     """When a foreign file came its name does not tell: of as many as the view holds that is asked for once."""
     for number in range(40):
         (tmp_path / f"report-{number:02d}.csv").touch()
-    came = {f"{tmp_path}/report-{number:02d}.csv": 1000 + number for number in range(40)}
+    came = {f"report-{number:02d}.csv": 1000 + number for number in range(40)}
     asked: list[str] = []
 
-    def changed(path: str) -> int:
-        asked.append(path)
-        return came[path]
+    def arrival(view: TargetView, file: MessageFile) -> int:
+        asked.append(file.filename)
+        return came[file.filename]
 
-    monkeypatch.setattr(reading, "changed_ms", changed)
+    monkeypatch.setattr(TargetView, "_arrival", arrival)
     view = TargetView(str(tmp_path), Sidecars("/nowhere", Storage("none")), lambda name: False, Timing(), depth=10)
     view.refresh()
     assert [file.filename for file in view.view] == [f"report-{number:02d}.csv" for number in range(10)]
