@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from helpers import FRESH, Clock, base, drop, files, make_queue, reopened, where
+from helpers import FRESH, Clock, base, drop, files, leave_claimed, make_queue, reopened, where
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,6 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dropq import LeaseLost, Message, Queue, Subscription
 
 ATTEMPTS, DELIVERIES, CANCELS, DELAY = 1, 4, 2, 2_000
+#: Milliseconds that a message waits after its first death, which is more than after anything else.
+AFTER_DEATH = 3_000
 KEPT = ("processed", "error", "expired")
 VERBS = ("ack", "nack", "nack at once", "fail", "reject", "expire", "release")
 
@@ -34,9 +36,20 @@ class Model:
     not_before: int = 0
     deliveries: int | None = 0  # None: what its name says now is not modelled
     cancels: int = 0
+    deaths: int = 0
     number: int = 0
     deadline: int = 0
-    holder: Message | None = None  # None in processing: a script's
+    holder: Message | None = None  # None in processing: a script's, or a dead process's
+    dead: bool = False
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a consumer holds it, or one that is dead."""
+        return self.holder is not None or self.dead
+
+    def begin_anew(self) -> None:
+        """Forget what was counted, as its name does."""
+        self.deliveries = self.cancels = self.deaths = 0
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -49,7 +62,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue: Queue = make_queue(
             Path(self.folder.name),
             clock=self.clock,
-            timing=FRESH,
+            timing=replace(FRESH, after_death=AFTER_DEATH / 1000),
             redelivery_attempts=ATTEMPTS,
             redelivery_delay="2s",
             redelivery_backoff=1,
@@ -109,23 +122,55 @@ class QueueMachine(RuleBasedStateMachine):
         self.sweep_on_the_way()
         waiting = self.in_state("target")
         message = self.subscriptions[which].receive()
+        model = self.taken(message, waiting)
+        if message is not None and model is not None:
+            model.deadline = self.clock.ms + 30_000 if which else 0
+            model.holder = message
+            self.messages.append((message, model))
+
+    @rule(times=st.integers(1, DELIVERIES))
+    def holders_die(self, times: int) -> None:
+        """So many times another process takes a message and dies of it; between two it waits, and not for less."""
+        for _ in range(times):
+            self.sweep()
+            if not (waiting := self.in_state("target")):
+                return
+            leave_claimed(self.queue)
+            held = {model.body for model in self.in_state("processing")}
+            (message,) = (each for each in self.queue.browse("processing") if each.body not in held)
+            model = self.taken(message, waiting)
+            assert model is not None
+            model.deadline, model.dead = 0, True
+            if times > 1:
+                self.sweep()
+                self.wait_for(model)
+
+    def wait_for(self, model: Model) -> None:
+        """Let the time pass until a message is delivered again, and look just before."""
+        if model.state == "delayed":
+            self.clock.ms = model.not_before - 1
+            self.sweep()
+            self.each_body_is_in_exactly_the_state_of_the_model()
+            self.clock.advance(0.001)
+
+    def taken(self, message: Message | None, waiting: list[Model]) -> Model | None:
+        """Compare what a consumer was given, or None, with what waited for it."""
         for model in waiting:
             if self.expired(model) and model.body in where(self.queue).get("expired", ()):
                 self.set_aside(model, "expired")  # it stood before what was delivered
         live = [model for model in waiting if not self.expired(model)]
         if message is None:
             assert live == []
-            return
+            return None
         (model,) = (model for model in live if model.body == message.body)
         self.assert_first(model, live)
         assert message.id == model.id
         if model.deliveries is not None:
             assert message.delivery_count == model.deliveries + 1
-            assert message.cancels == model.cancels
-        model.number, model.cancels, model.state = message.delivery_count, message.cancels, "processing"
-        model.deadline = self.clock.ms + 30_000 if which else 0
-        model.holder = message
-        self.messages.append((message, model))
+            assert (message.cancels, message.deaths) == (model.cancels, model.deaths)
+        model.number, model.cancels, model.deaths = message.delivery_count, message.cancels, message.deaths
+        model.state = "processing"
+        return model
 
     @precondition(lambda self: self.messages)
     @rule(choice=st.integers(0, 10**6), verb=st.sampled_from(VERBS))
@@ -148,7 +193,9 @@ class QueueMachine(RuleBasedStateMachine):
         act()
         model.holder, model.deliveries = None, model.number
         if verb == "ack":
-            model.state, model.deliveries = "processed", 0 if model.foreign else None
+            model.state, model.deliveries = "processed", None
+            if model.foreign:
+                model.begin_anew()
         elif verb == "release":
             model.state, model.deliveries = "target", model.number - 1
         elif verb.startswith("nack"):
@@ -196,12 +243,13 @@ class QueueMachine(RuleBasedStateMachine):
                 self.set_aside(model, "expired")
 
     def sweep_on_the_way(self) -> None:
-        """What a consumer sweeps: leases that ran out, what expired while it was held, delays that are over."""
+        """What a consumer sweeps: dead holders, leases that ran out, what expired meanwhile, delays that are over."""
         for model in self.in_state("processing"):
-            if model.holder is None:
+            if not model.claimed:
                 continue
-            if 0 < model.deadline <= self.clock.ms:
-                self.give_back(model)
+            if model.dead or 0 < model.deadline <= self.clock.ms:
+                model.deaths += 1
+                self.give_back(model, delay=max(DELAY, AFTER_DEATH * 2 ** (model.deaths - 1)))
             elif self.expired(model):
                 self.set_aside(model, "expired")
         for model in self.in_state("delayed"):
@@ -214,7 +262,8 @@ class QueueMachine(RuleBasedStateMachine):
     def requeue(self, state: str) -> None:
         self.queue.requeue(state=state)
         for model in self.in_state(state):
-            model.state, model.holder, model.deliveries, model.cancels, model.expires = "target", None, 0, 0, 0
+            model.state, model.holder, model.dead, model.expires = "target", None, False, 0
+            model.begin_anew()
 
     @rule(state=st.sampled_from(KEPT), choice=st.integers(0, 10**6))
     def mv_to_target(self, state: str, choice: int) -> None:
@@ -231,8 +280,12 @@ class QueueMachine(RuleBasedStateMachine):
     def a_script_moves_what_it_or_somebody_else_holds(self, choice: int, goal: str) -> None:
         if model := self.mv("processing", goal, choice):
             model.state = goal
-            if model.holder is not None:
-                model.holder, model.deliveries = None, model.number  # the claim's prefix is still on it
+            if model.claimed:
+                model.holder, model.dead, model.deliveries = (
+                    None,
+                    False,
+                    model.number,
+                )  # it still has the claim's prefix
 
     def mv(self, source: str, goal: str, choice: int, *, unclaimed: bool = False) -> Model | None:
         found = sorted(files(base(self.queue) / source).items())
@@ -247,18 +300,18 @@ class QueueMachine(RuleBasedStateMachine):
     # -- the model's own arrows --------------------------------------------------------------------------------------
 
     def give_back(self, model: Model, *, exhausted: bool = False, delay: int = DELAY) -> None:
-        model.holder, model.deliveries = None, model.number
+        model.holder, model.dead, model.deliveries = None, False, model.number
         if exhausted or model.number >= DELIVERIES:
             self.set_aside(model, "error")
         else:
             model.state, model.not_before = "delayed" if delay else "target", self.clock.ms + delay
 
     def set_aside(self, model: Model, state: str) -> None:
-        if model.holder is not None:
+        if model.claimed:
             model.deliveries = model.number
-        model.holder, model.state = None, state
+        model.holder, model.dead, model.state = None, False, state
         if model.foreign:
-            model.deliveries = model.cancels = 0  # it has its own name again
+            model.begin_anew()  # it has its own name again
 
     def in_state(self, state: str) -> list[Model]:
         return [model for model in self.models.values() if model.state == state]
