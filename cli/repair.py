@@ -174,6 +174,17 @@ def requeue(
     return _requeue(task, act, to_origin=to_origin)
 
 
+def _by_origin(task: _Bulk) -> str:
+    """Write how many dead letters go where."""
+    from dropq.upkeep import bulk
+
+    with task.queue.context.error_context("nothing was changed"):
+        found = bulk.origins_in(task.queue.context, task.state, task.filter, task.ids)
+    goals = [f"{count} to {output.escape(name)}" for name, count in sorted(found.items()) if name]
+    goals += [f"{found['']} stay"] if found[""] else []
+    return ", ".join(goals) or "none is a dead letter"
+
+
 def _requeue(task: _Bulk, act: Callable[..., Iterator[Outcome]], *, to_origin: bool) -> int:
     """Bring messages back; where none was brought, report the dead letters that wait elsewhere, and exit with 1."""
     from dropq.upkeep import bulk
@@ -186,7 +197,11 @@ def _requeue(task: _Bulk, act: Callable[..., Iterator[Outcome]], *, to_origin: b
             found = found or outcome.ok
             yield outcome
 
-    code = task.run_on_those("requeue", watched, task.total(), ", each to its origin" if to_origin else "")
+    plan = _by_origin(task) if to_origin and (task.dry_run or not task.yes) else ""
+    goal = f", each to its origin: {plan}" if plan else ""
+    if task.dry_run and plan:
+        output.note(plan)
+    code = task.run_on_those("requeue", watched, task.total(), goal)
     if found:
         return code
     other = {"target": "error", "error": "target"}.get(task.state)

@@ -13,7 +13,7 @@ from . import output
 from .options import Filter, Json, QueueName, QueueOrRoot
 from .output import NEGATIVE, OK, TRY_LATER, Record, unescape
 from .parsing import Command, group
-from .shell import Shell
+from .shell import Shell, UsageError
 
 if TYPE_CHECKING:
     from dropq import Queue
@@ -32,8 +32,13 @@ def add(
     name: QueueName,
     selector: SelectorName,
     to: Annotated[
-        str | None,
-        typer.Option("--to", metavar="TO", help="The queue or topic that it sends to; a bounce has none."),
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="TO",
+            help="The queue or topic that it sends to; of a bounce, a return address that it goes to, several where "
+            "given again, by default temp-*, where * stands for the rest of a name.",
+        ),
     ] = None,
     op: Annotated[
         Literal["move", "copy", "bounce"],
@@ -67,9 +72,11 @@ def add(
     queue = shell.queue(name)
     if filter is not None:
         _check_filter(filter)
-    made = queue.add_selector(
-        selector, to=None if to is None else unescape(to), op=op, filter=filter, credit=credit, role=role
-    )
+    goals = [unescape(each) for each in to or ()]
+    if op != "bounce" and len(goals) > 1:
+        raise UsageError("give one --to: only a bounce goes to several addresses")
+    goal = goals if op == "bounce" and goals else next(iter(goals), None)
+    made = queue.add_selector(selector, to=goal, op=op, filter=filter, credit=credit, role=role)
     path = path_of(queue.context, made.name)
     shell.line({"queue": queue.name, "name": made.name, "path": path}, ("path",))
 
@@ -127,7 +134,7 @@ def _look(queue: Queue) -> tuple[list[Record], list[str]]:
                 "queue": queue.name,
                 "name": one.name,
                 "op": one.op,
-                "to": one.to,
+                "to": list(one.returns_to) if one.op == "bounce" else one.to,
                 "filter": one.filter,
                 "role": one.role,
                 "credit": one.credit,

@@ -711,7 +711,7 @@ class Queue(Sender):
         self,
         name: str,
         *,
-        to: str | None = None,
+        to: str | Sequence[str] | None = None,
         op: str = "move",
         filter: str | None = None,
         credit: int | None = None,
@@ -721,7 +721,8 @@ class Queue(Sender):
 
         Args:
             name: its name: letters, digits, - and _.
-            to: the address that it sends to; None for a bounce, which goes to each message's return address.
+            to: the address that it sends to; of a bounce, one or more return addresses that it goes to, by default
+                `temp-*`: a `*` at the end stands for the rest of a name.
             op: move, copy or bounce.
             filter: which messages it takes; None for all.
             credit: how many messages that it moved may be unsettled at a time; None is 1. Only a move has credits.

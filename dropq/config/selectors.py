@@ -16,6 +16,7 @@ from typing import Literal, cast
 from dropq.errors import ConfigError, InvalidFilter, InvalidName, Unavailable
 from dropq.format.addresses import check_address
 from dropq.format.credits import is_token
+from dropq.format.names import TEMPORARY
 from dropq.hints import nearest
 
 #: How the file of a selector ends.
@@ -25,6 +26,8 @@ OPERATIONS = ("move", "copy", "bounce")
 #: When a selector is asked: with the others; if no other matches; or by senders, while the queue is full.
 ROLES = ("normal", "default", "overflow")
 _KEYS = ("to", "op", "filter", "credit", "role", "token")
+#: Where a bounce goes that does not say: the queues of those who wait for the reply to a request.
+TO_REQUESTERS = (f"{TEMPORARY}*",)
 #: The most credits of a selector.
 _MOST = 1_000_000
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -40,6 +43,7 @@ class Selector:
         name: its name.
         op: what it does.
         to: the address that it sends to; None for a bounce, which goes to each message's return address.
+        returns_to: which return addresses a bounce goes to; a `*` at the end of one stands for the rest of a name.
         filter: which messages it takes; None for all.
         credit: how many messages that it moved may be unsettled at a time; None where it spends no credits.
         role: when it is asked.
@@ -49,10 +53,18 @@ class Selector:
     name: str
     op: Literal["move", "copy", "bounce"] = "move"
     to: str | None = None
+    returns_to: tuple[str, ...] = ()
     filter: str | None = None
     credit: int | None = None
     role: Literal["normal", "default", "overflow"] = "normal"
     token: str = ""
+
+    def may_return_to(self, address: str) -> bool:
+        """Return whether a bounce goes to a return address, which is data of whoever sent the message."""
+        return any(
+            address == one or (one[-1:] == "*" and address.startswith(one[:-1]) and "/" not in address[len(one) - 1 :])
+            for one in self.returns_to
+        )
 
 
 def check_name(name: str) -> None:
@@ -97,7 +109,8 @@ def check(name: str, table: Mapping[str, object], where: str, *, queue: str) -> 
     selector = Selector(
         name=name,
         op=cast(Literal["move", "copy", "bounce"], op),
-        to=_to(table, op, queue, problems),
+        to=None if op == "bounce" else _to(table, queue, problems),
+        returns_to=_returns_to(table, problems) if op == "bounce" else (),
         filter=_filter(table, role, problems),
         credit=_credit(table, op, role, problems),
         role=cast(Literal["normal", "default", "overflow"], role),
@@ -111,7 +124,8 @@ def check(name: str, table: Mapping[str, object], where: str, *, queue: str) -> 
 
 def text(selector: Selector) -> str:
     """Return the content of a selector's file."""
-    values = {"to": selector.to, "op": selector.op, "filter": selector.filter, "credit": selector.credit}
+    to = selector.to if selector.op != "bounce" or selector.returns_to == TO_REQUESTERS else list(selector.returns_to)
+    values = {"to": to, "op": selector.op, "filter": selector.filter, "credit": selector.credit}
     values |= {"role": selector.role, "token": selector.token or None}
     return "".join(f"{key} = {_toml(value)}\n" for key, value in values.items() if value is not None)
 
@@ -158,12 +172,8 @@ def _choice(table: Mapping[str, object], key: str, choices: tuple[str, ...], pro
     return str(value)
 
 
-def _to(table: Mapping[str, object], op: str, queue: str, problems: _Problems) -> str | None:
+def _to(table: Mapping[str, object], queue: str, problems: _Problems) -> str | None:
     value = table.get("to")
-    if op == "bounce":
-        if value is not None:
-            problems.add("to", "a bounce goes to the return address of each message: leave it out")
-        return None
     if not isinstance(value, str):
         problems.add("to", "give the address of the queue or topic that messages go to, as a string")
         return None
@@ -174,6 +184,23 @@ def _to(table: Mapping[str, object], op: str, queue: str, problems: _Problems) -
     if value == queue:
         problems.add("to", f"{value} is the selector's own queue: messages would never leave it")
     return value
+
+
+def _returns_to(table: Mapping[str, object], problems: _Problems) -> tuple[str, ...]:
+    value = table.get("to", TO_REQUESTERS)
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not found or not all(isinstance(each, str) for each in found):
+        problems.add("to", "give the return addresses that a bounce goes to, as a string or a list of strings")
+        return ()
+    for each in found:
+        if "*" in each[:-1]:
+            problems.add("to", f"{each!r}: a * stands for the rest of a name, at its end")
+        elif each[-1:] != "*":
+            try:
+                check_address(each)
+            except InvalidName as error:
+                problems.add("to", str(error))
+    return tuple(found)
 
 
 def _filter(table: Mapping[str, object], role: str, problems: _Problems) -> str | None:

@@ -239,6 +239,12 @@ KINDS: Mapping[str, Kind] = {
         "the route takes nothing: the next route, or a consumer, gets its messages",
         "correct it, or remove {in_use}",
     ),
+    "wide-bounce": Kind(
+        "folders",
+        "warning",
+        "whoever may send here has this user put a message into any queue that `to` names",
+        "name in `to` only queues into which every sender may send, or route as a user who may write there alone",
+    ),
     "unusable-selector": Kind(
         "folders",
         "warning",

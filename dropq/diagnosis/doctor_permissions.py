@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import pairwise
 
-from dropq.config.selectors import Selector
+from dropq.config.selectors import TO_REQUESTERS, Selector
 from dropq.diagnosis import selector_checks
 from dropq.diagnosis.doctor_checks import Probe, refusal
 from dropq.format.layout import DOCTOR_PREFIX, FOLDERS, PRIVATE, QueueLayout
@@ -225,6 +225,9 @@ def _report_selectors(probe: Probe, context: QueueContext) -> None:
             why = f"{_user()} may not write {closed}"
         if why:
             probe.report("unusable-selector", f"selector {one.name}: {why}", selectors.path_of(context, one.name))
+        if os.geteuid() == 0 and not set(one.returns_to) <= set(TO_REQUESTERS):
+            text = f"{_user()} may write everywhere, and selector {one.name} bounces to {', '.join(one.returns_to)}"
+            probe.report("wide-bounce", text, selectors.path_of(context, one.name))
 
 
 def _closed_to(context: QueueContext, selector: Selector) -> str:

@@ -18,6 +18,7 @@ from dropq.format.joining import WHOLE as JOINED
 from dropq.format.staged import WHOLE, OwnPart, StagedFolder, claim_of, is_part, is_reason, part_of
 from dropq.lifecycle.claims import committed, is_committed
 from dropq.lifecycle.context import QueueContext
+from dropq.staging.fan_out import left_to_owner
 from dropq.storage import reading
 
 #: A sign of life of a process that puts parts together, or one that never got its name.
@@ -31,6 +32,18 @@ def committed_ages(context: QueueContext, now: int) -> Iterator[int]:
     for _, path in committed(context):
         with suppress(FileNotFoundError):  # RACE: it is rolled forward
             yield now - reading.changed_ms(path)
+
+
+def left_to_owners(context: QueueContext) -> Iterator[str]:
+    """Yield which parts of committed messages this user's processes leave to those of another user, and why."""
+    for _, path in committed(context):
+        folder = os.path.dirname(path)
+        for file in sorted(reading.names_in(folder)):
+            if (part := part_of(file)) is None:
+                continue
+            with suppress(OSError, ValueError):  # the log, and fsck, say what is wrong with the folder
+                if why := left_to_owner(context, f"{folder}/{file}", part[0], os.geteuid):
+                    yield f"{folder}/{file}: {why}"
 
 
 def joining_ages(context: QueueContext, now: int) -> Iterator[int]:
@@ -60,10 +73,13 @@ def waits_for(context: QueueContext, path: str) -> str:
     copies = sum(part_of(file) is not None for file in files)
     left = [f"{count} for {state}/" for state, count in sorted(states.items())]
     left += [f"{copies} for receivers"] if copies else []
+    kept = [why for why in left_to_owners(context) if why.startswith(f"{folder}/")]
     others = sum(not is_part(file) and not is_reason(file) for file in files)
     parts = f"parts of it have not arrived: {', '.join(left)}" if left else "all parts of it have arrived"
     sweep, fsck = f"`dropq sweep {quote(context.name)}`", f"`dropq fsck {quote(context.name)}`"
     strays = f"; {fsck} says what else lies there" if others else ""
+    if kept:
+        return f"it is committed, and {parts}: {'; '.join(kept)}{strays}"
     return f"it is committed, and {parts}: any consumer, or {sweep}, goes on, or logs why it cannot{strays}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dropq.errors import ConfigError
 from dropq.format.addresses import layouts
 from dropq.format.layout import QueueLayout
 from dropq.format.names import Name
@@ -62,3 +63,17 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
 def is_letter(context: QueueContext, name: Name) -> bool:
     """Return whether a message of a queue is a dead letter there; in the queue that it came from it is not."""
     return bool(name.reason) and context.sidecars.full(name).origin != context.name
+
+
+def check_origin(letters: QueueContext, origin: QueueContext) -> None:
+    """Refuse to put a letter back into a queue whose letters do not go where it lies.
+
+    What its name says of its origin is data of whoever could write there: rights are not lent to it.
+
+    Raises:
+        ConfigError: another queue, or none, is the dead-letter queue of its origin.
+    """
+    own = origin.config.dead_letter_queue
+    if own != letters.name:
+        goes = "has no dead-letter queue" if own is None else f"has the dead-letter queue {own}"
+        raise ConfigError(f"it says that it came from {origin.name}, which {goes}")

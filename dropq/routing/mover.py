@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
+from dropq.config.selectors import Selector
 from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Unavailable
 from dropq.format.addresses import check_address
 from dropq.format.claims import router_claims
@@ -29,7 +30,7 @@ from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import Goal, row_to
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
-from dropq.policies.selectors import InUse, Selectors
+from dropq.policies.selectors import InUse, Selectors, path_of
 from dropq.policies.send_limits import SendLimits
 from dropq.staging.fan_out import fan_out
 from dropq.staging.receivers import Receiver, make_known
@@ -62,6 +63,19 @@ def unroutable_after(patience: float) -> str:
 def return_address(context: QueueContext, file: MessageFile) -> str:
     """Return the address that a message is bounced to; "" if it has none."""
     return (context.sidecars.full(file.name).reply_to or "").removeprefix(TOPIC_REPLY)
+
+
+def why_not_bounced(context: QueueContext, selector: Selector, address: str) -> str:
+    """Return why a return address counts as none; "" if a bounce may go there.
+
+    Reply-to is data of whoever sent the message: a router does not lend its rights to it.
+    """
+    if not address or selector.may_return_to(address):
+        return ""
+    return (
+        f"selector {selector.name} returns nothing to {address}: if it may, add that to `to` in "
+        f"{path_of(context, selector.name)}"
+    )
 
 
 class Target:
@@ -175,7 +189,7 @@ class Mover:
             return why
         try:
             if one.selector.op == "bounce":
-                return self._bounce(file)
+                return self._bounce(file, one.selector)
             target = self._target(one.selector.to or "")
             return target.why_not() or self._move(file, one, target)
         except (NoSuchQueue, ConfigError) as error:
@@ -213,16 +227,21 @@ class Mover:
         except OSError as error:
             log.info("queue %s: credit %s is free only after a look: %s", self._context.name, via, describe(error))
 
-    def _bounce(self, file: MessageFile) -> bool | str:
+    def _bounce(self, file: MessageFile, selector: Selector) -> bool | str:
         """Move a message to its return address; return False if it is gone, or why it stays."""
         address = return_address(self._context, file)
+        details: dict[str, object] = {"return_address": address} if address else {}
+        if why := why_not_bounced(self._context, selector, address):
+            log.warning("queue %s: message %s has no return address: %s", self._context.name, file.name.id, why)
+            self._set_aside(file, "no_return_address", {**details, "detail": why})
+            return False
         try:
             check_address(address)
             target = self._target(address)
         except (InvalidName, NoSuchQueue):
             target = None
         if target is None or target.context.layout.home == self._context.layout.home:
-            self._set_aside(file, "no_return_address", {"return_address": address} if address else {})
+            self._set_aside(file, "no_return_address", details)
             return False
         return self._transitions.bounce(file, target.context) is not None
 

@@ -20,7 +20,14 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.selectors import InUse, Selectors
 from dropq.routing.looks import all_credits, vias_in
-from dropq.routing.mover import ONE_IS_UNUSABLE, UNREADABLE, Target, return_address, unroutable_after
+from dropq.routing.mover import (
+    ONE_IS_UNUSABLE,
+    UNREADABLE,
+    Target,
+    return_address,
+    unroutable_after,
+    why_not_bounced,
+)
 
 
 def missing(root: RootLayout, address: str) -> str:
@@ -160,7 +167,7 @@ class Outlook:
         for one in moving:
             name, credit = one.selector.name, one.selector.credit
             if one.selector.op == "bounce":
-                return Prospect(self._bounced(file, name), stays=False, selectors=(name,))
+                return Prospect(self._bounced(file, one), stays=False, selectors=(name,))
             if refused := self._out_of_credit(one) or self.unreachable(one):
                 self.refused[name] = refused
             elif credit is not None and one.busy + self._taken[name] >= credit:
@@ -197,11 +204,14 @@ class Outlook:
                 return ""
         return self._refusals[address]
 
-    def _bounced(self, file: MessageFile, name: str) -> str:
+    def _bounced(self, file: MessageFile, one: InUse) -> str:
+        name = one.selector.name
         if not (address := return_address(self._context, file)):
             return (
                 f"selector {name} bounces it, and it has no return address: the next router makes a dead letter of it"
             )
+        if why := why_not_bounced(self._context, one.selector, address):
+            return f"{why}; the next router makes a dead letter of it"
         if credits.layout_of(self._context.root.layout, address) is None:
             why = missing(self._context.root.layout, address)
             return f"selector {name} bounces it, and {why}: the next router makes a dead letter of it"

@@ -39,6 +39,7 @@ from dropq.format.staged import (
 from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropped
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
+from dropq.staging.named import is_named
 from dropq.staging.receivers import Receiver, identity_of, is_being_removed, open_receiver, take_each, tokens
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
@@ -414,6 +415,7 @@ class _Mover:
         self._staged: Staged | None = None
         self._own: Sequence[OwnPart] | None = None
         self._receivers: dict[str, Receiver] = {}
+        self._owner: int | None = None
 
     def move_staged(self, staged: Staged) -> bool:
         """Move the parts that this process has staged; return whether all of them have left the folder."""
@@ -490,6 +492,8 @@ class _Mover:
         if found is None:
             raise ValueError("it is no part of a message: look at it, then move it by hand")
         token, own_name = found
+        if token not in self._receivers and (why := left_to_owner(self._context, source, token, self._whose)):
+            raise ValueError(why)
         receiver = self._receivers.get(token) or self._find(token)
         if receiver is None:
             return self._set_aside(source, token, own_name)
@@ -507,6 +511,12 @@ class _Mover:
                 raise  # the receiver stands: NFS says ESTALE of a folder for a moment, or its target/ is missing
             return self._set_aside(source, token, own_name)
         return True
+
+    def _whose(self) -> int:
+        """Return whose a file is that this process makes there, which a file server may decide; ask that once."""
+        if self._owner is None:
+            self._owner = self._context.storage.owner_of_new(self._context.layout.private)
+        return self._owner
 
     def _move_own(self, source: str, part: OwnPart) -> bool:
         """Move a part to the state that it goes to; return True, also where another roll-forward moved it."""
@@ -562,6 +572,31 @@ class _Mover:
     @property
     def _root(self) -> str:
         return self._context.root.layout.path
+
+
+def left_to_owner(context: QueueContext, part: str, token: str, whose: Callable[[], int]) -> str:
+    """Return why a part is left to the processes of who staged it; "" if it may be moved.
+
+    Args:
+        context: the queue that it was staged in.
+        part: its path.
+        token: the token of its receiver.
+        whose: returns to whom a file belongs that this process makes there.
+
+    Raises:
+        OSError, ValueError: that cannot be told.
+    """
+    identity = identity_of(context.layout, token)
+    if identity is None or is_named(context, identity):
+        return ""
+    try:
+        owners = {os.lstat(path).st_uid for path in (part, os.path.dirname(part))}
+    except FileNotFoundError:
+        return ""  # RACE: another roll-forward moved it
+    if owners == {whose()}:
+        return ""
+    who = ", ".join(f"user {owner}" for owner in sorted(owners))
+    return f"{who} staged it for {identity.path}, which no configuration names: only processes of that user move it"
 
 
 # -- sweeping ------------------------------------------------------------------------------------------------------

@@ -252,6 +252,15 @@ class Storage:
             for path, size in zip(paths, sizes, strict=True):  # after all: they are finished beside each other
                 self.await_whole(path, size, at=at)
 
+    def owner_of_new(self, folder: str) -> int:
+        """Return to which user a file belongs that this process makes in a folder, as the file server has it."""
+        path = f"{folder}/.owner.{os.urandom(6).hex()}.tmp"
+        os.close(self.create(path))
+        try:
+            return os.lstat(path).st_uid
+        finally:
+            self.unlink(path)
+
     def write_small(self, path: str, data: bytes, *, by: str | None = None) -> None:
         """Replace a small file of ours: a reader sees the old content or the new, also after a crash.
 

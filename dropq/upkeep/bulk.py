@@ -6,6 +6,7 @@ Each function returns an iterator: what it yielded is done, and what it did not 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, KeysView
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from dropq.format.addresses import check_address
 from dropq.format.claims import Claim, split_receipt
 from dropq.format.layout import SETTLED, WAITING, WITH_REASON
 from dropq.format.transfers import own_name_of
+from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
@@ -241,8 +243,8 @@ def requeue_to_origin(
 ) -> Iterator[Outcome]:
     """Move each dead letter back into target/ of the queue that it came from, as `requeue` does.
 
-    There it is no dead letter any more. A letter whose queue is not there stays. What is no dead letter stays, too, and
-    is passed over unless its id was given.
+    There it is no dead letter any more. A letter stays whose queue is not there, or has another dead-letter queue. What
+    is no dead letter stays, too, and is passed over unless its id was given.
 
     Args:
         context: the queue that they lie in.
@@ -268,22 +270,41 @@ def _requeue_to_origin(
     dry_run: bool,
 ) -> Iterator[Outcome]:
     wanted, found = _wanted(ids), set[str]()
-    origins = dict[str, QueueContext]()
     run = partial(each, context, state, dry_run=dry_run)
-    for message in select(context, state, ids=wanted, filter=filter):
+    for message, goal in _each_with_origin(context, state, filter, wanted):
         found |= {message.id, message.name, message.file}
-        if wanted is None and not _is_letter(message):
-            continue
-        try:
-            goal = _origin(message, origins)
-        except DropqError as error:
-            yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {error}")
+        if isinstance(goal, DropqError):
+            yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {goal}")
             continue
         passage = Passage(context, goal)
         act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
         yield from _carried(passage, run([message], wanted=None, act=act, done=f"requeued to {goal.name}"))
     missing = [id for id in wanted or () if id not in found]
     yield from run([], wanted=missing, act=lambda message: None, done="")
+
+
+def _each_with_origin(
+    context: QueueContext, state: str, filter: str | None, wanted: KeysView[str] | None
+) -> Iterator[tuple[Message, QueueContext | DropqError]]:
+    """Yield the dead letters, or the messages that are wanted, with the queue that each goes back to, or why not."""
+    origins = dict[str, QueueContext]()
+    for message in select(context, state, ids=wanted, filter=filter):
+        if wanted is not None or _is_letter(message):
+            try:
+                goal = _origin(message, origins)
+                dead_letters.check_origin(context, goal)
+            except DropqError as error:
+                yield message, error
+            else:
+                yield message, goal
+
+
+def origins_in(
+    context: QueueContext, state: str, filter: str | None = None, ids: Iterable[str] | None = None
+) -> Counter[str]:
+    """Return how many letters `requeue_to_origin` would put back into which queue; by "" those that stay."""
+    found = _each_with_origin(context, state, filter, _wanted(ids))
+    return Counter("" if isinstance(goal, DropqError) else goal.name for _, goal in found)
 
 
 def requeued_from(state: str | None, *, to_origin: bool) -> str:

@@ -433,8 +433,12 @@ PLANTED: list[tuple[str, Plant]] = [
 ]
 #: Kinds of topics, which test_topics_diagnosis.py plants.
 OF_TOPICS = {"two-of-a-name", "far-receiver", "missing-view-link"}
-#: Kinds that have tests of their own, because they ask for a user whom permissions bind.
-APART = OF_TOPICS | {"closed-root", "untried", "closed-private", "closed-folder", "closed-delayed", "part", "no-part"}
+#: Kinds that have tests of their own, because they ask for a user whom permissions bind, or do not.
+APART = (
+    OF_TOPICS
+    | {"wide-bounce"}
+    | {"closed-root", "untried", "closed-private", "closed-folder", "closed-delayed", "part", "no-part"}
+)
 
 
 def test_every_kind_is_tested() -> None:

@@ -112,7 +112,7 @@ def test_a_copy_goes_to_queues_on_both_file_systems(root: Root, far: Callable[..
 
 def test_a_bounce_reaches_a_return_address_on_another_file_system(root: Root, far: Callable[..., Queue]) -> None:
     orders, answers = root.create_queue("orders"), far("answers")
-    orders.add_selector("back", op="bounce")
+    orders.add_selector("back", op="bounce", to="*")
     orders.send(b"a", reply_to="answers")
     assert orders.route() == {"back": 1}
     assert [(message.body, message.reply_to) for message in answers.browse()] == [(b"a", None)]

@@ -311,7 +311,7 @@ def test_a_message_that_is_only_copied_is_archived_unless_somebody_is_subscribed
 
 def test_a_bounce_sends_each_message_to_its_return_address(root: Root) -> None:
     source, answers = root.create_queue("source"), root.create_queue("answers")
-    source.add_selector("back", op="bounce")
+    source.add_selector("back", op="bounce", to="*")
     source.send("a", reply_to="answers")
     source.send("nowhere")
     source.send("gone", reply_to="missing")
@@ -425,7 +425,7 @@ def test_what_cannot_be_routed_goes_to_the_dead_letter_queue_and_frees_its_credi
     root.create_queue("eu")
     first.add_selector("on", to="second")
     second.add_selector("eu", to="eu", filter="region = 'eu'")
-    second.add_selector("back", op="bounce", filter="back")
+    second.add_selector("back", op="bounce", to="*", filter="back")
     for body in ("nobody's", "no return address"):
         first.send(body, properties={"back": body == "no return address"})
         run(first, second)
@@ -628,7 +628,7 @@ def test_a_selector_that_is_removed_while_it_gets_a_token_stays_removed(root: Ro
 
 def test_a_return_address_that_no_queue_can_have_is_none(root: Root) -> None:
     source, _ = root.create_queue("source"), root.create_queue("answers")
-    source.add_selector("back", op="bounce")
+    source.add_selector("back", op="bounce", to="*")
     for address in ("x" * 300, "../x", "a//b"):
         source.send("bad", reply_to=address)
     Path(source.layout.target, "4.1763770000000000-0000000001.B...%00").write_bytes(b"bad")

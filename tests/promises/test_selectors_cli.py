@@ -76,7 +76,8 @@ REFUSED = {
     "to a queue that is missing": (["orders", "x", "--to", "uk"], 66, "no queue 'uk'"),
     "in a queue that is missing": (["uk", "x", "--to", "eu"], 66, "no queue 'uk'"),
     "to nowhere": (["orders", "x"], 78, "x: to: give the address of the queue or topic"),
-    "a bounce with an address": (["orders", "x", "--op", "bounce", "--to", "eu"], 78, "x: to: a bounce goes to"),
+    "a bounce to a star within a name": (["orders", "x", "--op", "bounce", "--to", "a*b"], 78, "x: to: 'a*b': a *"),
+    "a move to two": (["orders", "x", "--to", "eu", "--to", "rest"], 2, "only a bounce goes to several addresses"),
     "a filter that does not parse": (["orders", "x", "--to", "eu", "--filter", "region ="], 2, "expected a value"),
     "no credit": (["orders", "x", "--to", "eu", "--credit", "0"], 78, "x: credit: 0 is no number from 1 to"),
     "a credit of many": (["orders", "x", "--to", "eu", "--credit", "many"], 2, "'many' is not a whole number"),
@@ -129,7 +130,7 @@ def test_ls_shows_what_selectors_do_and_their_free_credits(run: Run, root: Root)
         pass
     lines = ["orders\taudit\tcopy\trest\t\tnormal\t\t\n", "orders\teu\tmove\teu\tregion = 'EU'\tnormal\t3\t2\n"]
     assert run("selector", "ls", "orders") == (0, "".join(lines), "")
-    assert run("selector", "ls") == (0, "eu\tback\tbounce\t\t\tnormal\t\t\n" + "".join(lines), "")
+    assert run("selector", "ls") == (0, "eu\tback\tbounce\ttemp-*\t\tnormal\t\t\n" + "".join(lines), "")
     first, second = map(json.loads, run("selector", "ls", "orders", "--json").out.splitlines())
     assert (first["credit"], first["free"], first["filter"]) == (None, None, None)
     assert second == {

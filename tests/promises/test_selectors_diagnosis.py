@@ -188,7 +188,7 @@ def test_a_message_waits_for_each_selector_that_takes_it_and_each_has_its_reason
 
 def test_copies_defaults_bounces_and_messages_that_no_selector_takes_are_explained(root: Root, source: Queue) -> None:
     source.add_selector("audit", op="copy", to="goal", filter="n = 1")
-    source.add_selector("back", op="bounce", filter="n = 2")
+    source.add_selector("back", op="bounce", to="*", filter="n = 2")
     for n, reply_to in ((1, None), (2, "goal"), (2, None), (3, None)):
         source.send("x", properties={"n": n}, reply_to=reply_to)
     assert [detail for _, detail in whys(source)] == [
@@ -299,7 +299,7 @@ def test_what_is_moved_on_is_not_held_up_by_a_look(source: Queue) -> None:
 
 def test_a_bounce_to_a_queue_that_is_not_there_is_foretold_as_a_dead_letter(root: Root) -> None:
     source = root.create_queue("returns")
-    source.add_selector("back", op="bounce")
+    source.add_selector("back", op="bounce", to="*")
     source.send("1", reply_to="nobody")
     (waiting,) = source.explain(state="target")
     assert "nobody is missing: the next router makes a dead letter of it" in waiting.detail

@@ -328,7 +328,7 @@ def _copied_for_a_consumer(scene: Scene) -> None:
 def _bounced(scene: Scene) -> None:
     scene.chain("start", "middle")
     scene.make("answers")
-    scene.queue("middle").add_selector("back", op="bounce")
+    scene.queue("middle").add_selector("back", op="bounce", to="*")
     scene.send("start", A, reply_to="answers")
     scene.send("start", B)
     scene.route("start")
