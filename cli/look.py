@@ -53,6 +53,7 @@ PLAIN = {
     "turn": "it is for one consumer",
     "delay": "its time has come",
     "receiver": "a receiver of the topic cannot take it",
+    "unreadable": "its body is closed to this user",
     "transit": "it goes to another file system",
     "committed": "its parts have not all arrived",
 }

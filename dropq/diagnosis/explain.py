@@ -39,8 +39,8 @@ class Explanation:
     Attributes:
         message: the message.
         why: `ready`, `paused`, `expired`, `acked`, `filter`, `route`, `selector`, `barrier`, `backlog`, `turn`,
-            `delay`, `receiver`, `settling`; for a message that is held: `held`, `lease`, `lapsed`, `dead`, `unleased`,
-            `script`, `barrier`;
+            `delay`, `receiver`, `unreadable`, `settling`; for a message that is held: `held`, `lease`, `lapsed`,
+            `dead`, `unleased`, `script`, `barrier`;
             `committed` for a message whose parts have not all arrived, which counts as one in processing/;
             `transit` for a message that goes to another file system, whose state is `in-transit`.
         detail: a sentence about it, with the way out where there is one.
@@ -147,6 +147,9 @@ class _Snapshot:
         return self._behind_barrier(file) or self._over_backlog() or sent_on or self._ready()
 
     def _undistributed(self, file: MessageFile) -> _Why:
+        if topic_checks.is_closed(self._context, file):
+            text = "this user may not read its body: a process that may distributes it, any other moves it to error/"
+            return "unreadable", text
         if self._held_topic is None:
             self._held_topic = topic_checks.held_by(self._context, file)
         if self._held_topic:

@@ -36,6 +36,11 @@ def held_by(context: QueueContext, file: MessageFile) -> str:
     return Distributor(context).what_holds(file)
 
 
+def is_closed(context: QueueContext, file: MessageFile) -> bool:
+    """Return whether this user may not read a published message: who distributes it then sets it aside."""
+    return Distributor(context).is_closed(file)
+
+
 def first_held(context: QueueContext) -> str:
     """Return what keeps the first message that waits in a topic from being distributed; "" if nothing does."""
     return Distributor(context).what_holds_first()

@@ -32,7 +32,7 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors, path_of
 from dropq.policies.send_limits import SendLimits
-from dropq.staging.fan_out import fan_out
+from dropq.staging.fan_out import fan_out, set_closed_aside
 from dropq.staging.receivers import Receiver, make_known
 from dropq.storage import liveness, reading
 from dropq.storage.clock import lease_end
@@ -311,6 +311,8 @@ class Mover:
             # What somebody writes to is not tried again at once: its new name would not let it settle.
             delay = context.settling.patience if isinstance(error, Unavailable) else 0
             with suppress(LeaseLost):
+                if isinstance(error, DropqError | OSError) and set_closed_aside(context, claim):
+                    return True
                 transitions.give_back(claim, counted=False, delay=delay)
             raise
         if done is None:

@@ -54,6 +54,8 @@ EMPTY_AGE = 60_000
 FENCE_AGE = 86_400_000
 #: What an error says of a message whose copies could not be staged.
 UNSTAGED = "the message waits as before, and no receiver has it"
+#: Why a message is in error/ whose copies this user cannot make.
+UNREADABLE = "this user may not read its body, so no copy can be made: give it the right to, and requeue the message"
 #: What an error says of a bundle that could not be settled.
 UNSETTLED = "nothing was settled, and the message is still held"
 #: What an error says of a message that is committed, and whose parts could not be moved.
@@ -153,6 +155,22 @@ def fan_out(
         return _commit_parts(context, claim, folder, staged, lambda: write(folder, at, parts), UNSTAGED)
     finally:
         os.close(at)
+
+
+def set_closed_aside(context: QueueContext, claim: Claim) -> bool:
+    """Move a claimed message whose copies were not made to error/, if this user may not read its body.
+
+    A consumer that cannot read it would fail, too: so it does not keep the messages behind it waiting.
+
+    Returns:
+        Whether it was moved.
+    """
+    if not reading.is_closed(claim.path):
+        return False
+    own = context.sidecars.parse(claim.own_name).id
+    log.warning("queue %s: message %s goes to error/: %s", context.name, own, UNREADABLE)
+    Transitions(context).set_aside(claim, "error", "unreadable", {"detail": UNREADABLE})
+    return True
 
 
 def settle(

@@ -285,6 +285,17 @@ def open_body(path: str, *, buffering: int = -1) -> IO[bytes]:
         raise
 
 
+def is_closed(path: str) -> bool:
+    """Return whether a file is there that this user may not read."""
+    try:
+        os.close(open_file(path, READ))
+    except PermissionError:
+        return True
+    except OSError:
+        pass  # gone, or a link: who reads it says so
+    return False
+
+
 def size_now(path: str) -> int:
     """Return the size of a file in bytes, as the file server knows it; nobody may open a reservation."""
     return status_now(path).st_size

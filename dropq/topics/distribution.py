@@ -26,7 +26,7 @@ from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.build import view_of
 from dropq.policies.routes import Routes
-from dropq.staging.fan_out import fan_out
+from dropq.staging.fan_out import fan_out, set_closed_aside
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe, error_context, storage_error
@@ -230,12 +230,16 @@ class Distributor:
                     break
         return count
 
+    def is_closed(self, file: MessageFile) -> bool:
+        """Return whether this user may not read the body of a message that waits: then it goes to error/."""
+        return reading.is_closed(f"{self.context.layout.target}/{file.filename}")
+
     def what_holds(self, file: MessageFile) -> str:
         """Return why a message that waits cannot be distributed now; "" if it can. Nothing is changed."""
         try:
             self._chosen(self._feeds.now(), file, "target")
         except Unavailable as error:
-            return str(error)
+            return "" if self.is_closed(file) else str(error)
         return ""
 
     def what_holds_first(self) -> str:
@@ -279,7 +283,12 @@ class Distributor:
             Unavailable: it cannot be distributed now, and waits.
         """
         asked = self._feeds.latest() if again else self._feeds.now()
-        chosen = self._chosen(asked, file, "target")
+        try:
+            chosen = self._chosen(asked, file, "target")
+        except Unavailable:
+            if not self.is_closed(file):
+                raise
+            asked, chosen = [], []  # a filter cannot read it: so it is claimed for that to be found again
         self._show()
         claim = self._transitions.claim(file, next(self._owners), lease_end(self.context.clock, LEASE))
         if claim is None:
@@ -302,8 +311,10 @@ class Distributor:
             return self._share_out(claim, came_from, body, asked, chosen)
         except LeaseLost:
             raise
-        except BaseException:
+        except BaseException as error:
             with suppress(LeaseLost):
+                if isinstance(error, DropqError | OSError) and set_closed_aside(self.context, claim):
+                    return True
                 self._transitions.give_back(claim, counted=False, delay=0)
             raise
 
