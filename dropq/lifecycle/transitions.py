@@ -27,6 +27,7 @@ from dropq.lifecycle import credits, dead_letters, transfers
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import delay_before, ending
+from dropq.lifecycle.open_queue import open_queue, open_root
 from dropq.storage import reading
 from dropq.storage.clock import pass_tick, utc
 from dropq.storage.failures import describe, storage_error
@@ -674,6 +675,8 @@ class Transitions:
         """
         if may_have_via(file) or "_copiedB=" in file:
             file = self._sidecars.fit(replace(self._sidecars.parse(file), via="", copied=False))
+        if not names.tells_time(file) and self._is_ignored_at(folder, file):
+            file = self.coded(file, reading.changed_ms(source))
         try:
             return self._add(source, folder, file, lambda: self.copy_name(self._sidecars.parse(file)))
         except OSError as error:
@@ -681,6 +684,21 @@ class Transitions:
             if goal is None:
                 raise
         return self._move_to_row(source, transfers.row_to(self.context, goal).given, self._sidecars.parse(file))
+
+    def _is_ignored_at(self, folder: str, file: str) -> bool:
+        """Return whether the queue behind a route's folder takes a file for no message, or may do so."""
+        if not os.path.islink(folder) or os.path.basename(target := os.path.realpath(folder)) != "target":
+            return False
+        goal = transfers.behind(folder)
+        if goal is None:
+            return True  # of a topic, or a subscription: what feeds it knows a coded name, too
+        try:
+            is_near = os.path.samefile(goal.root.path, self.context.root.layout.path)
+            root = self.context.root if is_near else open_root(goal.root.path, self._clock)
+            return bool(open_queue(root, goal.queue).sidecars.ignored(file))
+        except (OSError, DropqError) as error:
+            log.info("%s: whether %s is ignored there is not known: %s", target, file, describe(error))
+            return True
 
     # -- bringing back: error, expired, processed -> target ---------------------------------------------------
 
@@ -988,6 +1006,16 @@ class Transitions:
     def copy_name(self, name: Name) -> str:
         """Return a file name for a message whose own name is taken: with a mark that no other has."""
         return self._sidecars.fit(self.marked(name))
+
+    def coded(self, file: str, arrival: int) -> str:
+        """Return the name of a foreign file as a coded one, which no queue takes for no message.
+
+        Args:
+            file: its name.
+            arrival: when it came, in ms since 1970: it keeps its place in the order.
+        """
+        name = self._sidecars.parse(file)
+        return self.copy_name(replace(name, since=name.since or arrival))
 
     def marked(self, name: Name) -> Name:
         """Return a name with a mark that no other has."""

@@ -32,6 +32,7 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors, path_of
 from dropq.policies.send_limits import SendLimits
+from dropq.staging.copies import LEASE, Renewal
 from dropq.staging.fan_out import fan_out, set_closed_aside
 from dropq.staging.receivers import Receiver, make_known
 from dropq.storage import liveness, reading
@@ -42,10 +43,6 @@ from dropq.topics.publishing import outlet
 
 log = logging.getLogger("dropq")
 
-#: Seconds that the router's claim lasts on a message that it copies, or sets aside.
-LEASE = 60.0
-#: Bytes a second that copies are written with at least: the lease lasts for all of them.
-SLOWEST = 1 << 20
 #: Seconds after which the router opens a queue that it sends to again, to see its configuration.
 OPEN_FOR = 1.0
 
@@ -275,12 +272,11 @@ class Mover:
         if file.name.hops >= HOPS_LIMIT:
             return self._set_aside(file, "hop_limit", {"hops": file.name.hops})
         try:
-            receivers = [self._receiver(one.selector.to or "") for one in copies]
+            targets = [self._target(one.selector.to or "") for one in copies]
+            receivers = list(map(self._receiver, targets))
         except DropqError as error:
             return self._hold(f"its copies wait: {error}")
-        size = reading.regular_size(f"{context.layout.target}/{file.filename}") or 0
-        lease = LEASE + len(copies) * size / SLOWEST
-        claim = transitions.claim(file, next(self._owners), lease_end(context.clock, lease))
+        claim = transitions.claim(file, next(self._owners), lease_end(context.clock, LEASE))
         if claim is None:
             return True  # RACE: a consumer or another router took it
         name = context.sidecars.parse(claim.own_name)
@@ -294,12 +290,15 @@ class Mover:
         if not name.generated and not name.since:
             back = replace(back, since=file.arrival or reading.changed_ms(claim.path))  # keeps its place in the order
         try:
+            renew = Renewal(transitions, claim)
             for receiver in receivers:
                 make_known(context.layout, receiver, context.storage)
 
             def write(folder: str, at: int, parts: Sequence[str]) -> None:
-                for part in parts:
-                    context.storage.copy(claim.path, f"{folder}/{part}")
+                for part, target in zip(parts, targets, strict=True):
+                    renew()
+                    like = target.context.storage if target.is_near else None
+                    context.storage.copy(claim.path, f"{folder}/{part}", like=like, between=renew)
 
             done = fan_out(
                 context, claim, receivers, write, context.sidecars.fit(copied), context.layout.target,
@@ -322,10 +321,9 @@ class Mover:
         self.moved.update(one.selector.name for one in copies)
         return True
 
-    def _receiver(self, address: str) -> Receiver:
+    def _receiver(self, known: Target) -> Receiver:
         """Open what gets a copy: the queue, or the row for it if it lies on another file system."""
-        known, path = self._target(address), self._context.root.layout.path
-        target = known.context
+        target, path = known.context, self._context.root.layout.path
         try:
             folder = target.layout.base
             if not known.is_near:

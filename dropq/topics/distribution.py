@@ -26,22 +26,20 @@ from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.build import view_of
 from dropq.policies.routes import Routes
+from dropq.staging.copies import LEASE, Renewal
 from dropq.staging.fan_out import fan_out, set_closed_aside
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe, error_context, storage_error
+from dropq.storage.files import COPIED_AT_ONCE
 from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import Watch
 from dropq.topics.feeds import Feed, Feeds
 
 log = logging.getLogger("dropq")
 
-#: Seconds that a distributor's claim lasts, where no lock shows that it lives; it is renewed while copies are written.
-LEASE = 60.0
-#: Bytes a second that a copy is written with at least: the lease of a claim lasts for the next copies.
-SLOWEST = 1 << 20
 #: Bytes, and copies, that are written from memory between two looks at the lease.
-AT_ONCE, COPIES_AT_ONCE = 32 << 20, 1000
+AT_ONCE, COPIES_AT_ONCE = COPIED_AT_ONCE, 1000
 #: Bytes up to which a body is read once and written from memory.
 IN_MEMORY = 1 << 20
 #: Seconds after which a publisher that waits for another distributor looks again.
@@ -351,6 +349,8 @@ class Distributor:
             if not chosen:
                 self._transitions.archive_uncounted(claim)
                 return True
+            if not names.tells_time(own_name) and any(feed.context.sidecars.ignored(own_name) for feed in chosen):
+                own_name = self._transitions.coded(own_name, claim.arrival or reading.changed_ms(claim.path))
             if names.sidecar_of(own_name):
                 for feed in chosen:
                     feed.context.sidecars.make_known()
@@ -398,7 +398,7 @@ class Distributor:
         self, claim: Claim, body: bytes | memoryview | None, feeds: Sequence[Feed]
     ) -> Callable[[str, int, Sequence[str]], None]:
         """Return what writes the copies into a staged folder."""
-        context, storage = self.context, self.context.storage
+        storage = self.context.storage
         small, read_times = (body, None) if body is not None else self._small_body(claim)
         if False in [feed.own_modes for feed in feeds]:
             small = None
@@ -410,18 +410,16 @@ class Distributor:
             size = len(small) if small is not None else reading.regular_size(claim.path) or 0
             if small is not None and len(parts) <= COPIES_AT_ONCE and len(parts) * size <= AT_ONCE:
                 return storage.write_all(folder, parts, [small] * len(parts), at=at, times=times)
-            ends = time.monotonic() + LEASE
+            renew = Renewal(self._transitions, claim)
             step = 1 if small is None else max(min(AT_ONCE // (size or 1), COPIES_AT_ONCE), 1)
             for begin in range(0, len(parts), step):
                 some = parts[begin : begin + step]
-                # RACE: a sweep takes a claim back whose lease is over, also from a process that lives and copies.
-                if ends - time.monotonic() < LEASE / 3 + (takes := len(some) * size / SLOWEST):
-                    self._transitions.extend(claim, lease_end(context.clock, LEASE + takes))
-                    ends = time.monotonic() + LEASE + takes
+                renew()
                 if small is not None:
                     storage.write_all(folder, some, [small] * len(some), at=at, times=times)
                 else:
-                    storage.copy(claim.path, f"{folder}/{some[0]}", like=feeds[begin].context.storage)
+                    like = feeds[begin].context.storage
+                    storage.copy(claim.path, f"{folder}/{some[0]}", like=like, between=renew)
 
         return write
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -396,7 +395,7 @@ def test_a_full_disk_leaves_nothing_behind_and_is_told_of_each(make: Make, monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "copy_file_range", full)
-    monkeypatch.setattr(shutil, "copyfileobj", full)
+    monkeypatch.setattr("dropq.storage.files._write_rest", full)
     assert [outcome.ok for outcome in queue.replay()] == [False, False]
     assert all("the message was not sent" in outcome.detail for outcome in queue.replay())
     assert where(queue) == {"processed": [b"a", b"b"]}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from children import unprivileged
-from helpers import FRESH, Clock, base, drop, names_in, timed
+from forks import DIED, forked
+from helpers import FRESH, Clock, add_route, base, drop, names_in, take, timed
 
 from dropq import Queue, Root
+from dropq.lifecycle.claims import claimed_files
+from dropq.staging.copies import LEASE, Renewal
+from dropq.storage.files import Storage
 
 
 @pytest.fixture
@@ -73,3 +80,124 @@ def test_a_file_that_may_not_be_read_is_not_tried_again_and_again_by_a_selector_
     unprivileged(lambda: opened(root).queue("q").route())
     assert bodies(root.queue("x")) == bodies(root.queue("y")) == [b"b"]
     assert names_in(queue, "error") == ["a.csv"] and why_in_error(queue) == ["unreadable"]
+
+
+# -- a foreign name that the receiver ignores ------------------------------------------------------------------------
+
+
+def test_a_name_that_a_subscription_ignores_arrives_coded_and_keeps_its_id(
+    root: Root,
+) -> None:
+    topic = root.create_topic("t", ignore=[])
+    copies = topic.create_subscription("s", client_id="c")
+    Path(copies.layout.config_file).write_text('ignore = ["*.part"]\n')
+    drop(topic.queue, "batch.part", b"x")
+    root.sweep()
+    message = take(opened(root).queue("t/s.c"))
+    assert (message.id, message.body) == ("batch.part", b"x")
+    message.ack()
+    assert "batch.part" not in names_in(copies, "processed")
+    assert names_in(topic.queue, "processed") == ["batch.part"]
+
+
+def test_a_name_that_every_subscription_takes_stays_as_it_is(root: Root) -> None:
+    topic = root.create_topic("t", ignore=[])
+    copies = topic.create_subscription("s", client_id="c")
+    Path(copies.layout.config_file).write_text('ignore = ["*.tmp"]\n')
+    drop(topic.queue, "batch.part", b"x")
+    root.sweep()
+    assert names_in(copies, "target") == ["batch.part"]
+
+
+@pytest.mark.parametrize(("ignored", "coded"), [(["*.part"], True), (["*.tmp"], False)])
+def test_a_route_codes_the_name_that_the_queue_behind_it_ignores(
+    root: Root, ignored: list[str], *, coded: bool
+) -> None:
+    queue, there = root.create_queue("q", ignore=[]), root.create_queue("to", ignore=ignored)
+    add_route(queue, "r", "1=1", to=base(there) / "target")
+    drop(queue, "batch.part", b"x")
+    queue.route()
+    (message,) = there.browse()
+    assert (message.id, message.body) == ("batch.part", b"x")
+    assert (names_in(there, "target") != ["batch.part"]) == coded
+
+
+# -- large bodies ----------------------------------------------------------------------------------------------------
+
+
+def copying(root: Root) -> tuple[Queue, list[Queue]]:
+    """A queue whose selectors copy what comes to two others."""
+    queue = root.create_queue("q")
+    made = [root.create_queue(name) for name in ("x", "y")]
+    for target in made:
+        queue.add_selector(target.name, to=target.name, op="copy")
+    return queue, made
+
+
+def published(root: Root) -> tuple[Queue, list[Queue]]:
+    """A topic with two subscriptions."""
+    topic = root.create_topic("t")
+    return topic.queue, [topic.create_subscription(name, client_id="c") for name in ("x", "y")]
+
+
+def hand_on(queue: Queue) -> None:
+    """Copy what waits, as a router does."""
+    queue.route()
+
+
+BOTH = pytest.mark.parametrize("build", [copying, published])
+Build = Callable[[Root], tuple[Queue, list[Queue]]]
+
+
+@BOTH
+def test_a_claim_is_renewed_within_a_copy_that_takes_longer_than_its_lease(
+    root: Root, clock: Clock, monkeypatch: pytest.MonkeyPatch, build: Build
+) -> None:
+    queue, receivers = build(root)
+    drop(queue, "big.iso", bytes(3 << 20))
+    renew, passed = Renewal.__call__, [0.0]
+
+    def slowly(self: Renewal) -> None:
+        passed[0] += LEASE / 2
+        clock.advance(LEASE / 2)
+        renew(self)
+        opened(root).queue(queue.name).sweep()
+
+    monkeypatch.setattr("dropq.storage.files.COPIED_AT_ONCE", 1 << 18)
+    monkeypatch.setattr("dropq.staging.copies.time.monotonic", lambda: time.monotonic_ns() / 1e9 + passed[0])
+    monkeypatch.setattr(Renewal, "__call__", slowly)
+    hand_on(queue)
+    assert [bodies(receiver) for receiver in receivers] == [[bytes(3 << 20)]] * 2
+    assert passed[0] > 10 * LEASE
+
+
+@BOTH
+def test_what_a_router_was_copying_when_it_was_killed_is_claimed_for_no_longer_than_a_lease_however_large_it_is(
+    root: Root, clock: Clock, build: Build
+) -> None:
+    queue, _ = build(root)
+    drop(queue, "big.iso", b"")
+    os.truncate(base(queue) / "target" / "big.iso", 50 << 30)
+    os.utime(base(queue) / "target" / "big.iso", (0, 0))
+
+    def die(*args: object, **options: object) -> None:
+        os._exit(DIED)
+
+    def copies() -> None:
+        Storage.copy = die  # type: ignore[method-assign]
+        hand_on(opened(root).queue(queue.name))
+
+    assert forked(copies) == DIED
+    (claim,) = claimed_files(queue.context)
+    assert claim.claim is not None and 0 < claim.claim.deadline <= clock.now_ms() + LEASE * 1000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to give files to a group takes root")
+def test_a_copy_has_the_modes_and_the_group_of_the_queue_that_it_goes_to(root: Root) -> None:
+    queue = root.create_queue("q", file_mode="0600")
+    there = root.create_queue("to", file_mode="0664", group=60103)
+    queue.add_selector("c", to="to", op="copy")
+    queue.send("m")
+    queue.route()
+    (copy,) = (base(there) / "target").iterdir()
+    assert (copy.stat().st_mode & 0o777, copy.stat().st_gid) == (0o664, 60103)

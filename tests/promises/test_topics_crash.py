@@ -426,25 +426,6 @@ def test_a_sweep_takes_no_message_from_a_living_process_whose_copies_take_longer
     assert [len(bodies(queue)) for queue in made] == [1] * 6
 
 
-def test_the_lease_of_a_distributor_lasts_for_the_copy_of_a_large_body(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    audit = topic.create_subscription("audit", client_id="hq")
-    clock = topic.root.context.clock
-    assert isinstance(clock, Clock)
-    copy = Storage.copy
-
-    def slowly(*args: Any, **options: Any) -> None:
-        copy(*args, **options)
-        clock.advance(distribution.LEASE + 3)
-        Root(topic.root.path, clock=clock).queue("a").sweep()
-
-    monkeypatch.setattr(distribution, "SLOWEST", 1 << 14)
-    monkeypatch.setattr(Storage, "copy", slowly)
-    assert topic.publish(bytes(3 << 20)).distributed
-    assert len(bodies(audit)) == 1
-
-
 @pytest.mark.parametrize("by", ["a delete", "a sweep"])
 def test_a_view_that_appears_as_one_of_its_name_is_forgotten_gets_what_is_published(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, by: str

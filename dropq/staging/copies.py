@@ -1,0 +1,39 @@
+"""The lease of a claim whose message is copied: it is renewed as long as copies are written, and ends soon after that.
+
+RACE: a sweep takes a claim back whose lease is over, also from a process that lives and copies.
+"""
+
+from __future__ import annotations
+
+import time
+
+from dropq.format.claims import Claim
+from dropq.lifecycle.transitions import Transitions
+from dropq.storage.clock import lease_end
+
+#: Seconds that the claim lasts of who copies a message, where no lock shows that it lives.
+LEASE = 60.0
+
+
+class Renewal:
+    """Renews a claim that was just made, or renewed, for `LEASE` seconds.
+
+    Args:
+        transitions: the transitions of the claim's queue.
+        claim: the claim.
+    """
+
+    def __init__(self, transitions: Transitions, claim: Claim) -> None:
+        self._transitions = transitions
+        self._claim = claim
+        self._began = time.monotonic()
+
+    def __call__(self) -> None:
+        """Renew the claim, if a third of its lease is over; call this often.
+
+        Raises:
+            LeaseLost: the claim is gone.
+        """
+        if (now := time.monotonic()) - self._began >= LEASE / 3:
+            self._transitions.extend(self._claim, lease_end(self._transitions.context.clock, LEASE))
+            self._began = now
