@@ -40,8 +40,8 @@ def bodies(queue: Queue) -> list[bytes]:
     return [message.body for message in queue.browse()]
 
 
-def why_in_error(queue: Queue) -> list[str]:
-    return [message.reason["reason"] for message in queue.browse("error")]
+def why_in_error(queue: Queue) -> list[object]:
+    return [(message.reason or {}).get("reason") for message in queue.browse("error")]
 
 
 # -- a body that is closed to who distributes ------------------------------------------------------------------------

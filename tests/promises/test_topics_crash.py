@@ -28,7 +28,7 @@ from dropq.api import Topic
 from dropq.lifecycle import claims
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
-from dropq.staging import fan_out
+from dropq.staging import copies, fan_out
 from dropq.storage import liveness, mounts, system_calls
 from dropq.storage.files import Storage
 from dropq.topics import distribution, feeds, subscriptions
@@ -414,8 +414,8 @@ def test_a_sweep_takes_no_message_from_a_living_process_whose_copies_take_longer
 
     def slowly(write: Callable[..., None], *args: Any, **options: Any) -> None:
         write(*args, **options)
-        passed[0] += distribution.LEASE / 4
-        clock.advance(distribution.LEASE / 4)
+        passed[0] += copies.LEASE / 4
+        clock.advance(copies.LEASE / 4)
         Root(topic.root.path, clock=clock).queue("a").sweep()
 
     monkeypatch.setattr(distribution, "COPIES_AT_ONCE", 1)
