@@ -150,9 +150,10 @@ def _parted(line: list[str]) -> tuple[list[str], list[str]]:
 def _left(report: WorkReport) -> str:
     """Write how many messages were given back, and until when they wait."""
     due = [one.due for one in report.left if one.due is not None]
+    what = "1 given back waits" if len(report.left) == 1 else f"{len(report.left)} given back wait"
     if not due:
-        return f"{len(report.left)} given back wait in target/"
-    return f"{len(report.left)} given back wait until {output.time_text(max(due))} at the latest"
+        return f"{what} in target/"
+    return f"{what} until {output.time_text(max(due))} at the latest"
 
 
 def wait(

@@ -135,8 +135,7 @@ class _Snapshot:
         if has_expired(self._context, file):
             return "expired", f"it has expired: any consumer, or `dropq sweep {self._name}`, moves it to expired/"
         if due := self._transitions.settles_at(file):
-            text = "it was changed just now, so somebody may still write to it: it waits for settle_time"
-            return "settling", text, (), utc(due)
+            return "settling", self._settling(), (), utc(due)
         if self._acks and file.name.id in self._acks and not file.name.first:
             return "acked", "its ack came before it: the next consumer archives it, and does not get it"
         if self._belongs is not None and not self._belongs(file):
@@ -157,6 +156,13 @@ class _Snapshot:
         text = f"the next publisher, consumer of a receiver, or `dropq sweep {self._name}` distributes it"
         return "ready", text
 
+    def _settling(self) -> str:
+        patience = f"{self._context.settling.patience:g} s"
+        if self._context.config.settle_time is None:
+            cause = "it was written in place just now, or is empty, so its writer may go on"
+            return f"{cause}: it waits for {patience} after that, and settle_time sets another time"
+        return f"it was changed just now, so somebody may still write to it: it waits for settle_time, {patience}"
+
     def _behind_barrier(self, file: MessageFile) -> _Why | None:
         if self._is_barrier is None:
             return None
@@ -173,11 +179,18 @@ class _Snapshot:
     def _first_barrier(self) -> _Why:
         held = len(self._claims) + self._committed
         if self._ahead or held or self._given_back:
-            before = f"{self._ahead} wait, {held} are held, {self._given_back} were given back"
+            before = ", ".join(
+                (
+                    _number(self._ahead, "waits", "wait"),
+                    _number(held, "is held", "are held"),
+                    _number(self._given_back, "was given back", "were given back"),
+                )
+            )
             return "barrier", f"it is a barrier, and waits until all before it are settled: {before}", self._holders()
         if not self._alive:
             return "barrier", "it is a barrier, and waits until a consumer subscribes"
-        return "ready", f"it is a barrier, and goes to all {len(self._alive)} subscriptions when the next consumer asks"
+        who = "the only subscription" if len(self._alive) == 1 else f"all {len(self._alive)} subscriptions"
+        return "ready", f"it is a barrier, and goes to {who} when the next consumer asks"
 
     def _over_backlog(self) -> _Why | None:
         most = self._context.config.max_backlog
@@ -238,7 +251,8 @@ class _Snapshot:
             return "script", f"{who} took it, and shows no sign of life: {way_out}", (who,)
         if claim.of_barrier:
             holders = self._barriers_out.get(claim.owner, ())
-            return "barrier", f"{len(holders)} subscriptions have not settled their share of it", holders
+            who = _number(len(holders), "subscription has not settled its", "subscriptions have not settled their")
+            return "barrier", f"{who} share of it", holders
         return self._held_by(claim.subscription, claim.deadline)
 
     def _held_by(self, subscription: str, deadline: int) -> _Why:
@@ -357,6 +371,10 @@ def _barrier_shares(context: QueueContext) -> dict[str, tuple[str, ...]]:
     return {
         shares.token: tuple(sorted(share.subscription for share in shares.claims())) for shares in all_shares(context)
     }
+
+
+def _number(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def _times(count: int) -> str:

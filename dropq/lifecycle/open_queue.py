@@ -95,7 +95,11 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         refuse_closed(root.layout.path, name)
         if reading.exists(home := layouts(root.layout.path, name)[0].home):
             raise NoSuchQueue(f"{home} is no queue: it has no folder target/; `dropq ls` shows the queues of the root")
-        near = difflib.get_close_matches(name, queue_names(root), n=1)
+        there = queue_names(root)
+        if near := [address for address in there if _is_subscription(address, name)]:
+            is_it = f"is it the subscription {' or '.join(map(repr, near))}?"
+            raise NoSuchQueue(f"no queue {name!r} in {root.layout.path}: {is_it} `dropq ls` shows which there are")
+        near = difflib.get_close_matches(name, there, n=1)
         hint = f"is it {near[0]!r}? " if near else ""
         raise NoSuchQueue(
             f"no queue {name!r} in {root.layout.path}: {hint}`dropq ls` shows which there are, {_makers(name)}"
@@ -131,6 +135,13 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         reasons=reasons,
         settling=Settling(layout.target, config.settle_time, root.clock, root.timing),
     )
+
+
+def _is_subscription(address: str, name: str) -> bool:
+    """Return whether an address is that of a subscription of a name, with its client or without."""
+    folder = address.partition("/")[2]
+    subscription = SubscriptionName.of(folder) if folder else None
+    return subscription is not None and name in (subscription.name, folder)
 
 
 def _makers(name: str) -> str:

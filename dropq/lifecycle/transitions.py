@@ -741,7 +741,10 @@ class Transitions:
     def move(self, source: str, filename: str, to: QueueContext) -> str | None:
         """Move a file into a queue's target/ with its counters and expiration; arguments and result as `requeue`."""
         file = self._sidecars.file(filename)
-        name = replace(file.name, delivery_count=file.delivery_count, not_before=0, lapsed="", via="")
+        # The name of a foreign file in error/ or expired/ tells neither its tries nor its arrival: its reason does.
+        name = self._reasons.complete(os.path.basename(source), filename, file.name)
+        tries = max(name.delivery_count, file.delivery_count)
+        name = replace(name, delivery_count=tries, not_before=0, lapsed="", via="")
         name = replace(name, copied=self._stays_copied(name, to))
         return self._leave(source, filename, to, name)
 

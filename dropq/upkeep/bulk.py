@@ -129,14 +129,27 @@ def requeue(
         ValueError: messages of that state cannot be requeued.
     """
     if state not in REQUEUED:
-        way = ""
-        if to is not None and state in WAITING:
-            way = f"; `dropq move {quote(context.name)} {quote(to.name)} --state {state}` moves what waits"
+        way = _instead_of_requeue(context, state, to) if state in WAITING else ""
         raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}{way}")
     goal = to or context
     passage = Passage(context, goal)
     act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
     return _carried(passage, _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run))
+
+
+def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | None) -> str:
+    """Return what takes messages out of a state in which they wait, as an error says it."""
+    queue = quote(context.name)
+    if to is not None:
+        return f"; `dropq move {queue} {quote(to.name)} --state {state}` moves what waits"
+    if count := letters_in(context, state):
+        letters = "1 dead letter waits" if count == 1 else f"{count} dead letters wait"
+        where = "" if state == "target" else f" --state {state}"
+        return (
+            f"; {letters} in {state}/ of queue {context.name}: `dropq requeue {queue} --to-origin{where}` moves such "
+            "back to where they came from"
+        )
+    return f"; what lies in {state}/ of queue {context.name} waits to be delivered already"
 
 
 def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:

@@ -1452,7 +1452,7 @@ def test_a_worker_says_what_it_left(run: Run, root: Root) -> None:
     given_back, counts, left = done.err.splitlines()
     assert "given back (exit status 75), try 1, again in" in given_back
     assert counts.startswith("1 given back for another try in ")
-    assert (done.code, left) == (0, f"1 given back wait until {due} at the latest")
+    assert (done.code, left) == (0, f"1 given back waits until {due} at the latest")
 
 
 def test_lines_are_sent_as_they_come(root: Root, q: Queue) -> None:

@@ -600,8 +600,12 @@ def test_a_letter_that_failed_goes_back_from_error_without_its_reason(root: Root
 
 
 def test_only_letters_are_requeued_from_target(root: Root) -> None:
-    with pytest.raises(ValueError, match="messages are requeued from"):
-        root.queue("letters").requeue(state="target")
+    letters, orders = five_times(root), root.queue("orders")
+    ways = r"state 'target': messages are requeued from .*; 1 dead letter waits in target/ of queue letters: "
+    with pytest.raises(ValueError, match=f"{ways}`dropq requeue letters --to-origin` moves such back"):
+        letters.requeue(state="target")
+    with pytest.raises(ValueError, match="; what lies in delayed/ of queue orders waits to be delivered already"):
+        orders.requeue(state="delayed")
     with pytest.raises(ValueError, match="dead letters are requeued from"):
         root.queue("letters").requeue(state="working", to_origin=True)
 

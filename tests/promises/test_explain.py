@@ -96,11 +96,11 @@ def test_a_barrier_says_what_it_waits_for_and_holds_up_what_is_behind_it(tmp_pat
         queue.send(body, type=type)
     assert why(queue) == [("a", "ready"), ("sync", "barrier"), ("b", "barrier")]
     assert why(queue, filter="JMSType = 'sync'") == [("sync", "barrier")]
-    assert details(queue)[1].endswith("1 wait, 0 are held, 0 were given back")
+    assert details(queue)[1].endswith("1 waits, 0 are held, 0 were given back")
     with reopened(queue).subscribe(max_backlog=None) as one, reopened(queue).subscribe() as other:
         first = one.receive()
         assert first is not None
-        assert details(queue)[0].endswith("0 wait, 1 are held, 0 were given back")
+        assert details(queue)[0].endswith("0 wait, 1 is held, 0 were given back")
         first.ack()
         assert why(queue)[0] == ("sync", "ready")
         share = one.receive()

@@ -217,6 +217,22 @@ def test_counts_and_times_of_a_reason_that_are_none_count_for_nothing(make: Make
     assert failed.timestamp == utc(os.lstat(failed.path).st_ctime_ns // 1_000_000)
 
 
+@pytest.mark.parametrize("state", ["error", "expired"])
+def test_a_foreign_file_that_is_moved_on_keeps_its_tries_and_its_arrival(make: Make, state: str) -> None:
+    queue = make(max_cancels=3)
+    drop(queue, "a.csv", b"1")
+    take(queue).nack(delay=0)
+    message = take(queue)
+    message.reject("r") if state == "error" else message.expire()
+    assert names_in(queue, state) == ["a.csv"]
+    (ended,) = queue.browse(state)
+    assert ended.since is not None
+    other = queue.root.create_queue("other")
+    assert [outcome.ok for outcome in queue.move(other, state=state)] == [True]
+    (moved,) = other.browse()
+    assert (moved.id, moved.delivery_count, moved.cancels, moved.since) == ("a.csv", 2, 1, ended.since)
+
+
 def test_a_message_that_is_moved_out_of_error_takes_no_reason_along(make: Make) -> None:
     queue = make()
     other = queue.root.create_queue("other")

@@ -97,7 +97,7 @@ def test_explain_says_that_a_barrier_waits_for_a_committed_bundle(root: Root, mo
     commit_and_die(queue, monkeypatch)
     queue.send("barrier", priority=9)
     told, _ = queue.explain()
-    assert told.why == "barrier" and "0 wait, 1 are held" in told.detail
+    assert told.why == "barrier" and "0 wait, 1 is held" in told.detail
 
 
 def test_explain_says_of_which_bundle_a_part_is_and_where_the_others_lie(queue: Queue) -> None:

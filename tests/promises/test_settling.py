@@ -170,8 +170,16 @@ def test_explain_says_until_when_a_file_settles(queue: Queue, clock: Clock) -> N
     assert told.until is not None
     left = told.until.timestamp() - clock.ms / 1000
     assert 0 < left <= Timing().written_in_place + 1
+    assert told.detail.endswith("it waits for 2 s after that, and settle_time sets another time")
     clock.advance(LATER)
     assert why(queue) == ["ready"]
+
+
+def test_explain_names_the_settle_time_of_a_queue_that_has_one(root: Root) -> None:
+    queue = root.create_queue("other", settle_time="1m")
+    put(queue)
+    (told,) = queue.explain("target")
+    assert (told.why, told.detail.endswith("it waits for settle_time, 60 s")) == ("settling", True)
 
 
 @pytest.mark.parametrize("act", [lambda path: os.chmod(path, 0o600), lambda path: os.utime(path, (1, 1))])

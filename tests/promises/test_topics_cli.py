@@ -59,6 +59,16 @@ def test_what_is_published_is_received_by_each_subscription_and_its_id_is_printe
         assert run("cat", address, out.strip()).out == "hello"
 
 
+def test_the_name_of_a_subscription_leads_to_its_address(run: Run, root: Root, sales: Topic) -> None:
+    sales.create_subscription("audit", client_id="hq")
+    ends = "`dropq ls` shows which there are\n"  # and not how to create another
+    for name in ("audit", "audit.hq"):
+        code, _, err = run("work", name, "--until-empty", "--", "cat")
+        assert (code, err.endswith(f"is it the subscription 'sales.eu/audit.hq'? {ends}")) == (66, True)
+    sales.create_subscription("audit", client_id="lab")
+    assert f"is it the subscription 'sales.eu/audit.hq' or 'sales.eu/audit.lab'? {ends}" in run("browse", "audit").err
+
+
 def test_publish_takes_files_and_lines_as_send_does(run: Run, sales: Topic, tmp_path: Path) -> None:
     audit = sales.create_subscription("audit", client_id="hq")
     files = [tmp_path / name for name in ("1.txt", "2.txt")]
