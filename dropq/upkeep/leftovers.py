@@ -13,8 +13,9 @@
 It also removes a file in selectors/ that was not finished, after a day.
 
 The jobs in working/ and their ledger have rules of their own, in `staging.jobs`, and so have the shares of barriers, in
-`policies.barrier`, and what is put together, in `upkeep.joining`. docs/protocol.md lists all that is removed, and by
-what proof.
+`policies.barrier`, and what is put together, in `upkeep.joining`: its files move back when the lock of
+`joining/OWNER` can be taken, or when it does not exist and nothing in the folder changed for a minute. docs/protocol.md
+says what other programs have to know of all this.
 """
 
 from __future__ import annotations
