@@ -183,14 +183,23 @@ def test_the_list_of_commands_has_them_all_whole_and_under_their_headings(run: R
             assert not line.endswith("..."), f"{name}: too long for one line"
 
 
-def test_the_manual_has_every_command_and_every_option() -> None:
+def test_the_manual_has_every_command_in_a_table_and_in_an_example() -> None:
     manual = DOCS.read_text()
-    for name, command in commands().items():
-        row = re.search(rf"`{name} [^\n]*", manual)
-        assert row is not None or f"`{name}`" in manual, name
-        for param in command.params:
-            for option in param.opts if param.param_type_name == "option" else ():
-                assert re.search(rf"(?<![\w-]){option}(?![\w-])", manual), f"{name} {option}"
+    rows = "\n".join(re.findall(r"^\| (`[^|]*) \|", manual, re.MULTILINE))
+    examples = "\n".join(re.findall(r"^```sh\n(.*?)^```", manual, re.MULTILINE | re.DOTALL))
+    for name in commands():
+        assert re.search(rf"`{name}[` ]", rows), name
+        # `serve` needs an extra, and its own paper has its examples.
+        assert name == "serve" or re.search(rf"\bdropq (--json )?{name}\b", examples), name
+
+
+def test_the_manual_names_only_options_that_a_command_has() -> None:
+    prose = re.sub(r"^```.*?^```", "", DOCS.read_text(), flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose))
+    there = {option for command in commands().values() for param in command.params for option in param.opts}
+    everywhere = {"--root", "--json", "--help", "--install-completion", "--show-completion", "--uninstall-completion"}
+    assert named > {"--dry-run", "--yes"}
+    assert named - there - everywhere == set()
 
 
 def test_every_example_of_the_manual_runs(tmp_path: Path) -> None:
