@@ -212,7 +212,7 @@ def _row(line: bytes, number: int, decode: Decoder) -> Any:
     except json.JSONDecodeError as error:
         raise BadBody(f"line {number} is not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:  # deeply nested lists
-        raise BadBody(f"line {number} is JSON that is nested too deeply: {error}") from error
+        raise BadBody(f"line {number} is JSON that is nested too deeply") from error
 
 
 # -- JSON: from Python's values to those of each type, the reverse of encoders.py ----------------------------------

@@ -613,7 +613,7 @@ BAD_ORDERS = {
     b"order,sku,quantity,price\n1,MG-001\n": "order '1', article 'MG-001': quantity is None, not a whole number",
     b"order,sku,quantity,price\n1,MG-001,1,7.5O\n": "order '1', article 'MG-001': price is '7.5O', not an amount",
     b"{": "broken off, or no order at all: ",
-    b'{"a":' * 100_000: "broken off, or no order at all: maximum recursion depth exceeded",
+    b'{"a":' * 100_000: "broken off, or no order at all: ",
     b"\xff\xfe{": "broken off, or no order at all: 'utf-8' codec",
     b'{"order": 1}': "there are no items in it",
     b'{"order": 1, "items": {}}': "there are no items in it",

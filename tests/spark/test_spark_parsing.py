@@ -525,7 +525,7 @@ def test_a_mark_before_utf_8_is_no_part_of_the_first_line(body_format: str, body
         (b"\xff", "line 2 is not UTF-8: invalid start byte at byte 0"),
         (b"[1]", "line 2: the row is [1], and an object is wanted"),
         (b"null", "line 2: the row is null, and an object is wanted"),
-        (b'{"x":' + b"[" * 100_000, "line 2 is JSON that is nested too deeply: maximum recursion depth exceeded"),
+        (b'{"x":' + b"[" * 100_000, "line 2 is JSON that is nested too deeply"),
         (b'{"a":1,"b":2,"a":1}', 'line 2: "a" is there twice in an object'),
         (b'{"x":[{"\xc3\xa4":1,"\xc3\xa4":2}]}', 'line 2: "\\u00e4" is there twice in an object'),
         (b'{"a":1} {"a":2}', "line 2 is not JSON: Extra data at character 7"),

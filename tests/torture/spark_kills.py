@@ -644,11 +644,14 @@ class WriterJob(Job):
         return account
 
 
+@dataclass
 class Later:
-    """A clock that is an hour ahead."""
+    """A clock that is ahead by some hours."""
+
+    hours: int = 1
 
     def now_ms(self) -> int:
-        return int((time.time() + 3600) * 1000)
+        return int((time.time() + self.hours * 3600) * 1000)
 
 
 class Stream(Job):
@@ -698,6 +701,7 @@ class StreamIn(Stream):
         self._good, self._values, self._bad = run.bodies()
         self._streams = folder / "root" / run.name / ".dropq" / "streams"
         self._processing = folder / "root" / run.name / "processing"
+        self._delayed = folder / "root" / run.name / ".dropq" / "delayed"
 
     def prepare(self, durability: str) -> None:
         super().prepare(durability)
@@ -713,12 +717,19 @@ class StreamIn(Stream):
     def sweep(self) -> None:
         self._let_leases_end()
         super().sweep()
+        until(self._is_all_due, "the end of the wait after a death", timeout=PATIENCE)
         if self.run.to_queue:
             self.root.queue(self._effect).sweep(jobs_older_than=0)
         if self.is_saved and len(_names(self._streams)) > 1 and os.listdir(self._processing):
             # A run that is killed before its first offset leaves claims that no other goes on with: they return.
-            Root(self.folder / "root", clock=Later()).queue(self.run.name).sweep()
+            for hours in (1, 2):  # they wait after the first of these sweeps, as their holder counts as dead
+                Root(self.folder / "root", clock=Later(hours)).queue(self.run.name).sweep()
             self.is_saved = False
+
+    def _is_all_due(self) -> bool:
+        """Deliver what has waited long enough after a death; return whether nothing waits any more."""
+        self.root.queue(self.run.name).sweep()
+        return not _names(self._delayed)
 
     def _let_leases_end(self) -> None:
         """Wait where the stream has a short lease, which is for the sweep to return what it held."""
