@@ -328,9 +328,9 @@ def file_name(name: Name, *, typed_replies: bool = False) -> str:
 def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, dict[str, object]]:
     """Move parts of a name that is too long into a sidecar; `restore` undoes it.
 
-    These parts leave the name: correlation, reply-to, type, properties, origin and return address; the cancels of a
-    dead letter, which no limit counts; and the id, if its encoding is over ID_LIMIT, or if the name is still over its
-    budget. A foreign name becomes coded, with a copy marker.
+    These parts leave the name: correlation, reply-to, type, properties, origin and return address; and the id, if
+    its encoding is over ID_LIMIT, or if the name is still over its budget. A foreign name becomes coded, with a copy
+    marker.
 
     Args:
         name: the name that is too long.
@@ -354,7 +354,6 @@ def shorten(name: Name, token: str, budget: int = NAME_BUDGET) -> tuple[Name, di
     short = replace(
         name, correlation_id=None, reply_to=None, type=None, properties={}, origin="", return_to="",
         from_client="", meta=token, copy=name.copy or (token if name.foreign else ""), foreign=False,
-        cancels=0 if name.reason else name.cancels,
     )  # fmt: skip
     stand_in, length = _stand_in(name.id), len(encode(name.id))
     if length > ID_LIMIT or (length > len(stand_in) and len(write(short)) > budget):
@@ -428,13 +427,11 @@ def _stand_in(message_id: str) -> str:
 def _spilled_properties(name: Name) -> dict[str, list[str]]:
     spilled = {key: [typed.type, typed.text] for key, typed in name.properties.items()}
     ours = {key: getattr(name, _OURS[key][0]) for key in _SPILLED_OURS}
-    if name.reason and name.cancels:
-        spilled["JMS_dropq_cancels"] = ["I", str(name.cancels)]
     return spilled | {key: ["S", value] for key, value in ours.items() if value}
 
 
 def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | None = None) -> Name:
-    """Undo `shorten`; values in the name itself win, and cancels of a dead letter add up: the name has the later ones.
+    """Undo `shorten`; values in the name itself win.
 
     Args:
         name: the short name.
@@ -453,7 +450,6 @@ def restore(name: Name, sidecar: Mapping[str, object], problems: list[str] | Non
         origin=name.origin or attributes.get("origin", ""),
         return_to=name.return_to or attributes.get("return_to", ""),
         from_client=name.from_client or attributes.get("from_client", ""),
-        cancels=name.cancels + (attributes.get("cancels", 0) if name.reason else 0),
         meta="",
     )
 

@@ -1,8 +1,8 @@
 """Dead letters: messages that cannot be delivered, in the target/ of a dead-letter queue.
 
 A dead letter is a message like any other. Its name says which queue it was in last (`originS`), and why it left
-(`reasonS`, one word). It keeps its delivery count and its cancels, for people: no limit of the queue that it is in now
-looks at them. It has no deaths and no expiration any more, and the clock of its new queue starts with its arrival.
+(`reasonS`, one word). It has no expiration any more. Its counters and its clock begin anew with its arrival, and the
+limits of the queue that it is in now act on it as on any message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sidecars_at(context: QueueContext, letters: QueueLayout) -> Sidecars:
 
 
 def letter(name: Name, origin: str, reason: str, now: int) -> Name:
-    """Return what the name of a dead letter says; its counters and hops stay.
+    """Return what the name of a dead letter says; its hops stay, its counters do not.
 
     Args:
         name: what the message's name said.
@@ -49,7 +49,11 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
     return replace(
         name.unmarked,
         expiration=0,
+        delivery_count=0,
+        cancels=0,
         died=0,
+        cut=0,
+        replayed=False,
         not_before=0,
         since=now,
         via="",
@@ -58,11 +62,6 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
         reason=reason,
         foreign=False,
     )
-
-
-def is_letter(context: QueueContext, name: Name) -> bool:
-    """Return whether a message of a queue is a dead letter there; in the queue that it came from it is not."""
-    return bool(name.reason) and context.sidecars.full(name).origin != context.name
 
 
 def check_origin(letters: QueueContext, origin: QueueContext) -> None:

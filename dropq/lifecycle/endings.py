@@ -15,7 +15,6 @@ from typing import NamedTuple
 from dropq.config.schema import QueueConfig
 from dropq.format.claims import ZMQ, Claim
 from dropq.format.names import Name
-from dropq.lifecycle import dead_letters
 from dropq.lifecycle.context import QueueContext
 
 #: The reason of a message whose handler failed as often as redelivery_attempts allows.
@@ -59,8 +58,6 @@ def ending(
 ) -> Ending | None:
     """Return where a message goes whose delivery ended without an ack; None if it is delivered again.
 
-    A dead letter has the counters of the queue that it came from: no limit ends it, and its first failure does.
-
     Args:
         context: its queue.
         name: what its name says, this delivery and a cancel included.
@@ -69,8 +66,6 @@ def ending(
         counted: the delivery counts.
     """
     config = context.config
-    if dead_letters.is_letter(context, name):
-        return Ending("error", FAILED) if failed else None
     if failed and name.delivery_count >= (last := last_try(config)).number:
         return Ending(config.exhausted, last.reason)
     if counted and config.max_deliveries and name.delivery_count >= config.max_deliveries:

@@ -16,11 +16,11 @@ from urllib.parse import quote_plus
 
 import pytest
 from forks import DIED, forked
-from helpers import FRESH, Clock, health, names_in, take, timed, where
+from helpers import FRESH, Clock, died, health, names_in, take, timed, where
 from torture.calls import come_between
 from torture.crashes import Dying, Moment
 
-from dropq import ConfigError, LeaseLost, NoSuchMessage, NoSuchQueue, Queue, Root
+from dropq import ConfigError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, Queue, Root
 from dropq.cli import main as cli
 from dropq.format.claims import Location
 from dropq.lifecycle.transitions import Transitions
@@ -73,7 +73,7 @@ def test_a_message_at_its_limit_becomes_a_letter_with_origin_and_reason(root: Ro
     letter = only(letters)
     assert (letter.origin, letter.dead_letter_reason) == ("orders", limit)
     assert (letter.id, letter.priority, letter.correlation_id, letter.properties) == (message.id, 7, "c", {"n": 1})
-    assert (letter.delivery_count, letter.cancels) == (2, 2)
+    assert (letter.delivery_count, letter.cancels) == (0, 0)
 
 
 def test_a_message_that_is_no_letter_has_no_origin(root: Root) -> None:
@@ -224,14 +224,39 @@ def five_times(root: Root, **options: Any) -> Queue:
 
 
 @pytest.mark.parametrize("limit", ["max_deliveries", "max_cancels"])
-def test_the_counters_of_a_letter_are_kept_and_are_no_limit(root: Root, limit: str) -> None:
+def test_the_counters_of_a_letter_begin_anew_and_limits_end_it(root: Root, limit: str) -> None:
     letters = five_times(root, **{limit: 3})
-    nacked(letters, 4)
-    assert (only(letters).delivery_count, only(letters).cancels) == (9, 9)
+    assert (only(letters).delivery_count, only(letters).cancels) == (0, 0)
+    nacked(letters, 2)
+    assert (only(letters).delivery_count, only(letters).cancels) == (2, 2)
+    nacked(letters)
+    assert only(letters, "error").reason is not None
+    assert (only(letters, "error").reason or {})["reason"] == limit
 
 
-def test_a_letter_that_fails_goes_to_error_and_is_still_a_letter(root: Root) -> None:
-    letters = five_times(root, redelivery_attempts=9)
+ENDS: dict[str, Callable[[Message], None]] = {
+    "nack": lambda message: message.nack(),
+    "fail": lambda message: message.fail("f"),
+    "death": died,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_letter_that_was_moved_ends_by_the_limits_of_where_it_is_and_stays_a_letter(root: Root, end: str) -> None:
+    letters = five_times(root)
+    retry = root.create_queue("retry", max_deliveries=2, redelivery_attempts=5, exhausted="error")
+    letters.move(retry)
+    for _ in range(2):
+        message = take(retry)
+        ENDS[end](message)
+    ended = only(retry, "error")
+    assert (ended.origin, ended.dead_letter_reason) == ("orders", "max_deliveries")
+
+
+def test_a_letter_that_fails_is_tried_again_as_often_as_any_message(root: Root) -> None:
+    letters = five_times(root, redelivery_attempts=1)
+    take(letters).fail("f")
+    assert only(letters).delivery_count == 1
     take(letters).fail("f")
     assert (only(letters, "error").origin, only(letters, "error").dead_letter_reason) == ("orders", "max_deliveries")
     letters.requeue()
@@ -242,8 +267,8 @@ def test_a_letter_that_a_script_moves_back_has_the_limits_of_its_queue_again(roo
     letters = five_times(root)
     orders = root.queue("orders")
     os.rename(only(letters).path, f"{orders.layout.target}/{only(letters).file}")
+    assert nacked(orders, 4).state == "target"
     assert nacked(orders).state == "dead-letter"
-    assert only(letters).delivery_count == 6
 
 
 def test_a_letter_of_a_letter_names_the_last_queue(root: Root) -> None:
@@ -251,7 +276,6 @@ def test_a_letter_of_a_letter_names_the_last_queue(root: Root) -> None:
     more = root.create_queue("more")
     assert Transitions(letters.context).to_dead_letter(only(letters)._file, "unroutable") is not None
     assert (only(more).origin, only(more).dead_letter_reason) == ("letters", "unroutable")
-    assert only(more).delivery_count == 5
 
 
 def test_the_dead_letter_queue_of_all_needs_no_other(root: Root) -> None:
