@@ -136,7 +136,14 @@ def _opened(root: RootLayout, via: Via) -> Iterator[int | None]:
     """Open the folder of a credit for a block; None if there is none."""
     known = queue_of(root, via.token)
     layout = None if known is None else layout_of(root, known[0])
-    folder = None if layout is None else reading.open_below(layout.base, PRIVATE, _CREDITS, via.token)
+    with opened(layout, via.token) as folder:
+        yield folder
+
+
+@contextmanager
+def opened(layout: QueueLayout | None, token: str) -> Iterator[int | None]:
+    """Open the folder of the credits that a selector of a queue has spent for a block; None if there is none."""
+    folder = None if layout is None or not token else reading.open_below(layout.base, PRIVATE, _CREDITS, token)
     try:
         yield folder
     finally:

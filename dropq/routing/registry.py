@@ -20,7 +20,7 @@ from dropq.config import selectors as files
 from dropq.config.selectors import Selector
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, Unavailable
 from dropq.format import names
-from dropq.format.credits import HOPS_LIMIT, Via, via_of
+from dropq.format.credits import HOPS_LIMIT, Credit, Via, via_of
 from dropq.lifecycle import credits, named
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import is_missed
@@ -253,14 +253,16 @@ def finish(context: QueueContext, name: str) -> Removal:
     if token is None:
         return Removal(True, waits)  # RACE: another process finished it
     Carriers(context).run()  # what is on its way to another file system can only return from there
-    left = dict[str, QueueContext]()
-    for key in credits.spent(context.layout, token) if token else ():
-        via = Via(token, key)
-        try:
-            if (found := _bring_back(context, via)) is not None:
-                left[found.name] = found
-        except (DropqError, OSError) as error:
-            waits[describe(error)] += 1
+    left, listed = dict[str, QueueContext](), dict[str, _Listed | None]()
+    with credits.opened(context.layout, token) as folder:
+        for key in credits.spent(context.layout, token) if folder is not None else ():
+            try:
+                said = credits.read_in(folder, key)
+                found = None if said is None else _bring_back(context, Via(token, key), said, listed)
+                if found is not None:
+                    left[found.name] = found
+            except (DropqError, OSError) as error:
+                waits[describe(error)] += 1
     for found in left.values():
         Carriers(found).run()  # what comes from another file system
     waits["it cannot be carried to another file system now"] = sum(
@@ -335,16 +337,36 @@ class _Found(NamedTuple):
     above: tuple[tuple[QueueContext, Via], ...]
 
 
-def _bring_back(context: QueueContext, via: Via) -> QueueContext | None:
+class _Listed:
+    """A queue that messages went to: which credits they lie under there, and which they left it under.
+
+    Each queue is listed once a round, whatever number of messages comes back from it.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self.context = context
+        layout = context.layout
+        self.files: dict[Via, list[tuple[str, str]]] = {}
+        for folder in (layout.delayed, layout.target, layout.processing):
+            for file in reading.names_in(folder):
+                if (via := via_of(file)) is not None:
+                    self.files.setdefault(via, []).append((folder, file))
+        self.above: dict[Via, list[tuple[Via, str]]] = {}
+        for upper, said in all_credits(layout):
+            if said is not None:
+                for via in said.below:
+                    self.above.setdefault(via, []).append((upper, said.to))
+
+
+def _bring_back(
+    context: QueueContext, via: Via, said: Credit, listed: dict[str, _Listed | None]
+) -> QueueContext | None:
     """Return the message that went under a credit, and remove the credit and all above it; return where it was.
 
     RACE: with programs that move it on, or settle it: the rename decides. The next round finds what was missed, and a
     look finds the credits of what is nowhere.
     """
-    said = credits.find(context.root.layout, via)
-    if said is None:
-        return None
-    for found in _under(context, said.to, via):
+    for found in _under(context, said.to, via, listed):
         with _locked(context, said.below) as locked:
             if not locked:
                 return None
@@ -374,21 +396,27 @@ def _locked(context: QueueContext, below: Sequence[Via]) -> Iterator[bool]:
         yield locked
 
 
-def _under(source: QueueContext, address: str, via: Via, depth: int = 0) -> Iterator[_Found]:
+def _under(
+    source: QueueContext, address: str, via: Via, listed: dict[str, _Listed | None], depth: int = 0
+) -> Iterator[_Found]:
     """Yield the message that lies under a credit, in the queue that it names, or further on."""
     if depth > HOPS_LIMIT:
         return
+    if address not in listed:
+        listed[address] = _list(source, address)
+    if (queue := listed[address]) is None:
+        return
+    for folder, file in queue.files.get(via, ()):
+        yield _Found(queue.context, folder, file, ())
+    for upper, further in queue.above.get(via, ()):
+        for found in _under(source, further, upper, listed, depth + 1):
+            yield found._replace(above=(*found.above, (queue.context, upper)))
+
+
+def _list(source: QueueContext, address: str) -> _Listed | None:
+    """List a queue that messages went to; return None if it is gone for good."""
     if credits.layout_of(source.root.layout, address) is None:
         if is_missed(source.root.layout, address):
             raise NoSuchQueue(f"{address} is not there: bring it back")
-        return
-    context = open_queue(source.root, address)
-    layout = context.layout
-    for folder in (layout.delayed, layout.target, layout.processing):
-        for file in reading.names_in(folder):
-            if via_of(file) == via:
-                yield _Found(context, folder, file, ())
-    for upper, said in all_credits(layout):
-        if said is not None and via in said.below:
-            for found in _under(source, said.to, upper, depth + 1):
-                yield found._replace(above=(*found.above, (context, upper)))
+        return None
+    return _Listed(open_queue(source.root, address))

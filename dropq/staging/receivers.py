@@ -11,13 +11,17 @@ damaged one again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, removed_subscriptions
 from dropq.format.staged import part_of
@@ -55,6 +59,16 @@ class Identity:
         parts = path.split("/")
         return None if "\0" in path or not all(parts) or ".." in parts or "." in parts else cls(path, inode, word)
 
+    @classmethod
+    def at(cls, folder: int, path: str) -> Identity:
+        """Return the identity of the open folder at a path from the root."""
+        word = (reading.read_in(folder, CREATED) or b"").decode(errors="replace").strip()
+        return cls(path, os.fstat(folder).st_ino, word)
+
+    def is_same(self, other: Identity) -> bool:
+        """Return whether two identities are those of one folder, as far as this user may read its word."""
+        return self.inode == other.inode and len({self.word, other.word} - {""}) < 2
+
     def written(self) -> dict[str, Any]:
         """Return the identity as the receiver's file has it."""
         return {"path": self.path, "inode": self.inode, "word": self.word}
@@ -65,8 +79,14 @@ class Identity:
         return hashlib.sha256(json.dumps(self.written()).encode()).hexdigest()[:16]
 
 
+#: A process keeps folders of receivers open with one in so many of its descriptors; the others it opens for each use.
+SHARE = 4
+
+
 class Receiver:
-    """A receiver whose folder is open.
+    """A receiver, whose folder is kept open, or is opened, and compared, each time that something is moved into it.
+
+    However many topics and threads a process has, their receivers have a bounded part of its descriptors.
 
     Args:
         root: the root's path.
@@ -77,21 +97,56 @@ class Receiver:
     """
 
     def __init__(self, root: str, path: str) -> None:
-        self._folder = os.open(f"{root}/{path}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        word = (reading.read_in(self._folder, CREATED) or b"").decode(errors="replace").strip()
-        found = os.fstat(self._folder)
-        self.identity = Identity(path, found.st_ino, word)
+        self._path = f"{root}/{path}"
+        self._folder: int | None = None
+        folder = os.open(self._path, _FOLDER)
+        try:
+            self.identity = Identity.at(folder, path)
+            self.device = os.fstat(folder).st_dev
+        except BaseException:
+            os.close(folder)
+            raise
         self.token = self.identity.token
-        self.device = found.st_dev
+        if len(_KEPT) < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE:
+            self._folder = folder
+            _KEPT.add(self)
+        else:
+            os.close(folder)
 
     def __del__(self) -> None:
         # What uses the descriptor refers to the receiver, so that no other folder gets its number meanwhile.
         if (folder := getattr(self, "_folder", None)) is not None:
             os.close(folder)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its folder is kept open."""
+        return self._folder is not None
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Give the descriptor of its folder for a block.
+
+        Raises:
+            FileNotFoundError: another folder, or none, is in its place.
+        """
+        if self._folder is not None:
+            yield self._folder
+            return
+        folder = os.open(self._path, _FOLDER)
+        try:
+            if not Identity.at(folder, self.identity.path).is_same(self.identity):
+                raise FileNotFoundError(errno.ENOENT, "another folder is in its place", self._path)
+            yield folder
+        finally:
+            os.close(folder)
+
     def is_in_place(self, root: str) -> bool:
         """Return whether its path still leads to its folder."""
         try:
+            if self._folder is None:  # nothing keeps another folder from having its inode
+                with self._opened():
+                    return True
             return os.stat(f"{root}/{self.identity.path}").st_ino == self.identity.inode
         except OSError:
             return False
@@ -103,7 +158,8 @@ class Receiver:
             FileExistsError: the name is taken; nothing was changed.
             FileNotFoundError: the part is gone, or target/ is.
         """
-        return storage.place_in(source, self._folder, f"target/{name}")
+        with self._opened() as folder:
+            return storage.place_in(source, folder, f"target/{name}")
 
     def take_as(self, source: str, name: str, storage: Storage) -> None:
         """Rename a part into target/ under a name that is unique by construction.
@@ -111,15 +167,17 @@ class Receiver:
         Raises:
             FileNotFoundError: the part is gone, or target/ is.
         """
-        storage.rename_in(source, self._folder, f"target/{name}")
+        with self._opened() as folder:
+            storage.rename_in(source, folder, f"target/{name}")
 
     def sync(self, storage: Storage) -> None:
         """Make durable what came to target/."""
-        storage.sync_in(self._folder, "target")
+        with self._opened() as folder:
+            storage.sync_in(folder, "target")
 
 
 def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name: str, storage: Storage) -> list[str]:
-    """Rename a part into the target/ of each receiver, as `Receiver.take` does; return the parts that stay.
+    """Rename a part into the target/ of each open receiver, as `Receiver.take` does; return the parts that stay.
 
     Args:
         receivers: the receivers.
@@ -128,7 +186,16 @@ def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name
         name: the name that each gets.
         storage: renames them.
     """
-    return storage.place_each(at, parts, [receiver._folder for receiver in receivers], f"target/{name}")
+    folders = [(part, receiver._folder) for part, receiver in zip(parts, receivers, strict=True)]
+    here = [(part, folder) for part, folder in folders if folder is not None]
+    left = [part for part, folder in folders if folder is None]
+    placed, into = [part for part, _ in here], [folder for _, folder in here]
+    return left + storage.place_each(at, placed, into, f"target/{name}")
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: The receivers of this process whose folders are open.
+_KEPT: WeakSet[Receiver] = WeakSet()
 
 
 # -- which receiver a token is ---------------------------------------------------------------------------------------
@@ -185,9 +252,7 @@ def open_receiver(root: str, identity: Identity) -> Receiver | None:
         receiver = Receiver(root, identity.path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    same = receiver.identity.inode == identity.inode
-    words = {receiver.identity.word, identity.word} - {""}
-    return receiver if same and len(words) < 2 else None
+    return receiver if receiver.identity.is_same(identity) else None
 
 
 def is_being_removed(root: str, identity: Identity) -> bool:

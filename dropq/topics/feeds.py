@@ -151,7 +151,9 @@ class Feeds:
         found = [each.now() for each in self._above.values()]
         noted = self._noted.names()
         names = view_names(noted) if noted else []
-        if self._feeds is not None and not looks and not names and found == self._found:
+        closed = [feed.receiver for feed in self._feeds or () if not feed.receiver.is_open]
+        stand = all(receiver.is_in_place(self._topic.root.layout.path) for receiver in closed)
+        if self._feeds is not None and not looks and not names and found == self._found and stand:
             return self._feeds
         self._feeds = None
         feeds: list[Feed] = []
@@ -164,7 +166,7 @@ class Feeds:
                     links.append(f"{self._above[topic].folder}/{name}")
                     continue
                 feed = self._known.get((f"{topic}/{name}", inode))
-                if feed is None or (looks and not feed.is_current):
+                if feed is None or (looks and not feed.is_current) or (not stand and not self._stands(feed)):
                     if SubscriptionName.of(name) is None:
                         continue
                     feed = self._opened(f"{topic}/{name}")
@@ -183,6 +185,9 @@ class Feeds:
         if lasting and not links:
             self._found, self._feeds = found, feeds
         return feeds
+
+    def _stands(self, feed: Feed) -> bool:
+        return feed.receiver.is_open or feed.receiver.is_in_place(self._topic.root.layout.path)
 
     def _views_now(self, names: list[str], *, looks: bool) -> Iterator[Feed]:
         views: dict[str, Feed] = {}

@@ -932,3 +932,22 @@ def test_one_pass_of_the_command_frees_the_credit_of_a_message_that_a_script_too
     arguments = ["--root", str(root.path), "route", "--once"]
     assert cli.main(arguments) == 0
     assert bodies(goal) == ["2"]
+
+
+def test_a_removal_lists_the_queue_that_messages_come_back_from_once_however_many_come(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, there = root.create_queue("from"), root.create_queue("there")
+    queue.add_selector("on", to="there", credit=100)
+    for _ in range(30):
+        queue.send(b"x")
+    queue.route()
+    listed, names_in = list[str](), reading.names_in
+
+    def listing(folder: str) -> frozenset[str]:
+        listed.append(folder)
+        return names_in(folder)
+
+    monkeypatch.setattr(reading, "names_in", listing)
+    queue.remove_selector("on")
+    assert listed.count(there.layout.processing) <= 2 and queue.counts()["target"] == 30

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from children import unprivileged
+from children import in_child, unprivileged
 from forks import DIED, forked
 from helpers import FRESH, Clock, add_route, base, drop, names_in, take, timed
 
 from dropq import Queue, Root
 from dropq.lifecycle.claims import claimed_files
+from dropq.routing import Routers
+from dropq.staging import fan_out
 from dropq.staging.copies import LEASE, Renewal
 from dropq.storage.files import Storage
+from dropq.upkeep.sweep import QuickSweep
 
 
 @pytest.fixture
@@ -201,3 +207,64 @@ def test_a_copy_has_the_modes_and_the_group_of_the_queue_that_it_goes_to(root: R
     queue.route()
     (copy,) = (base(there) / "target").iterdir()
     assert (copy.stat().st_mode & 0o777, copy.stat().st_gid) == (0o664, 60103)
+
+
+# -- descriptors -----------------------------------------------------------------------------------------------------
+
+
+def few_descriptors() -> None:
+    """Leave this process few descriptors."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def test_a_topic_may_have_more_subscriptions_than_a_process_has_descriptors(root: Root) -> None:
+    topic = root.create_topic("t")
+    made = [topic.create_subscription(f"s{number}", client_id="c") for number in range(120)]
+
+    def publish() -> list[bool | None]:
+        few_descriptors()
+        own = opened(root).topic("t")
+        with ThreadPoolExecutor(8) as threads:
+            return [sent.distributed for sent in threads.map(own.publish, map(str, range(16)))]
+
+    assert in_child(publish) == [True] * 16
+    assert [len(names_in(queue, "target")) for queue in made] == [16] * 120
+
+
+def test_one_router_serves_many_topics_of_many_subscriptions_with_few_descriptors(root: Root) -> None:
+    topics = [root.create_topic(f"t{number}") for number in range(12)]
+    made = [topic.create_subscription(f"s{number}", client_id=topic.name) for topic in topics for number in range(15)]
+    for topic in topics:
+        drop(topic.queue, "a.csv", b"a")
+
+    def serve() -> None:
+        few_descriptors()
+        own = opened(root)
+        routers = Routers(own.context, sweep=QuickSweep)
+        routers.one_pass()
+        routers.close()
+
+    in_child(serve)
+    assert [len(names_in(queue, "target")) for queue in made] == [1] * len(made)
+
+
+def test_a_receiver_that_is_not_kept_open_is_compared_each_time_before_something_is_moved_into_it(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropq.staging.receivers.SHARE", 1 << 40)
+    topic = root.create_topic("t")
+    topic.create_subscription("s", client_id="c")
+    stage = fan_out._stage
+
+    def replaced(*args: Any) -> None:
+        stage(*args)
+        topic.unsubscribe("s", client_id="c")
+        topic.create_subscription("s", client_id="c")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(fan_out, "_stage", replaced)
+        topic.publish("for the first")
+    assert bodies(opened(root).queue("t/s.c")) == []
+    assert [message.body for message in topic.queue.browse("error")] == [b"for the first"]
+    assert topic.publish("for the second").distributed
+    assert bodies(opened(root).queue("t/s.c")) == [b"for the second"]
