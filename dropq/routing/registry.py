@@ -254,10 +254,10 @@ def finish(context: QueueContext, name: str) -> Removal:
         return Removal(True, waits)  # RACE: another process finished it
     Carriers(context).run()  # what is on its way to another file system can only return from there
     left, listed = dict[str, QueueContext](), dict[str, _Listed | None]()
-    with credits.opened(context.layout, token) as folder:
-        for key in credits.spent(context.layout, token) if folder is not None else ():
+    with credits.opened(context.layout, token) as spent:
+        for key in credits.spent(context.layout, token) if token else ():
             try:
-                said = credits.read_in(folder, key)
+                said = None if spent is None else credits.read_in(spent, key)
                 found = None if said is None else _bring_back(context, Via(token, key), said, listed)
                 if found is not None:
                     left[found.name] = found
