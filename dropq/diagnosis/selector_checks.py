@@ -18,10 +18,11 @@ from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies import selectors
+from dropq.policies.circles import Circles, Place, circle_at, words
 from dropq.policies.selectors import REMOVED
 from dropq.routing.looks import all_credits, idle_credits
 from dropq.routing.outlook import missing
-from dropq.routing.registry import circle, removed_in
+from dropq.routing.registry import removed_in
 from dropq.storage import reading
 from dropq.storage.failures import describe
 
@@ -47,8 +48,8 @@ def problems_of(root: RootContext, name: str) -> list[tuple[str, str]]:
             continue
         if missing := why_missing(context, one):
             listed.append((path, f"{path}: to: {missing}: make it, or correct the address"))
-        elif ring := circle(context.root, context.name, one):
-            listed.append((path, f"{path}: to: messages would go round: {' -> '.join(ring)}"))
+        elif circle := words(Circles().through(Place(root.layout.path, context.name, context.layout), one.to)):
+            listed.append((path, f"{path}: to: {circle}"))
     return listed
 
 
@@ -104,6 +105,8 @@ def unusable(context: QueueContext) -> Iterator[str]:
     """Yield why each selector takes nothing that can take nothing at all."""
     found, problems = selectors.read(context)
     yield from problems
+    if found and (circle := circle_at(context.layout)):
+        yield circle
     for one in found:
         if missing := why_missing(context, one):
             yield f"selector {one.name}: {missing}"

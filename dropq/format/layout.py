@@ -49,6 +49,8 @@ TOPIC_ROOT = "topic-root"
 TOPIC_INCOMING = ".incoming"
 #: The folder of a topic that holds its subscriptions.
 SUBSCRIPTIONS = ".subscriptions"
+#: How the link ends by which a DropboxMQ feeds a view.
+VIEW_LINK = ".dropq"
 #: How the folder of a subscription ends that does not get what its own client publishes.
 NO_LOCAL = ".no-local"
 #: The file that has the selectors of a queue's routes.

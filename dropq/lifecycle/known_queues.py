@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, layouts, topic_layout
-from dropq.format.layout import SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout, RootLayout
+from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_ROOT, VIEW_LINK, QueueLayout, RootLayout
 from dropq.storage.files import Storage
 from dropq.storage.reading import entries, exists, names_in, read_small
 
@@ -269,6 +269,18 @@ def subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
     for entry in entries(f"{topic_layout(root.path, topic).home}/{SUBSCRIPTIONS}"):
         if SubscriptionName.of(entry.name) is not None and entry.is_dir(follow_symlinks=False):
             yield entry.name
+
+
+def linked_queue(root: RootLayout, link: str) -> str | None:
+    """Return the queue that somebody linked among the subscriptions of a topic, which gets what is published there.
+
+    The link of a view is none of these: it is for a DropboxMQ, and the view's own topics decide what it gets.
+    """
+    if link.endswith(VIEW_LINK):
+        return None
+    base = os.path.realpath(link)
+    home = os.path.dirname(base) if os.path.basename(base) == INCOMING else base
+    return os.path.basename(home) if os.path.dirname(home) == os.path.realpath(root.path) else None
 
 
 def _names_below(root: RootLayout, layouts: list[QueueLayout]) -> Iterator[str]:

@@ -925,7 +925,7 @@ class Transitions:
             filename: its name in processed/.
             to: the subscription that the copy is for.
         """
-        name = replace(_uncounted(self._sidecars.parse(filename)), via="", hops=0)
+        name = replace(_uncounted(self._sidecars.parse(filename)), via="")
         name = replace(name, lapsed="", from_client="", copied=False, since=to.clock.now_ms())
         return self._copy_to(filename, to, name)
 

@@ -15,14 +15,16 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dropq.errors import InvalidFilter, StorageError
-from dropq.format.layout import IN_USE, QueueLayout
+from dropq.format.layout import QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import DO_NOT_ROUTE
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transfers import behind
+from dropq.policies.circles import Circles, circle_at, in_use
 from dropq.policies.wanted import Lookups
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -71,6 +73,7 @@ class Routes:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self._properties = _Properties()
+        self._circles = Circles()
         self._warned: dict[str, str] = {}
         self.in_use: tuple[Route, ...] = ()
         self._chosen = Lookups(context.sidecars, folder=context.layout.target, queue=context.name).asking(
@@ -83,7 +86,8 @@ class Routes:
         if not reading.is_there(context.layout.routes_file, context.clock):
             self.in_use, self._warned = (), {}
             return
-        self.in_use, unusable = _examine(context.layout, context.root.layout.path, self._properties)
+        circle = partial(self._circles.at, context.layout, context.timing)
+        self.in_use, unusable = _examine(context.layout, context.root.layout.path, self._properties, circle)
         names = {*unusable, *(route.name for route in self.in_use)}
         self._warned = {name: why for name, why in self._warned.items() if name in names}
         for name, why in unusable.items():
@@ -124,7 +128,8 @@ def examine(context: QueueContext) -> tuple[tuple[Route, ...], dict[str, str]]:
     """Return the routes of a queue that are in use and can be used, and why each of the others takes nothing."""
     if not reading.is_there(context.layout.routes_file, context.clock):
         return (), {}
-    return _examine(context.layout, context.root.layout.path, _Properties())
+    layout = context.layout
+    return _examine(layout, context.root.layout.path, _Properties(), partial(circle_at, layout))
 
 
 def routed(layout: QueueLayout, ignore: tuple[str, ...]) -> dict[str, int]:
@@ -144,7 +149,7 @@ def check_file(path: str) -> list[str]:
         path: the file, beside the queue's target/.
     """
     layout, properties = QueueLayout.flat(os.path.dirname(os.path.abspath(path))), _Properties()
-    in_use, found = _in_use(layout.routing), list[str]()
+    used, found = in_use(layout.routing), list[str]()
     try:
         properties.read(path)
     except _Unusable as error:
@@ -153,9 +158,9 @@ def check_file(path: str) -> list[str]:
         name = key.removesuffix(_SELECTOR)
         if name in ("", key) or "/" in name:
             found.append(f"{path}: {key} is not the selector of a route: write ROUTE{_SELECTOR}=...")
-        elif name not in in_use:
+        elif name not in used:
             found += _problems(path, key, lambda name=name: properties.selector(name))  # type: ignore[misc]
-    _, unusable = _examine(layout, layout.base, properties)
+    _, unusable = _examine(layout, layout.base, properties, partial(circle_at, layout))
     return [*found, *(f"{path}: route {name}: {why}" for name, why in unusable.items())]
 
 
@@ -225,9 +230,11 @@ def _compiled(name: str, text: str | None) -> Filter:
 # -- what is in use, and where it leads ----------------------------------------------------------------------------
 
 
-def _examine(layout: QueueLayout, root: str, properties: _Properties) -> tuple[tuple[Route, ...], dict[str, str]]:
-    """Return the routes that are in use and can be used, and why the others cannot."""
-    routes, unusable, names = list[Route](), dict[str, str](), _in_use(layout.routing)
+def _examine(
+    layout: QueueLayout, root: str, properties: _Properties, circle: Callable[[], str]
+) -> tuple[tuple[Route, ...], dict[str, str]]:
+    """Return the routes that are in use and can be used, and why the others cannot; `circle` says if all make one."""
+    routes, unusable, names = list[Route](), dict[str, str](), in_use(layout.routing)
     try:
         properties.read(layout.routes_file)
     except _Unusable as why:
@@ -238,22 +245,16 @@ def _examine(layout: QueueLayout, root: str, properties: _Properties) -> tuple[t
             routes.append(Route(name, f"{layout.routing}/{name}", selector, _leaves_root(layout, root, name)))
         except _Unusable as why:
             unusable[name] = str(why)
+    if routes and (goes_round := circle()):
+        return (), unusable | dict.fromkeys((route.name for route in routes), goes_round)
     return tuple(routes), unusable
-
-
-def _in_use(routing: str) -> list[str]:
-    """Return the names of the routes that are in use, in order; a folder that cannot be listed has none."""
-    with suppress(PermissionError, NotADirectoryError):
-        found = reading.names_in(routing)
-        return sorted(name.removesuffix(IN_USE) for name in found if name.endswith(IN_USE) and name != IN_USE)
-    return []
 
 
 def _leaves_root(layout: QueueLayout, root: str, name: str) -> bool:
     """Return whether a route's folder lies out of the root.
 
     Raises:
-        _Unusable: it is missing, leads back to the queue, or leads to another file system and to no queue there.
+        _Unusable: it is missing, or leads to the queue itself, or to another file system and to no queue there.
     """
     folder = f"{layout.routing}/{name}"
     try:
@@ -270,30 +271,7 @@ def _leaves_root(layout: QueueLayout, root: str, name: str) -> bool:
     real, base = os.path.realpath(folder), os.path.realpath(layout.base)
     if _is_within(real, base) and not _is_within(real, os.path.realpath(layout.routing)):
         raise _Unusable(f"{folder} leads to a folder of the queue itself, {real}")
-    if (through := _leading_back(real, os.path.realpath(layout.target))) is not None:
-        raise _Unusable(f"{folder} leads back to the queue, through {through}")
     return not is_far and not _is_within(real, os.path.realpath(root))
-
-
-def _leading_back(folder: str, target: str) -> str | None:
-    """Return the route of another queue by which messages would come back to `target`; None if there is none.
-
-    RACE: a route that comes into use after this look is met by the next, which finds the same circle from each of its
-    queues. Until then a message may go round; it is in one place at any time.
-    """
-    seen, ahead = set[str](), [folder]
-    while ahead:
-        here = ahead.pop()
-        if here in seen:
-            continue
-        seen.add(here)
-        routing = f"{os.path.dirname(here)}/routing"
-        for name in _in_use(routing):
-            there = os.path.realpath(f"{routing}/{name}")
-            if there == target:
-                return f"{routing}/{name}"
-            ahead.append(there)
-    return None
 
 
 def _is_within(path: str, folder: str) -> bool:

@@ -3,8 +3,8 @@
 `selectors/NAME.toml` beside target/ is a selector. The files are looked at again on each pass, and a selector's own
 file once more before it spends a credit, so a selector that was removed moves nothing more.
 
-Invariant: a file that cannot be used takes nothing, and while there is one, no message counts as unroutable. Nothing is
-moved here; only a file without a token of its own gets one.
+Invariant: a file that cannot be used takes nothing, and while there is one, no message counts as unroutable. While the
+queue is on a circle, none can be used. Nothing is moved here; only a file without a token of its own gets one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
+from dropq.policies.circles import Circles
 from dropq.policies.lock import PolicyLock
 from dropq.policies.wanted import deciding
 from dropq.storage import reading
@@ -157,6 +158,7 @@ class Selectors:
     def __init__(self, context: QueueContext, *, only_looks: bool = False) -> None:
         self._context = context
         self._only_looks = only_looks
+        self._circles = Circles()
         self._warned: dict[str, str] = {}
         self.in_use: tuple[InUse, ...] = ()
         self.unusable: dict[str, str] = {}
@@ -187,6 +189,9 @@ class Selectors:
             for one in [each for each in found if each.selector.role == role][1:]:
                 found.remove(one)
                 self.unusable[os.path.basename(one.path)] = f"role: the queue has another {role} selector"
+        if found and (circle := self._circles.at(self._context.layout, self._context.timing)):
+            self.unusable |= {os.path.basename(one.path): circle for one in found}
+            found = []
         self.in_use = tuple(found)
         self._warned = {file: why for file, why in self._warned.items() if self.unusable.get(file) == why}
         for file, why in self.unusable.items():

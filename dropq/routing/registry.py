@@ -28,6 +28,7 @@ from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
+from dropq.policies.circles import Circles, Place, circle_at, words
 from dropq.policies.lock import PolicyLock
 from dropq.routing.looks import APART, Looks, all_credits
 from dropq.storage import reading
@@ -68,7 +69,11 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
     with context.error_context("the selector was not made"):
         is_removed = name in removed_in(context)
         present, _ = selectors.read(context)
-        _check_way(context.root, context.name, selector)
+        if selector.to is not None:
+            open_queue(context.root, selector.to)
+            place = Place(context.root.layout.path, context.name, context.layout)
+            if circle := words(Circles().through(place, selector.to)):
+                raise ConfigError(f"selector {name}: {circle}; nothing was changed")
     if is_removed:
         raise QueueExists(
             f"selector {name} of queue {context.name} is being removed, and what it moved is on its way back: `dropq "
@@ -97,6 +102,10 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
             context.storage.unlink(temporary)
         context.storage.sync(context.layout.selectors)
         named.keep(context)
+    # RACE: of two who close a circle together, each with a part of it, the later one sees it here, or both do.
+    if circle := circle_at(context.layout):
+        remove(context, name)
+        raise ConfigError(f"selector {name} was made, and is removed again: {circle}")
     return selector
 
 
@@ -131,7 +140,7 @@ def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
         tables: the tables of the selectors, each with its name and the keys of its file.
 
     Raises:
-        InvalidName, ConfigError, NoSuchQueue: as of `add`.
+        InvalidName, ConfigError, NoSuchQueue: as of `add`, but for circles.
     """
     where = f"options of queue {queue}: selector"
     if not isinstance(tables, list | tuple):
@@ -150,7 +159,8 @@ def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
             if _exclude_each_other(other, selector):
                 which = f"the name {name}" if other.name == name else f"the role {selector.role}"
                 raise ConfigError(f"{where}: two selectors have {which}: a queue has one")
-        _check_way(root, queue, selector)
+        if selector.to is not None:
+            open_queue(root, selector.to)
         found.append(selector)
     return found
 
@@ -158,34 +168,6 @@ def check_new(root: RootContext, queue: str, tables: object) -> list[Selector]:
 def _exclude_each_other(one: Selector, other: Selector) -> bool:
     """Return whether a queue cannot have both of two selectors."""
     return one.name == other.name or (one.role == other.role != "normal")
-
-
-def _check_way(root: RootContext, queue: str, selector: Selector) -> None:
-    """Raise an error if the queue that a selector sends to is not there, or if messages would come back from it."""
-    if selector.to is not None:
-        open_queue(root, selector.to)
-        if ring := circle(root, queue, selector):
-            way = " -> ".join(ring)
-            raise ConfigError(f"selector {selector.name}: messages would go round: {way}; nothing was changed")
-
-
-def circle(root: RootContext, queue: str, selector: Selector) -> list[str]:
-    """Return the addresses by which messages of a selector would come back to its queue; empty if they would not."""
-    ahead: list[list[str]] = [[queue, selector.to or ""]]
-    seen = set[str]()
-    while ahead:
-        way = ahead.pop()
-        if way[-1] == queue:
-            return way
-        if way[-1] in seen:
-            continue
-        seen.add(way[-1])
-        try:
-            there, _ = selectors.read(open_queue(root, way[-1]))
-        except DropqError:
-            continue  # `config check` names it
-        ahead += [[*way, one.to] for one in there if one.to is not None]
-    return []
 
 
 def remove(context: QueueContext, name: str, *, patience: float = PATIENCE) -> bool:

@@ -21,6 +21,7 @@ from dropq.errors import DropqError, StorageError
 from dropq.format.claims import router_claims
 from dropq.lifecycle.context import QueueContext
 from dropq.policies import routes, selectors
+from dropq.policies.circles import circle_at
 from dropq.queue.offers import UNTOUCHED, Offers
 from dropq.queue.subscription import SweepOnTheWay
 from dropq.routing.looks import Looks
@@ -195,7 +196,8 @@ class Router:
     def has_unusable(self) -> bool:
         """Whether a route in use, or the file of a selector, cannot be used."""
         with self._context.error_context(UNTOUCHED):
-            return bool(routes.examine(self._context)[1] or selectors.read(self._context)[1])
+            found, problems = selectors.read(self._context)
+            return bool(problems or routes.examine(self._context)[1] or (found and circle_at(self._context.layout)))
 
     def close(self) -> None:
         """End the signs of life of its distributors; what it moved stays moved."""

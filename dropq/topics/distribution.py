@@ -392,7 +392,7 @@ class Distributor:
         sidecars = self.context.sidecars
         name = sidecars.parse(claim.own_name).unmarked
         name = replace(name, delivery_count=0, cancels=0, died=0, not_before=0, cut=0, replayed=False)
-        return sidecars.fit(replace(name, via="", hops=0, from_client=""))
+        return sidecars.fit(replace(name, via="", from_client=""))
 
     def _writer(
         self, claim: Claim, body: bytes | memoryview | None, feeds: Sequence[Feed]

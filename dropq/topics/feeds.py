@@ -17,6 +17,7 @@ from dropq.format.addresses import SubscriptionName, ancestors, layouts, topic_l
 from dropq.format.layout import SUBSCRIPTIONS, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import linked_queue
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies.send_limits import Tally
 from dropq.policies.wanted import deciding
@@ -224,13 +225,9 @@ class Feeds:
             links: the paths of the links.
             known: the inodes of the folders that are feeds already.
         """
-        root = self._topic.root.layout.path
         for link in links:
-            if reading.inode_behind(link) in known:
-                continue
-            base = os.path.realpath(link)
-            home = os.path.dirname(base) if os.path.basename(base) == "incoming" else base
-            if os.path.dirname(home) == os.path.realpath(root) and (feed := self._opened(os.path.basename(home))):
+            name = linked_queue(self._topic.root.layout, link)
+            if name is not None and reading.inode_behind(link) not in known and (feed := self._opened(name)):
                 yield feed
 
     def _opened(self, address: str) -> Feed | None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import explain_queue, toml_text, validate_options
-from dropq.errors import DropqError, NoSuchQueue, QueueExists, StorageError, Unavailable
+from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueExists, StorageError, Unavailable
 from dropq.format.addresses import (
     SubscriptionName,
     check_subscription_name,
@@ -27,6 +27,7 @@ from dropq.lifecycle.known_queues import forget, make_known, subscription_folder
 from dropq.lifecycle.open_queue import find_layout, group_number, open_queue
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
+from dropq.policies.circles import Circles, Place, Planned, words
 from dropq.policies.lock import PolicyLock
 from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
@@ -57,6 +58,8 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
     config = validate_options(
         options, f"options of topic {name}", root=root.config, root_file=root.layout.config_file, is_queue=False
     )
+    if circle := words(Circles(Planned(Place(root.layout.path, name, layout))).closed_by_planned()):
+        raise ConfigError(f"topic {name!r} was not made: {circle}")
     store = Storage(
         config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group_number(config.group)
     )

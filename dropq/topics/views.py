@@ -15,7 +15,7 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
 from dropq.format.addresses import topic_layout
 from dropq.format.escapes import encode
-from dropq.format.layout import SUBSCRIPTIONS, RootLayout
+from dropq.format.layout import SUBSCRIPTIONS, VIEW_LINK, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.open_queue import open_queue
@@ -50,7 +50,7 @@ def forget_view(root: RootContext, name: str, storage: Storage) -> None:
         link_views(root)
         return
     for topic in topics(layout):
-        link = f"{topic_layout(layout.path, topic).home}/{SUBSCRIPTIONS}/{encode(name)}.dropq"
+        link = f"{topic_layout(layout.path, topic).home}/{SUBSCRIPTIONS}/{encode(name)}{VIEW_LINK}"
         if os.path.islink(link):
             storage.unlink(link)
 
@@ -82,7 +82,7 @@ def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
         expression = view.config.underlying_topic
         for topic in topics(root.layout) if expression is not None else ():
             layout = topic_layout(root.layout.path, topic)
-            link = f"{layout.home}/{SUBSCRIPTIONS}/{encode(name)}.dropq"
+            link = f"{layout.home}/{SUBSCRIPTIONS}/{encode(name)}{VIEW_LINK}"
             if expression is not None and underlies(expression, topic) and exists(layout.base) and not exists(link):
                 yield link, view.layout.base
 

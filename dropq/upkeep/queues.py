@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from dropq.config.load import toml_text, validate_options
-from dropq.config.schema import underlies
+from dropq.config.schema import QueueConfig, underlies
 from dropq.config.selectors import SUFFIX, Selector, given, text
-from dropq.errors import DropqError, QueueExists, StorageError
+from dropq.errors import ConfigError, DropqError, QueueExists, StorageError
 from dropq.format import names
 from dropq.format.layout import KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.claims import has_committed
@@ -29,6 +29,7 @@ from dropq.lifecycle.open_queue import find_layout, group_number, open_queue
 from dropq.lifecycle.sidecars import collect
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
+from dropq.policies.circles import Circles, Place, Planned, View, words
 from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
 from dropq.staging import jobs
@@ -121,6 +122,7 @@ def _make(
     config = validate_options(options, where, root=root.config, root_file=root_file, queue=name)
     if config.underlying_topic is not None:
         underlies(config.underlying_topic, name)  # refused without RE2: each topic of the root would wait for this view
+    _refuse_circle(root, name, config, selectors)
     group = group_number(config.group)
     store = Storage(config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group)
     hidden = f"{root.layout.path}/.{cut(name)}.creating-{os.urandom(6).hex()}"
@@ -154,6 +156,18 @@ def _make(
             raise QueueExists(f"queue {name!r} is there already: {home}") from error
         raise storage_error(error, f"queue {name!r} was not made") from error
     return layout.moved(home), store, holder
+
+
+def _refuse_circle(root: RootContext, name: str, config: QueueConfig, selectors: Sequence[Selector]) -> None:
+    """Raise ConfigError if a queue that is to be made would close a circle, by what sends to its name already."""
+    topics, path = config.underlying_topic, root.layout.path
+    if topics is None and not selectors:
+        return  # nothing leads on from it
+    view = None if topics is None else View(topics, config.default_publish_target or topics)
+    sends_to = tuple(one.to for one in selectors if one.to is not None)
+    planned = Planned(Place(path, name, QueueLayout.flat(f"{path}/{name}")), view, sends_to)
+    if circle := words(Circles(planned).closed_by_planned()):
+        raise ConfigError(f"options of queue {name}: {circle}; nothing was made")
 
 
 def _write_selectors(

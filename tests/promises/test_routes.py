@@ -312,7 +312,7 @@ UNUSABLE: dict[str, tuple[Callable[[Queue], object], str]] = {
         lambda queue: add_route(queue, "bad", "TRUE", to=Path("../processed")),
         "leads to a folder of the queue itself",
     ),
-    "circle": (circle, "leads back to the queue, through"),
+    "circle": (circle, "messages would go round: q -> one -> two -> q"),
     "other file system": (
         lambda queue: add_route(queue, "bad", "TRUE", to=on_another_disk(queue)),
         "leads to another file system",

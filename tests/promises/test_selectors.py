@@ -367,15 +367,16 @@ def test_nothing_is_unroutable_while_a_selector_cannot_be_used_or_before_its_tim
 def test_a_message_that_goes_round_ends_after_sixteen_hops(root: Root) -> None:
     left, right = root.create_queue("left"), root.create_queue("right")
     left.add_selector("on", to="right", credit=100)
-    Path(right.layout.base, "selectors").mkdir()
-    Path(right.layout.selectors, "back.toml").write_text('to = "left"\ncredit = 100\n')  # by hand: `add` refuses it
     left.send("a")
-    run(left, right)
+    for _ in range(16):
+        run(left)
+        (name,) = os.listdir(right.layout.target)
+        os.rename(f"{right.layout.target}/{name}", f"{left.layout.target}/{name}")  # a script closes the circle
+    run(left)
     assert [queue.counts()["error"] for queue in (left, right)] == [1, 0]
     (message,) = left.browse("error")
     assert message.reason is not None
     assert message.reason["reason"] == "hop_limit"
-    assert granted(left) == {"on": 0}
 
 
 # -- who routes ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,253 @@
+"""Circles: ways on which a message would come back to the queue that it left, by selectors, routes and topics alone.
+
+A message goes from a queue to where its selectors send, and to where the links of its routes in use lead; from a topic
+to each subscription of the topic and of those above it, and to each view on it. A send to a view is published to the
+view's topic. Filters, credits and pauses do not count: they change. Where such a way leads back, each round may double
+what goes round, so nobody makes a circle, and who meets one uses no selector and no route of a queue on it.
+
+A bounce and a dead letter are no part of a way. They are counted as hops, and so is each MOVE and COPY, which ends what
+goes round by them, by workers, by scripts, or through other roots.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from dropq.config import selectors as files
+from dropq.config.load import load_queue
+from dropq.config.schema import RootConfig, underlies
+from dropq.config.selectors import Selector
+from dropq.errors import DropqError
+from dropq.format import names
+from dropq.format.addresses import ancestors, layouts, subscription_layout, topic_layout
+from dropq.format.layout import IN_USE, SUBSCRIPTIONS, TOPIC_ROOT, QueueLayout, RootLayout
+from dropq.lifecycle.known_queues import linked_queue, subscription_folders
+from dropq.lifecycle.timing import Timing
+from dropq.storage import reading
+
+T = TypeVar("T")
+
+
+class View(NamedTuple):
+    """On which topics a queue is a view, and to which its sends are published."""
+
+    underlying: str
+    target: str
+
+
+class Place(NamedTuple):
+    """Where messages may lie: a queue, topic or subscription of a root, by its address."""
+
+    root: str
+    address: str
+    layout: QueueLayout
+
+    @property
+    def key(self) -> str:
+        """What tells it from others, by whatever links it was reached."""
+        return os.path.realpath(self.layout.base)
+
+
+class Planned(NamedTuple):
+    """A queue or topic that is to be made: where, what it will be a view on, and where its selectors will send."""
+
+    place: Place
+    view: View | None = None
+    sends_to: tuple[str, ...] = ()
+
+
+class Circles:
+    """Finds circles; what files say is read again only when they have changed.
+
+    Args:
+        planned: what is looked at as if it were there already.
+    """
+
+    def __init__(self, planned: Planned | None = None) -> None:
+        self._planned = planned
+        self._read: dict[str, tuple[tuple[int, int, int], object]] = {}
+        self._told = ""
+        self._looks_at = 0.0
+
+    def at(self, layout: QueueLayout, timing: Timing) -> str:
+        """Return that a queue is on a circle, in words; "" if it is on none. A search that took long is kept for long.
+
+        RACE: what closes a circle after this look is met by the next. Until then messages may go round.
+        """
+        if (began := time.monotonic()) >= self._looks_at:
+            self._told = words(self.through(place_at(layout.base)))
+            took = time.monotonic() - began
+            self._looks_at = began + took * (timing.listing_share + 1) if took > timing.long_look else 0.0
+        return self._told
+
+    def through(self, start: Place, to: str | None = None) -> list[str]:
+        """Return the addresses on a circle through a place, which is the first and the last; none if there is none.
+
+        Args:
+            start: the place.
+            to: only by a selector there that sends to this address; None by any way.
+        """
+        ahead = [[start, each] for each in (self._next(start) if to is None else self._sent(start.root, to))]
+        home, seen = start.key, set[str]()
+        while ahead:
+            way = ahead.pop()
+            here = way[-1].key
+            if here == home:
+                return [each.address for each in way]
+            if here not in seen:
+                seen.add(here)
+                ahead += [[*way, each] for each in self._next(way[-1])]
+        return []
+
+    def closed_by_planned(self) -> list[str]:
+        """Return the addresses on a circle that what is planned closes; none if it closes none."""
+        if self._planned is None:
+            return []
+        place = self._planned.place
+        starts = {each.key: each for each in (place, *self._sent(place.root, place.address))}
+        return next(filter(None, map(self.through, starts.values())), [])
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def _next(self, place: Place) -> Iterator[Place]:
+        """Yield where messages go from a place; what cannot be read leads nowhere, and whoever uses it reports it."""
+        with suppress(OSError, DropqError):
+            yield from self._routed(place)
+        with suppress(OSError, DropqError):
+            yield from self._fed(place) if place.layout.is_topic else self._selected(place)
+
+    def _selected(self, place: Place) -> Iterator[Place]:
+        if self._planned is not None and place[:2] == self._planned.place[:2]:
+            for to in self._planned.sends_to:
+                yield from self._sent(place.root, to)
+        for name in sorted(filter(None, map(files.name_of, reading.names_in(place.layout.selectors)))):
+            path = f"{place.layout.selectors}/{name}{files.SUFFIX}"
+            selector: Selector | None = self._known(path, lambda path=path: _selector(path, place.address))  # type: ignore[misc]
+            if selector is not None and selector.to is not None:
+                yield from self._sent(place.root, selector.to)
+
+    def _routed(self, place: Place) -> Iterator[Place]:
+        routing = place.layout.routing
+        for name in in_use(routing) if os.path.exists(place.layout.routes_file) else ():
+            link = f"{routing}/{name}"
+            behind = _behind(link, place.root) if os.path.islink(link) and os.path.isdir(link) else place
+            if behind.key != place.key:  # a route to its own queue cannot be used
+                yield behind
+
+    def _fed(self, topic: Place) -> Iterator[Place]:
+        """Yield the receivers of a topic, whatever their filters are."""
+        root = RootLayout(topic.root)
+        for above in ancestors(topic.address):
+            layout = topic_layout(root.path, above)
+            for folder in subscription_folders(root, above):
+                yield Place(root.path, f"{above}/{folder}", subscription_layout(layout, folder))
+            for entry in reading.entries(f"{layout.home}/{SUBSCRIPTIONS}"):
+                if entry.is_symlink() and (name := linked_queue(root, entry.path)) is not None:
+                    yield from self._found(root.path, name)
+        for name in filter(names.can_name_queue, reading.names_in(root.views)):
+            for place in self._found(root.path, name):
+                yield from self._if_underlying(place, topic.address)
+        if self._planned is not None and self._planned.place.root == root.path:
+            yield from self._if_underlying(self._planned.place, topic.address)
+
+    def _if_underlying(self, place: Place, topic: str) -> Iterator[Place]:
+        view = self._view(place)
+        with suppress(DropqError):  # nothing is distributed to it then
+            if view is not None and underlies(view.underlying, topic):
+                yield place
+
+    def _sent(self, root: str, address: str) -> Iterator[Place]:
+        """Yield where a message goes that is sent to an address: of a view, to its topic."""
+        for place in self._found(root, address):
+            view = self._view(place)
+            yield from (place,) if view is None else self._found(root, view.target)
+
+    def _found(self, root: str, address: str) -> Iterator[Place]:
+        """Yield the queue, topic or subscription of an address, if it is there."""
+        if self._planned is not None and (root, address) == self._planned.place[:2]:
+            yield self._planned.place
+            return
+        for layout in layouts(root, address):
+            if os.path.isdir(layout.target):
+                yield Place(root, address, layout)
+                return
+
+    def _view(self, place: Place) -> View | None:
+        if place.layout.topic:
+            return None
+        if self._planned is not None and place[:2] == self._planned.place[:2]:
+            return self._planned.view
+        return self._known(place.layout.config_file, lambda: _view(place))
+
+    def _known(self, path: str, read: Callable[[], T | None]) -> T | None:
+        """Return what a file says; None if it is not there, or cannot be used."""
+        try:
+            found = os.stat(path)
+            version = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if path not in self._read or self._read[path][0] != version:
+                self._read[path] = version, read()
+        except (OSError, DropqError):
+            return None
+        return self._read[path][1]  # type: ignore[return-value]
+
+
+def circle_at(layout: QueueLayout) -> str:
+    """Return that a queue is on a circle, in words; "" if it is on none."""
+    return words(Circles().through(place_at(layout.base)))
+
+
+def words(circle: list[str]) -> str:
+    """Return a circle in words; "" for none."""
+    return f"messages would go round: {' -> '.join(circle)}" if circle else ""
+
+
+def in_use(routing: str) -> list[str]:
+    """Return the names of the routes that are in use, in order; a folder that cannot be listed has none."""
+    with suppress(PermissionError, NotADirectoryError):
+        found = reading.names_in(routing)
+        return sorted(name.removesuffix(IN_USE) for name in found if name.endswith(IN_USE) and name != IN_USE)
+    return []
+
+
+def _selector(path: str, queue: str) -> Selector | None:
+    content = reading.read_small(path)
+    name = os.path.basename(path).removesuffix(files.SUFFIX)
+    return files.parse(name, content, path, queue=queue) if content else None
+
+
+def _view(place: Place) -> View | None:
+    config = load_queue(place.address, RootConfig(), "", place.layout)
+    topics = config.underlying_topic
+    return None if topics is None else View(topics, config.default_publish_target or topics)
+
+
+# -- from paths to places ------------------------------------------------------------------------------------------
+
+
+def place_at(base: str, root: str = "") -> Place:
+    """Return what lies in a folder with a target/; where that cannot be told, a queue of `root` that has no name."""
+    above, is_topical, below = base.rpartition(f"/{TOPIC_ROOT}/")
+    if is_topical:
+        home, last = os.path.split(below)
+        topic, kind = os.path.split(home)
+        if kind == SUBSCRIPTIONS:
+            layout = topic_layout(above, topic.replace("/", "."))
+            return Place(above, f"{topic.replace('/', '.')}/{last}", subscription_layout(layout, last))
+        topic = home.replace("/", ".")
+        return Place(above, topic, topic_layout(above, topic))
+    for layout in (QueueLayout.flat(base), QueueLayout.incoming(os.path.dirname(base))):
+        above, name = os.path.split(layout.home)
+        if layout.base == base and reading.is_folder(RootLayout(above).private):
+            return Place(above, name, layout)
+    return Place(root or os.path.dirname(base), base, QueueLayout.flat(base))
+
+
+def _behind(link: str, root: str) -> Place:
+    """Return the queue whose target/ a link leads to; follow it by a step first, as the queue may be a link itself."""
+    step = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+    near = place_at(os.path.dirname(step), root)
+    return near if near.address[0] != "/" else place_at(os.path.dirname(os.path.realpath(link)), root)
