@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from dropq.config.schema import underlies
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
-from dropq.format.addresses import topic_layout
+from dropq.format.addresses import ancestors, topic_layout
 from dropq.format.escapes import encode
 from dropq.format.layout import SUBSCRIPTIONS, VIEW_LINK, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -72,6 +73,14 @@ def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
     Yields:
         The path of the link, and the folder that it leads to.
     """
+    return ((link, folder) for link, folder, is_needed in _links(root) if is_needed and not exists(link))
+
+
+def _links(root: RootContext) -> Iterator[tuple[str, str, bool]]:
+    """Yield each link by which a view may be fed, the folder it leads to, and whether it feeds the view just once.
+
+    DropboxMQ also feeds the subscriptions of the topics above: so of the topics of a view, the topmost has the link.
+    """
     if not exists(f"{root.layout.path}/dropboxmq"):
         return
     for name in view_names(names_in(root.layout.views)):
@@ -80,19 +89,26 @@ def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:
         except DropqError:
             continue
         expression = view.config.underlying_topic
-        for topic in topics(root.layout) if expression is not None else ():
-            layout = topic_layout(root.layout.path, topic)
+        if expression is None:
+            continue
+        homes = {topic: topic_layout(root.layout.path, topic) for topic in topics(root.layout)}
+        fed = {topic for topic, layout in homes.items() if underlies(expression, topic) and exists(layout.base)}
+        for topic, layout in homes.items():
             link = f"{layout.home}/{SUBSCRIPTIONS}/{encode(name)}{VIEW_LINK}"
-            if expression is not None and underlies(expression, topic) and exists(layout.base) and not exists(link):
-                yield link, view.layout.base
+            yield link, view.layout.base, topic in fed and fed.isdisjoint(ancestors(topic)[1:])
 
 
 def link_views(root: RootContext) -> None:
-    """Make the links by which a DropboxMQ feeds the views."""
+    """Make the links by which a DropboxMQ feeds the views; then remove those by which it would feed one twice."""
     storage = Storage()
-    for link, folder in list(missing_links(root)):
-        storage.make_folder(os.path.dirname(link))
-        storage.link_folder(os.path.relpath(folder, os.path.dirname(link)), link)
+    links = list(_links(root))
+    for link, folder, is_needed in links:
+        if is_needed and not exists(link):
+            storage.make_folder(os.path.dirname(link))
+            storage.link_folder(os.path.relpath(folder, os.path.dirname(link)), link)
+    for link, _, is_needed in links:
+        if not is_needed and os.path.islink(link):
+            storage.unlink(link)
 
 
 def tidy_views(root: RootContext) -> None:
@@ -101,6 +117,8 @@ def tidy_views(root: RootContext) -> None:
     RACE: a view is known before it appears: so one that is not there is forgotten after a minute.
     """
     storage = Storage()
+    with suppress(OSError, DropqError):  # `dropq doctor` names the links that are missing
+        link_views(root)
     for name in view_names(names_in(root.layout.views)):
         expression = _expression(root, name)
         old = root.clock.now_ms() - written_ms(f"{root.layout.views}/{name}") > UNSEEN_AGE

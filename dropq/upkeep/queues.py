@@ -222,6 +222,8 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
         store.drain(os.path.realpath(away))  # where the queue is a link, what it leads to goes first
         store.remove_tree(away)
         if context.layout.is_topic:
+            with suppress(OSError, DropqError):  # a sweep of the root does it
+                link_views(root)  # a topic below may be the topmost of a view now
             _remove_empty_folders(root, context)
         elif context.config.underlying_topic is not None:
             forget_view(root, name, store)

@@ -383,3 +383,35 @@ def test_dropboxmq_could_publish_wherever_dropq_died_and_while_a_sweep_brings_th
     with between_calls(lambda step: walk_as_dropboxmq(root.path)):
         opened(root).sweep()
     walk_as_dropboxmq(root.path)
+
+
+# -- views -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_is_linked_in_its_topmost_topic_alone_as_dropboxmq_feeds_all_above(root: Root) -> None:
+    def links() -> set[str]:
+        found = (root.path / "topic-root").rglob("*.dropq")
+        return {str(link.relative_to(root.path / "topic-root")) for link in found if link.is_symlink()}
+
+    root.create_topic("t.u.v")
+    root.create_queue("view", underlying_topic="t.*", default_publish_target="t.u.v")
+    assert links() == {"t/u/v/.subscriptions/view.dropq"}
+    root.create_topic("t")
+    root.create_topic("t.w")
+    assert links() == {"t/.subscriptions/view.dropq"}
+    (root.path / "topic-root/t/w/.subscriptions/view.dropq").symlink_to(base(root.queue("view")))
+    root.sweep()
+    assert links() == {"t/.subscriptions/view.dropq"}
+    root.delete_queue("t")
+    assert links() == {"t/u/v/.subscriptions/view.dropq", "t/w/.subscriptions/view.dropq"}
+
+
+def test_a_view_gets_only_its_own_topics_although_dropboxmq_s_link_is_in_one_above(root: Root) -> None:
+    topics = [root.create_topic(name) for name in ("t", "t.u")]
+    view = root.create_queue("view", underlying_topic="t")
+    plain = root.create_queue("plain")
+    (root.path / "topic-root/t/.subscriptions/plain.dropq").symlink_to(base(plain))
+    for topic in topics:
+        topic.publish(topic.name)
+    assert where(view) == {"target": [b"t"]}
+    assert not where(plain)
