@@ -28,7 +28,7 @@ from dropq.format.addresses import SubscriptionName, check_address, check_client
 from dropq.format.layout import STATES, QueueLayout
 from dropq.hints import hinting
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import topics
+from dropq.lifecycle.known_queues import refuse_away, topics
 from dropq.lifecycle.open_queue import find_layout, open_queue, open_root, queue_names
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.send_limits import SendLimits
@@ -343,7 +343,9 @@ class Queue(Sender):
             # RACE: threads that open the queue at the same moment get equal results; the last of them stays.
             context = self._context = open_queue(self.root.context, self.name, self)
             if context.config.underlying_topic is not None:
-                self._note_view(context)
+                from dropq.topics.views import keep_noted
+
+                keep_noted(context)
         return context
 
     @property
@@ -361,12 +363,6 @@ class Queue(Sender):
         from dropq.topics.publishing import outlet
 
         return outlet(context)
-
-    def _note_view(self, context: QueueContext) -> None:
-        from dropq.topics.views import note_view
-
-        with suppress(OSError):  # this user may not write there: the next user who may, and opens the view, does it
-            note_view(self.root.layout, self.name, context.storage)
 
     def _limits_of_sends(self) -> SendLimits:
         limits = super()._limits_of_sends()
@@ -397,8 +393,11 @@ class Queue(Sender):
         return frozenset(other._goal.name for other in self._overflowing.values())
 
     def _letters(self) -> Sender | None:
+        if self.exists():
+            return None
+        refuse_away(self.root.layout, self.name, "nothing was sent")
         opened = self._opened
-        if self.root.context.config.dead_letter_queue is None or self._is_topic or self.exists():
+        if self.root.context.config.dead_letter_queue is None or self._is_topic:
             return None
         if opened is not None and type(opened) is not Transitions:  # a view, whose topic is missing, or a topic
             return None
@@ -1062,6 +1061,7 @@ class Topic:
         try:
             context = self.queue.context
         except NoSuchQueue as error:
+            refuse_away(self.root.layout, self.name, "nothing was changed")
             near = get_close_matches(self.name, topics(self.root.layout), n=1)
             hint = f"is it {near[0]!r}? " if near and near[0] != self.name else ""
             raise NoSuchQueue(

@@ -53,6 +53,8 @@ SUBSCRIPTIONS = ".subscriptions"
 VIEW_LINK = ".dropq"
 #: How the folder of a subscription ends that does not get what its own client publishes.
 NO_LOCAL = ".no-local"
+#: How the folder ends of a subscription that is taken away, and comes back if its routes took a message.
+UNLESS_ROUTED = "-unless-routed"
 #: The file that has the selectors of a queue's routes.
 ROUTES_FILE = "routing.properties"
 #: A route is in use while a file of its name, and this, lies in routing/.

@@ -1,4 +1,4 @@
-"""Which queues a root knows, and whether they are there: a queue that is missing may be on a disk that is away.
+"""Which queues a root knows, and whether they are there: a queue that is not found may be away, hidden or gone.
 
 Each queue has a mark, `.dropq/queue-TOKEN`, and the root keeps a note of the mark, `.dropq/queues/queue-TOKEN`. A
 queue in which no mark can be made, as it is mounted read-only or another user's, has a note of its path,
@@ -19,14 +19,30 @@ from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
+from dropq.errors import Unavailable
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, layouts, topic_layout
-from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_ROOT, VIEW_LINK, QueueLayout, RootLayout
+from dropq.format.layout import (
+    INCOMING,
+    SUBSCRIPTIONS,
+    TOPIC_INCOMING,
+    TOPIC_ROOT,
+    UNLESS_ROUTED,
+    VIEW_LINK,
+    QueueLayout,
+    RootLayout,
+    removed_subscriptions,
+)
+from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 from dropq.storage.reading import entries, exists, names_in, read_small
 
 _MARK = re.compile(r"queue-[0-9a-f]{16}")
 _NOTE = re.compile(r"(?:queue|path)-[0-9a-f]{16}")
+#: The hidden name of a queue whose delete is not decided: the queue may come back.
+UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
+#: Bytes of a queue's name that a hidden folder's name has at most.
+_CUT = 200
 #: The errors of a queue in which this user, or this mount, may change nothing.
 _NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -109,13 +125,88 @@ def absences(root: RootLayout, seen: Seen) -> Iterator[tuple[str, str]]:
         yield path, f"{home} is not there: bring it back; if it is gone for good, remove {path}"
 
 
-def is_missed(root: RootLayout, address: str) -> bool:
-    """Return whether a queue that is not found by its address is known to the root: it may be on a disk that is away.
+# -- away, hidden or gone --------------------------------------------------------------------------------------------
 
-    It is not, if it is found elsewhere, or its delete was decided, though not all of it is removed.
 
-    Raises:
-        OSError: that cannot be told.
+def refuse_away(root: RootLayout, address: str, outcome: str) -> None:
+    """Raise Unavailable if a queue that is not found by its address may come back.
+
+    Args:
+        root: the root.
+        address: the queue's address.
+        outcome: what becomes of the message meanwhile.
+    """
+    if why := why_away(root, address):
+        raise Unavailable(f"{why}; {outcome}")
+
+
+def why_away(root: RootLayout, address: str) -> str:
+    """Return why a queue that is not found by its address may come back; "" if it is gone, or never was.
+
+    It may while a delete of it is not decided, while a link to it leads nowhere, and while the root misses it. If that
+    cannot be told, it may.
+    """
+    try:
+        if hidden := _hidden(root, address):
+            return f"queue {address} is being deleted, and may come back: {hidden}"
+        for layout in layouts(root.path, address):
+            for path in (layout.home, layout.base, layout.target):
+                if os.path.islink(path) and not os.path.exists(path):
+                    return f"queue {address} is away: {path} is a link to {os.readlink(path)}, which is not there"
+        if missed := _missed(root, address):
+            return (
+                f"queue {address} is away, as when its disk is not mounted: bring it back; if it is gone for good, "
+                f"remove {missed}"
+            )
+    except OSError as error:
+        return f"whether queue {address} is away is not known: {describe(error)}"
+    return ""
+
+
+def _hidden(root: RootLayout, address: str) -> str:
+    """Return where a queue lies whose delete is not finished; "" if there is none."""
+    topic, of_topic, folder = address.partition("/")
+    home = topic_layout(root.path, topic).home
+    if of_topic:
+        start = f"{removed_subscriptions(home)}/{folder}.deleting-"
+        return min((path for path in undecided_subscriptions(home) if path.startswith(start)), default="")
+    for above, name in ((root.path, address), (home, TOPIC_INCOMING[1:])):
+        for entry in names_in(above):
+            found = UNDECIDED.fullmatch(entry)
+            if found is not None and whole_name(hidden_layout(path := f"{above}/{entry}"), found["name"]) == name:
+                return path
+    return ""
+
+
+def undecided_subscriptions(topic: str) -> list[str]:
+    """Return where the subscriptions lie that were taken away from a topic's folder, and may come back."""
+    removed = removed_subscriptions(topic)
+    return [f"{removed}/{name}" for name in names_in(removed) if name.endswith(UNLESS_ROUTED)]
+
+
+def hidden_layout(path: str) -> QueueLayout:
+    """Return the layout of a queue that lies under the hidden name of a delete."""
+    incoming = QueueLayout.incoming(path)
+    return incoming if os.path.isdir(incoming.base) else QueueLayout.flat(path)
+
+
+def cut(name: str) -> str:
+    """Cut a queue's name, so that a file name has room for what is put around it."""
+    return os.fsencode(name)[:_CUT].decode(errors="ignore")
+
+
+def whole_name(layout: QueueLayout, part: str) -> str:
+    """Return the name of a queue that is being deleted; its folder may have only a part of it."""
+    if len(os.fsencode(part)) <= _CUT - len("\N{MUSICAL SYMBOL G CLEF}".encode()):
+        return part  # nothing was cut off
+    name = os.fsdecode(read_small(layout.deleting) or b"")
+    return name if names.can_name_queue(name) and cut(name) == part else part
+
+
+def _missed(root: RootLayout, address: str) -> str:
+    """Return the note of a queue that the root knows by its address, and that is nowhere; "" if there is none.
+
+    It is not missed if it is found elsewhere, or its delete was decided, though not all of it is removed.
     """
     bases = [layout.base for layout in layouts(root.path, address)]
     ends = tuple(f"/{os.path.relpath(base, root.path)}" for base in bases)
@@ -126,9 +217,10 @@ def is_missed(root: RootLayout, address: str) -> bool:
         if noted in bases if is_here else noted.endswith(ends):
             notes.add(name)
     if not notes:
-        return False
+        return ""
     present = (_notes(root, layout.base, layout.private) for layout in queue_layouts(root))
-    return not notes <= set[str]().union(_marks_of_deleted(root, address), *present)
+    missed = notes.difference(_marks_of_deleted(root, address), *present)
+    return f"{root.queues}/{min(missed)}" if missed else ""
 
 
 def _marks_of_deleted(root: RootLayout, address: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from dropq.errors import InvalidName, NoSuchQueue
 from dropq.format import names
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.lifecycle.transitions import Transitions
 from dropq.queue.lost_sends import lost_sends
@@ -55,6 +56,7 @@ def reply_queue(request: Request) -> Sender:
         ValueError: the message has no reply_to.
         InvalidName: the reply_to cannot be the name of a queue.
         NoSuchQueue: the reply_to names no queue of the root, which has no dead-letter queue.
+        Unavailable: the queue is away.
         ConfigError, StorageError: the queue cannot be opened.
     """
     name, of_message = request.reply_to, f"message {request.id} of queue {request.context.name}"
@@ -71,9 +73,11 @@ def reply_queue(request: Request) -> Sender:
         return ReplyQueue(context)
     except (InvalidName, NoSuchQueue) as error:
         address = name.removeprefix(names.TOPIC_REPLY)
-        missing = isinstance(error, NoSuchQueue) and find_layout(request.context.root.layout.path, address) is None
-        if missing and (letters := lost_sends(request.context.root, address)) is not None:
-            return letters
+        root = request.context.root
+        if isinstance(error, NoSuchQueue) and find_layout(root.layout.path, address) is None:
+            refuse_away(root.layout, address, "nothing was sent")
+            if (letters := lost_sends(root, address)) is not None:
+                return letters
         if names.is_temporary(name):
             raise NoSuchQueue(
                 f"nobody waits any more for the answer to {of_message}, correlation id "

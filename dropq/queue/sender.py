@@ -95,7 +95,11 @@ class Sender:
         return frozenset()
 
     def _letters(self) -> Sender | None:
-        """Return what takes the messages instead if the queue is not there; None if it is, or nothing takes them."""
+        """Return what takes the messages instead if the queue is not there; None if it is, or nothing takes them.
+
+        Raises:
+            Unavailable: the queue is away; nothing was sent.
+        """
         return None
 
     def _overflow(self, full: QueueFull) -> Sender:
@@ -139,6 +143,7 @@ class Sender:
 
         Raises:
             NoSuchQueue, StorageError: the message was not sent, unless the error says that it is visible.
+            Unavailable: the queue is away, or an unfinished delete hides it; nothing was sent.
             QueueFull: the queue is full, and rejects; nothing was sent.
             ValueError: a value that no name can hold; nothing was sent.
         """

@@ -17,14 +17,13 @@ import time
 from collections.abc import Iterator
 
 from dropq.errors import DropqError
-from dropq.format.addresses import topic_layout
 from dropq.format.credits import Credit, Via, is_key, is_token, via_of
-from dropq.format.layout import JOB_PREFIX, QueueLayout, RootLayout, removed_subscriptions
+from dropq.format.layout import JOB_PREFIX, QueueLayout
 from dropq.format.staged import OwnPart, StagedFolder
 from dropq.lifecycle import credits
 from dropq.lifecycle.claims import is_dropped
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import is_missed
+from dropq.lifecycle.known_queues import why_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.lock import PolicyLock
@@ -37,8 +36,6 @@ log = logging.getLogger("dropq")
 Read = dict[Via, Credit]
 #: How many of them are remembered.
 REMEMBERED = 200_000
-#: How many characters of a queue's name its hidden name has at least.
-CUT = 40
 #: Seconds between two looks, and between the two that must find a credit without a message.
 APART = 1.0
 
@@ -166,7 +163,7 @@ def _live(context: QueueContext, address: str, read: Read | None = None) -> set[
     root = context.root.layout
     layout = credits.layout_of(root, address)
     if layout is None:
-        return None if _is_being_deleted(root.path, address) or _is_missed(root, address) else set()
+        return None if why_away(root, address) else set()
     live = set(vias_in(layout))
     for _, said in all_credits(layout, read):
         live.update(() if said is None else said.below)
@@ -174,14 +171,6 @@ def _live(context: QueueContext, address: str, read: Read | None = None) -> set[
     if credits.layout_of(root, address) is None:
         return None  # RACE: it was deleted meanwhile
     return live
-
-
-def _is_missed(root: RootLayout, address: str) -> bool:
-    """Return whether a queue that is not found may be there, as on a disk that is away."""
-    try:
-        return is_missed(root, address)
-    except OSError:
-        return True
 
 
 def vias_in(layout: QueueLayout) -> Iterator[Via]:
@@ -206,11 +195,3 @@ def _files(layout: QueueLayout) -> Iterator[str]:
             yield from reading.names_in(f"{layout.working}/{name}")
     for folder in (layout.target, layout.delayed):
         yield from reading.names_in(folder)
-
-
-def _is_being_deleted(root: str, address: str) -> bool:
-    """Return whether a queue may be on its way out, or back, under the hidden name of a delete."""
-    name, of_topic, _ = address.partition("/")
-    folder = removed_subscriptions(topic_layout(root, name).home) if of_topic else root
-    start = "" if of_topic else f".{name[:CUT]}"
-    return any(hidden.startswith(start) and "deleting-" in hidden for hidden in reading.names_in(folder))

@@ -26,6 +26,7 @@ from dropq.format.names import TOPIC_REPLY
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import Goal, row_to
 from dropq.lifecycle.transitions import Transitions
@@ -189,7 +190,7 @@ class Mover:
                 return self._bounce(file, one.selector)
             target = self._target(one.selector.to or "")
             return target.why_not() or self._move(file, one, target)
-        except (NoSuchQueue, ConfigError) as error:
+        except (NoSuchQueue, ConfigError, Unavailable) as error:
             return str(error)
 
     def _move(self, file: MessageFile, one: InUse, target: Target) -> bool | str:
@@ -235,7 +236,10 @@ class Mover:
         try:
             check_address(address)
             target = self._target(address)
-        except (InvalidName, NoSuchQueue):
+        except InvalidName:
+            target = None
+        except NoSuchQueue:
+            refuse_away(self._context.root.layout, address, "the message waits for it")
             target = None
         if target is None or target.context.layout.home == self._context.layout.home:
             self._set_aside(file, "no_return_address", details)

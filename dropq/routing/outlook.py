@@ -6,7 +6,6 @@ the messages before another one will take, as long as it is asked in the order o
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import why_away
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.policies.selectors import InUse, Selectors
 from dropq.routing.looks import all_credits, vias_in
@@ -32,12 +32,7 @@ from dropq.routing.mover import (
 
 def missing(root: RootLayout, address: str) -> str:
     """Return that a queue is not there, in words."""
-    home = f"{root.path}/{address}"
-    return (
-        f"{home} is a link to {os.readlink(home)}, which is not there"
-        if os.path.islink(home)
-        else f"{address} is missing"
-    )
+    return why_away(root, address) or f"{address} is missing"
 
 
 class Whereabouts:
@@ -166,10 +161,12 @@ class Outlook:
         why = list[str]()
         for one in moving:
             name, credit = one.selector.name, one.selector.credit
-            if one.selector.op == "bounce":
-                return Prospect(self._bounced(file, one), stays=False, selectors=(name,))
-            if refused := self._out_of_credit(one) or self.unreachable(one):
+            bounces = one.selector.op == "bounce"
+            refused = self._away(file, one) if bounces else self._out_of_credit(one) or self.unreachable(one)
+            if refused:
                 self.refused[name] = refused
+            elif bounces:
+                return Prospect(self._bounced(file, one), stays=False, selectors=(name,))
             elif credit is not None and one.busy + self._taken[name] >= credit:
                 refused = "messages before this one take the credits that it has left"
             elif refused := self._targets[one.selector.to or ""].why_not():
@@ -204,6 +201,13 @@ class Outlook:
                 return ""
         return self._refusals[address]
 
+    def _away(self, file: MessageFile, one: InUse) -> str:
+        """Return why a bounce waits for the queue that it goes to; "" if it goes there, or nowhere."""
+        root, address = self._context.root.layout, return_address(self._context, file)
+        if not address or why_not_bounced(self._context, one.selector, address):
+            return ""
+        return "" if credits.layout_of(root, address) is not None else why_away(root, address)
+
     def _bounced(self, file: MessageFile, one: InUse) -> str:
         name = one.selector.name
         if not (address := return_address(self._context, file)):
@@ -213,8 +217,7 @@ class Outlook:
         if why := why_not_bounced(self._context, one.selector, address):
             return f"{why}; the next router makes a dead letter of it"
         if credits.layout_of(self._context.root.layout, address) is None:
-            why = missing(self._context.root.layout, address)
-            return f"selector {name} bounces it, and {why}: the next router makes a dead letter of it"
+            return f"selector {name} bounces it, and {address} is missing: the next router makes a dead letter of it"
         return f"the next router bounces it to {address} by selector {name}"
 
     def _unroutable(self) -> Prospect:

@@ -23,7 +23,7 @@ from dropq.format import names
 from dropq.format.credits import HOPS_LIMIT, Credit, Via, via_of
 from dropq.lifecycle import credits, named
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import is_missed
+from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.lifecycle.transitions import Transitions
@@ -398,7 +398,6 @@ def _under(
 def _list(source: QueueContext, address: str) -> _Listed | None:
     """List a queue that messages went to; return None if it is gone for good."""
     if credits.layout_of(source.root.layout, address) is None:
-        if is_missed(source.root.layout, address):
-            raise NoSuchQueue(f"{address} is not there: bring it back")
+        refuse_away(source.root.layout, address, "what lies there returns when it is back")
         return None
     return _Listed(open_queue(source.root, address))

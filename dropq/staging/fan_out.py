@@ -40,7 +40,7 @@ from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropp
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.staging.named import is_named
-from dropq.staging.receivers import Receiver, identity_of, is_being_removed, open_receiver, take_each, tokens
+from dropq.staging.receivers import Receiver, identity_of, is_away, is_being_removed, open_receiver, take_each, tokens
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import SYNCED_TOGETHER
@@ -577,7 +577,9 @@ class _Mover:
         known_here = self._receivers.get(token)
         identity = identity_of(self._context.layout, token) if known_here is None else known_here.identity
         if identity is not None and (
-            is_being_removed(self._root, identity) or open_receiver(self._root, identity) is not None
+            is_being_removed(self._root, identity)
+            or open_receiver(self._root, identity) is not None
+            or is_away(self._context.root.layout, identity)
         ):
             return False
         if not reading.exists(source):

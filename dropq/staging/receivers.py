@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
-from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, removed_subscriptions
+from dropq.format import names
+from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, RootLayout, removed_subscriptions
 from dropq.format.staged import part_of
+from dropq.lifecycle.known_queues import why_away
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
@@ -264,6 +266,14 @@ def is_being_removed(root: str, identity: Identity) -> bool:
     below = identity.path.endswith(f"/{INCOMING}") * f"/{INCOMING}"
     found = [f"{folder}/{name}{below}" for folder in folders for name in reading.names_in(folder)]
     return any(".deleting-" in path and _inode_at(path) == identity.inode for path in found)
+
+
+def is_away(root: RootLayout, identity: Identity) -> bool:
+    """Return whether a queue of the root that is not in its place, such as a view, may come back."""
+    name, _, below = identity.path.partition("/")
+    if below not in ("", INCOMING) or reading.exists(f"{root.path}/{identity.path}/."):
+        return False
+    return names.can_name_queue(name) and why_away(root, name) != ""
 
 
 def _inode_at(path: str) -> int | None:

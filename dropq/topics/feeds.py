@@ -17,14 +17,14 @@ from dropq.format.addresses import SubscriptionName, ancestors, layouts, topic_l
 from dropq.format.layout import SUBSCRIPTIONS, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
-from dropq.lifecycle.known_queues import linked_queue
+from dropq.lifecycle.known_queues import linked_queue, refuse_away, undecided_subscriptions
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies.send_limits import Tally
 from dropq.policies.wanted import deciding
 from dropq.staging.receivers import Receiver, is_known, make_known
 from dropq.storage import reading
 from dropq.storage.failures import describe
-from dropq.topics.views import view_names
+from dropq.topics.views import keep_noted, noted_expression, view_names
 
 log = logging.getLogger("dropq")
 
@@ -157,6 +157,7 @@ class Feeds:
         if self._feeds is not None and not looks and not names and found == self._found and stand:
             return self._feeds
         self._feeds = None
+        self._refuse_undecided(found)
         feeds: list[Feed] = []
         known: dict[tuple[str, int], Feed] = {}
         links: list[str] = []
@@ -190,6 +191,20 @@ class Feeds:
     def _stands(self, feed: Feed) -> bool:
         return feed.receiver.is_open or feed.receiver.is_in_place(self._topic.root.layout.path)
 
+    def _refuse_undecided(self, found: list[list[reading.Subfolder]]) -> None:
+        """Raise Unavailable while a subscription that was taken away may come back: it is to get what is published.
+
+        RACE: one that came back since the listing, and so is in neither place, is found by another listing.
+        """
+        root = self._topic.root.layout.path
+        for topic in self._above:
+            if undecided := undecided_subscriptions(topic_layout(root, topic).home):
+                raise Unavailable(
+                    f"a subscription of topic {topic} is being removed, and may come back: {undecided[0]}"
+                )
+        if [each.now() for each in self._above.values()] != found:
+            raise Unavailable(f"subscriptions of topic {self._topic.name}, or of those above it, come and go just now")
+
     def _views_now(self, names: list[str], *, looks: bool) -> Iterator[Feed]:
         views: dict[str, Feed] = {}
         for name in names:
@@ -197,7 +212,7 @@ class Feeds:
             if feed is not None and looks and not feed.is_current:
                 feed = None
             if feed is None or not feed.receiver.is_in_place(self._topic.root.layout.path):
-                feed = self._opened(name)
+                feed = self._view(name)
             topics = None if feed is None else feed.context.config.underlying_topic
             if feed is not None and topics is not None:
                 views[name] = feed
@@ -209,6 +224,33 @@ class Feeds:
                     self._check_type(feed)
                     yield feed
         self._views = views
+
+    def _view(self, name: str) -> Feed | None:
+        """Open a noted view; return None for what is no queue, and for what cannot be used and is on other topics.
+
+        Raises:
+            Unavailable: it cannot be used now, as it is away, and what is published waits for it.
+        """
+        topic = self._topic
+        try:
+            feed = self._opened(name)
+            if feed is None:
+                refuse_away(topic.root.layout, name, f"what is published to topic {topic.name} waits for it")
+            else:
+                keep_noted(feed.context)
+        except Unavailable:
+            if not self._is_elsewhere(name):
+                raise
+            return None
+        return feed
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Return whether the note of a view names other topics than this; False where that cannot be told."""
+        try:
+            expression = noted_expression(self._topic.root.layout, name)
+            return bool(expression) and not underlies(expression, self._topic.name)
+        except (DropqError, OSError):
+            return False
 
     def _check_type(self, view: Feed) -> None:
         own, its = self._topic.config.message_type, view.context.config.message_type

@@ -12,6 +12,7 @@ import threading
 
 from dropq.errors import NoSuchQueue
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
 from dropq.topics.distribution import Distributor
@@ -97,11 +98,13 @@ def open_target(root: RootContext, view: QueueContext) -> QueueContext:
 
     Raises:
         NoSuchQueue: the topic is not there.
+        Unavailable: it is away.
     """
     target = view.config.default_publish_target or view.config.underlying_topic or ""
     try:
         context = open_queue(root, target)
     except NoSuchQueue as error:
+        refuse_away(root.layout, target, f"nothing was sent to queue {view.name}, which is a view on it")
         raise NoSuchQueue(
             f"queue {view.name} is a view, and sends to it go to topic {target!r}, which is not there: "
             f"`dropq topic ls` shows which there are, `dropq topic create {target}` makes it"

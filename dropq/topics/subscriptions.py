@@ -19,7 +19,7 @@ from dropq.format.addresses import (
     subscription_layout,
     topic_layout,
 )
-from dropq.format.layout import KEEPER, NO_LOCAL, SUBSCRIPTIONS, QueueLayout, removed_subscriptions
+from dropq.format.layout import KEEPER, NO_LOCAL, SUBSCRIPTIONS, UNLESS_ROUTED, QueueLayout, removed_subscriptions
 from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
@@ -35,9 +35,6 @@ from dropq.storage.files import Storage, refuse_links
 from dropq.topics.views import link_views
 
 log = logging.getLogger("dropq")
-
-#: How the folder ends of a subscription that is taken away, and goes only if its routes took no message.
-UNLESS_ROUTED = "-unless-routed"
 
 #: Milliseconds after which a subscription that never appeared is nobody's.
 UNFINISHED_AGE = 3_600_000

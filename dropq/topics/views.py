@@ -1,8 +1,10 @@
 """Views: queues that get what is published to the topics that their `underlying_topic` names.
 
-What is a view stands in its queue.toml. `.dropq/views/` of the root has an empty file for each, called after the queue,
-so that a publisher need not read every queue's configuration: it is made before the view appears, and whenever a view
-is opened. A file whose queue is gone, or is no view any more, is removed by a sweep of the root.
+What is a view stands in its queue.toml. `.dropq/views/` of the root has a file for each, called after the queue, so
+that a publisher need not read every queue's configuration. The file has the view's `underlying_topic`: a view that
+cannot be opened holds only the topics that this names. It is written before and after the view appears, and when a view
+is opened whose file says something else. A file whose queue is gone, or is no view any more, is removed by a sweep of
+the root; that of a view that is away stays.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from dropq.format.addresses import ancestors, topic_layout
 from dropq.format.escapes import encode
 from dropq.format.layout import SUBSCRIPTIONS, VIEW_LINK, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import topics
+from dropq.lifecycle.known_queues import topics, why_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.storage.files import Storage
-from dropq.storage.reading import exists, names_in, written_ms
+from dropq.storage.reading import exists, names_in, read_small, written_ms
 
 #: Milliseconds after which a view that is known, and not there, is forgotten.
 UNSEEN_AGE = 60_000
@@ -32,11 +34,29 @@ def view_names(noted: Iterable[str]) -> list[str]:
     return sorted(filter(names.can_name_queue, noted))
 
 
-def note_view(root: RootLayout, name: str, storage: Storage) -> None:
-    """Make a view known to the publishers of its topics."""
-    if not exists(f"{root.views}/{name}"):
+def note_view(root: RootLayout, name: str, expression: str) -> None:
+    """Make a view known to the publishers of its topics, and which these are; everybody in the root may read it."""
+    storage = Storage(file_mode=os.stat(root.path).st_mode & 0o664, lenient=True)
+    if not exists(root.views):
         storage.make_folder_like(root.views, root.private)
-        storage.touch(f"{root.views}/{name}")
+    storage.write_small(f"{root.views}/{name}", expression.encode())
+
+
+def keep_noted(view: QueueContext) -> None:
+    """Note a view that was opened, unless it is known as what it is; this user need not be one who may."""
+    expression = view.config.underlying_topic
+    with suppress(OSError):  # the next user who may, and opens the view, does it
+        if expression is not None and noted_expression(view.root.layout, view.name) != expression:
+            note_view(view.root.layout, view.name, expression)
+
+
+def noted_expression(root: RootLayout, name: str) -> str:
+    """Return which topics a noted view is on, by its note; "" where that is not known.
+
+    Raises:
+        OSError: this user may not read it.
+    """
+    return (read_small(f"{root.views}/{name}") or b"").decode(errors="replace")
 
 
 def forget_view(root: RootContext, name: str, storage: Storage) -> None:
@@ -46,8 +66,9 @@ def forget_view(root: RootContext, name: str, storage: Storage) -> None:
     """
     layout = root.layout
     storage.unlink(f"{layout.views}/{name}")
-    if _expression(root, name) is not None:
-        note_view(layout, name, storage)
+    expression = _expression(root, name)
+    if expression is not None:
+        note_view(layout, name, expression)
         link_views(root)
         return
     for topic in topics(layout):
@@ -57,11 +78,13 @@ def forget_view(root: RootContext, name: str, storage: Storage) -> None:
 
 
 def _expression(root: RootContext, name: str) -> str | None:
-    """Return which topics a queue is a view on; None if it is no view, or gone."""
+    """Return which topics a queue is a view on; None if it is no view, or gone; "" if that cannot be told now."""
     try:
         return open_queue(root, name).config.underlying_topic
     except NoSuchQueue:
-        return None
+        return "" if why_away(root.layout, name) else None
+    except DropqError:
+        return ""
 
 
 def missing_links(root: RootContext) -> Iterator[tuple[str, str]]:

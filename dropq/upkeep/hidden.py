@@ -10,26 +10,19 @@ import logging
 import os
 import re
 
-from dropq.format import names
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import FOLDERS, UNSETTLED, QueueLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import forget, topics
+from dropq.lifecycle.known_queues import UNDECIDED, cut, forget, hidden_layout, topics, whole_name
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.storage.files import Storage
 
 log = logging.getLogger("dropq")
 
-UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 DECIDED = re.compile(r"\.(?P<name>.+)\.deleted-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 #: Milliseconds after which a delete that is undecided counts as dead.
 UNDECIDED_LIMIT = 60_000
-
-
-def cut(name: str) -> str:
-    """Cut a queue's name, so that a file name has room for what is put around it."""
-    return os.fsencode(name)[:200].decode(errors="ignore")
 
 
 def note_name(context: QueueContext) -> None:
@@ -37,12 +30,6 @@ def note_name(context: QueueContext) -> None:
     if cut(context.name) != context.name:
         context.storage.make_folder(context.layout.private)
         context.storage.write_small(context.layout.deleting, os.fsencode(context.name))
-
-
-def whole_name(layout: QueueLayout, part: str) -> str:
-    """Return the name of a queue that is being deleted; its folder may have only a part of it."""
-    name = os.fsdecode(reading.read_small(layout.deleting) or b"")
-    return name if names.can_name_queue(name) and cut(name) == part else part
 
 
 def tidy_deletes(root: RootContext) -> None:
@@ -58,8 +45,7 @@ def _undo_cut_short_deletes(root: RootContext) -> None:
         found = UNDECIDED.fullmatch(entry.name)
         if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
             continue
-        flat, incoming = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
-        layout = incoming if os.path.isdir(incoming.base) else flat
+        layout = hidden_layout(entry.path)
         try:
             store = private_store(entry.path).at(layout.base)  # which makes nothing of a queue that is gone meanwhile
             for folder in FOLDERS:
@@ -88,7 +74,7 @@ def _finish_deletes(root: RootContext) -> None:
         flat, incoming = QueueLayout.flat(entry.path), QueueLayout.incoming(entry.path)
         if any(reading.exists(each.folders[state]) for each in (flat, incoming) for state in UNSETTLED):
             continue  # `fsck` names it
-        layout, store = incoming if os.path.isdir(incoming.base) else flat, private_store(root.layout.path)
+        layout, store = hidden_layout(entry.path), private_store(root.layout.path)
         try:
             forget(root.layout, layout.moved(f"{root.layout.path}/{found['name']}").base, layout.private, store)
             store.remove_tree(entry.path)

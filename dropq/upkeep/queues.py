@@ -24,7 +24,7 @@ from dropq.format.layout import KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, R
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
-from dropq.lifecycle.known_queues import forget, make_known, subscription_folders
+from dropq.lifecycle.known_queues import cut, forget, make_known, subscription_folders
 from dropq.lifecycle.open_queue import find_layout, group_number, open_queue
 from dropq.lifecycle.sidecars import collect
 from dropq.lifecycle.transfers import in_transit
@@ -39,7 +39,7 @@ from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
 from dropq.topics.views import forget_view, link_views, note_view, tidy_views
 from dropq.upkeep import joining, temporary
-from dropq.upkeep.hidden import cut, note_name, private_store, tidy_deletes
+from dropq.upkeep.hidden import note_name, private_store, tidy_deletes
 from dropq.upkeep.sweep import SweepReport
 
 log = logging.getLogger("dropq")
@@ -141,8 +141,13 @@ def _make(
             holder = Holder(layout, store)
         store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
         if config.underlying_topic is not None:
-            note_view(root.layout, name, store)  # before it appears: what is published from then on reaches it
+            note_view(
+                root.layout, name, config.underlying_topic
+            )  # before it appears: what is published then reaches it
         store.move_folder(hidden, home)
+        if config.underlying_topic is not None:
+            # RACE: a sweep may have found no view just before, and have removed the note.
+            note_view(root.layout, name, config.underlying_topic)
     except OSError as error:
         if holder is not None:
             holder.end()

@@ -25,7 +25,7 @@ from dropq.format.layout import FOLDERS, KEEPER, WAITING, QueueLayout
 from dropq.lifecycle import dead_letters, named
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import forget
+from dropq.lifecycle.known_queues import cut, forget
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.reasons import Reasons
 from dropq.lifecycle.sidecars import Sidecars
@@ -38,7 +38,7 @@ from dropq.staging import jobs
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.views import forget_view
-from dropq.upkeep.hidden import cut, note_name
+from dropq.upkeep.hidden import note_name
 
 log = logging.getLogger("dropq")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any
 
 import pytest
 from children import unprivileged
-from helpers import Clock, base, make_queue
+from helpers import Clock, base, make_queue, where
 
-from dropq import Queue, Root
+from dropq import Queue, Root, Unavailable, route
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle import known_queues, sidecars
 from dropq.storage.files import Storage
@@ -434,3 +435,100 @@ def test_the_reasons_of_messages_that_are_away_stay(tmp_path: Path, clock: Clock
     (tmp_path / "disk").rename(error)
     [again] = queue.browse("error")
     assert again.reason is not None and again.reason["detail"] == "no such customer"
+
+
+def hidden_by_a_dead_delete(place: Path) -> None:
+    """A delete that died undecided: a sweep brings the queue back."""
+    place.rename(place.with_name(f".{place.name}.deleting-{int(time.time() * 1000)}-abcdef"))
+
+
+def on_a_disk_that_is_away(place: Path) -> None:
+    place.rename(place.parent.parent / "disk")
+
+
+def behind_a_link_that_leads_nowhere(place: Path) -> None:
+    on_a_disk_that_is_away(place)
+    a_link_that_leads_nowhere(place)
+
+
+def beneath_an_empty_mount_point(place: Path) -> None:
+    on_a_disk_that_is_away(place)
+    place.mkdir()
+
+
+HIDDEN = [
+    hidden_by_a_dead_delete,
+    on_a_disk_that_is_away,
+    behind_a_link_that_leads_nowhere,
+    beneath_an_empty_mount_point,
+]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Root:
+    """A root with the queues `asked` and `answers`, and one for dead letters."""
+    root = Root.create(tmp_path / "root")
+    (root.path / "dropq.toml").write_text(
+        'format = 1\ndead_letter_queue = "dead"\n[defaults]\ndurability = "none"\nsettle_time = 0\n'
+    )
+    root = Root(root.path)
+    for name in ("dead", "asked", "answers"):
+        root.create_queue(name)
+    return root
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+def test_a_send_to_a_queue_that_is_away_is_unavailable_and_no_dead_letter(service: Root, hide: Away) -> None:
+    opened = service.queue("answers")
+    opened.send(b"before")
+    hide(service.path / "answers")
+    for queue in (opened, service.queue("answers")):
+        with pytest.raises(Unavailable, match="queue answers is"):
+            queue.send(b"pay")
+        with pytest.raises(Unavailable, match="queue answers is"):
+            queue.send_many([b"pay"])
+    assert where(service.queue("dead")) == {}
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+def test_a_reply_to_a_queue_that_is_away_is_unavailable_and_no_dead_letter(service: Root, hide: Away) -> None:
+    service.queue("asked").send(b"price?", reply_to="answers")
+    hide(service.path / "answers")
+    with service.queue("asked") as asked:
+        message = asked.receive()
+        assert message is not None
+        with pytest.raises(Unavailable, match=r"queue answers is .*; nothing was sent"):
+            message.reply(b"7")
+    assert where(service.queue("dead")) == {}
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+def test_a_bounce_to_a_queue_that_is_away_waits_and_explain_says_so(service: Root, hide: Away) -> None:
+    asked = service.queue("asked")
+    asked.add_selector("back", op="bounce", to="answers")
+    asked.send(b"price?", reply_to="answers")
+    hide(service.path / "answers")
+    route(service, once=True)
+    assert where(asked) == {"target": [b"price?"]}
+    assert any("queue answers is" in why.detail for why in asked.explain())
+    assert where(service.queue("dead")) == {}
+
+
+def test_a_send_to_what_never_was_a_queue_and_to_a_deleted_one_is_a_dead_letter(service: Root) -> None:
+    service.delete_queue("answers")
+    for name in ("answers", "ansers"):
+        assert service.queue(name).send(b"pay").delivered_to == "dead"
+
+
+def test_a_topic_whose_delete_died_is_unavailable_and_comes_back(tmp_path: Path, clock: Clock) -> None:
+    root = Root.create(tmp_path / "root", clock=clock)
+    topic = root.create_topic("a.b", durability="none")
+    topic.create_subscription("s", client_id="c")
+    topic.unsubscribe("s", client_id="c")
+    incoming = Path(topic.queue.layout.base)
+    incoming.rename(incoming.with_name(f".incoming.deleting-{clock.now_ms()}-abcdef"))
+    with pytest.raises(Unavailable, match="being deleted"):
+        Root(root.path, clock=clock).topic("a.b").publish(b"news")
+    clock.advance(61)
+    root.sweep()
+    assert Root(root.path, clock=clock).topic("a.b").publish(b"news").accepted

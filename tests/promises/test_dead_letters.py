@@ -23,6 +23,7 @@ from torture.crashes import Dying, Moment
 from dropq import ConfigError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, Queue, Root
 from dropq.cli import main as cli
 from dropq.format.claims import Location
+from dropq.lifecycle.known_queues import forget
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage import exclusive_rename, files
 from dropq.upkeep import bulk
@@ -440,6 +441,7 @@ def test_what_send_many_has_not_sent_when_its_queue_goes_become_letters(
         nonlocal sends
         sends += 1
         if sends == 3:
+            forget(root.layout, queue.layout.base, queue.layout.private, queue.context.storage)  # as a delete does
             os.rename(queue.layout.home, f"{root.path}/.away")
         return send(self, file, **options)
 
@@ -455,7 +457,7 @@ def test_a_stream_that_was_read_when_its_queue_goes_is_refused(root: Root, monke
     send = Transitions.send
 
     def goes(self: Transitions, file: str, **options: Any) -> bool | None:
-        shutil.rmtree(queue.layout.home)
+        Root(root.path).delete_queue("q", force=True)
         return send(self, file, **options)
 
     monkeypatch.setattr(Transitions, "send", goes)

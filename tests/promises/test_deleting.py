@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -219,7 +218,8 @@ def test_a_queue_that_is_deleted_while_it_is_opened_is_not_there(make: Make, mon
 
     def deleting(path: str) -> int:
         if path == f"{queue.root.path}/q/.dropq":
-            shutil.rmtree(queue.root.path / "q")
+            monkeypatch.setattr(reading, "device", device)
+            Root(queue.root.path).delete_queue("q")
         return device(path)
 
     monkeypatch.setattr(reading, "device", deleting)

@@ -874,7 +874,7 @@ def test_a_selector_is_not_removed_before_a_queue_comes_back_that_holds_its_mess
     command = ["--root", str(root.path), "selector", "rm", "source", "on"]
     assert cli.main(command) == 75
     said = capsys.readouterr().err
-    assert "2 messages wait: goal is not there: bring it back" in said
+    assert "2 messages wait: queue goal is away" in said
     assert bodies(source) == []
     folder.rename(goal.layout.home)
     assert cli.main(command) == 0

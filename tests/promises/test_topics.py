@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -1693,3 +1694,100 @@ def test_no_verb_takes_a_message_out_of_a_subscription_that_is_half_recovered(
         assert where(copies) == {"target": [b"1"]}
     copies.sweep()
     assert where(copies) == {"target": [b"1"]}
+
+
+# -- views that cannot be used now -----------------------------------------------------------------------------------
+
+
+def undecided(home: str | Path) -> Path:
+    """Give a queue the name that a delete leaves which died undecided; return that."""
+    hidden = Path(home).with_name(f".{Path(home).name}.deleting-{int(time.time() * 1000)}-abcdef")
+    Path(home).rename(hidden)
+    return hidden
+
+
+def test_what_is_published_waits_for_a_view_whose_delete_is_not_decided(root: Root) -> None:
+    topic, view = root.create_topic("a"), root.create_queue("view", underlying_topic="a")
+    audit = topic.create_subscription("audit", client_id="hq")
+    hidden = undecided(view.layout.home)
+    assert not opened(root).topic("a").publish(b"for all").distributed
+    assert lying(base(topic.queue)) == {"target": [b"for all"]}
+    hidden.rename(view.layout.home)
+    topic.queue.sweep()
+    assert (bodies(view), bodies(audit)) == ([b"for all"], [b"for all"])
+
+
+def test_what_is_published_waits_for_a_view_that_is_away(root: Root) -> None:
+    topic, view = root.create_topic("a"), root.create_queue("view", underlying_topic="a")
+    home, disk = Path(view.layout.home), root.path.parent / "disk"
+    home.rename(disk)
+    assert not opened(root).topic("a").publish(b"for all").distributed
+    os.utime(Path(root.layout.views) / "view", (0, 0))
+    root.sweep()
+    disk.rename(home)
+    topic.queue.sweep()
+    assert bodies(view) == [b"for all"]
+
+
+@pytest.mark.parametrize("broken", ["a typo", "no right to look", "away"])
+def test_a_view_that_cannot_be_opened_holds_only_the_topics_that_it_names(root: Root, broken: str) -> None:
+    mine, theirs = root.create_topic("mine"), root.create_topic("theirs")
+    view = root.create_queue("view", underlying_topic="theirs")
+    if broken == "a typo":
+        configure(view, 'underlying_topic = "theirs"\nmax_delivery = 3\n')
+    elif broken == "away":
+        Path(view.layout.home).rename(root.path.parent / "disk")
+    else:
+        shutil.rmtree(view.layout.target)
+        os.symlink("target", view.layout.target)  # which says ELOOP to everybody
+    again = opened(root)
+    assert again.topic(mine.name).publish(b"x").distributed
+    assert not again.topic(theirs.name).publish(b"x").distributed
+    again.sweep() if broken == "away" else again.tidy()
+    assert os.listdir(root.layout.views) == ["view"]
+
+
+def test_the_note_of_a_view_follows_its_configuration(root: Root) -> None:
+    root.create_topic("before"), root.create_topic("after")
+    view = root.create_queue("view", underlying_topic="before")
+    configure(view, 'underlying_topic = "after"\n')
+    assert opened(root).topic("after").publish(b"x").distributed
+    assert bodies(view) == [b"x"]
+    configure(view, 'underlying_topic = "after"\nmax_delivery = 3\n')
+    assert opened(root).topic("before").publish(b"x").distributed
+    assert not opened(root).topic("after").publish(b"x").distributed
+
+
+def test_a_view_that_is_made_while_a_sweep_forgets_one_of_its_name_is_fed(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = root.create_topic("a")
+    views = Path(root.layout.views)
+    views.mkdir(exist_ok=True)
+    (views / "view").touch()
+    os.utime(views / "view", (0, 0))
+    move = Storage.move_folder
+
+    def late(storage: Storage, source: str, destination: str) -> None:
+        monkeypatch.setattr(Storage, "move_folder", move)
+        (views / "view").unlink()  # a sweep saw the old note, and no view
+        move(storage, source, destination)
+
+    monkeypatch.setattr(Storage, "move_folder", late)
+    view = root.create_queue("view", underlying_topic="a")
+    assert os.listdir(views) == ["view"]
+    topic.publish(b"x")
+    assert bodies(view) == [b"x"]
+
+
+def test_what_is_published_waits_for_a_subscription_whose_removal_is_not_decided(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"before")
+    removed = Path(topic.queue.layout.private) / "deleting" / "s.c.deleting-1-abcdef-unless-routed"
+    removed.parent.mkdir(exist_ok=True)
+    Path(copies.layout.home).rename(removed)
+    assert not topic.publish(b"meanwhile").distributed
+    removed.rename(copies.layout.home)
+    topic.queue.sweep()
+    assert bodies(copies) == [b"before", b"meanwhile"]
