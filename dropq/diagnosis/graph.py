@@ -170,7 +170,11 @@ class _Look:
         for name in removed_in(context):
             yield f"selector {name} is removed, and what it moved has not all returned"
         outlook = Outlook(context, self._whereabouts)
-        for file, why in sorted(outlook.selectors.unusable.items()):
+        unusable = dict(outlook.selectors.unusable)
+        for one in outlook.selectors.on_circle:
+            yield unusable.pop(os.path.basename(one.path))
+            self._edges.append(self._edge_of(context, one, outlook, 0))
+        for file, why in sorted(unusable.items()):
             yield f"selector {file.removesuffix('.toml')}: its file cannot be used: {_without_path(why)}"
         if not outlook.selectors.in_use:
             return

@@ -152,6 +152,7 @@ class Selectors:
 
     Attributes:
         in_use: those that can be used, in the order of their names.
+        on_circle: those that are not used, as the queue is on a circle.
         unusable: why each of the others takes nothing, by the name of its file.
     """
 
@@ -161,6 +162,7 @@ class Selectors:
         self._circles = Circles()
         self._warned: dict[str, str] = {}
         self.in_use: tuple[InUse, ...] = ()
+        self.on_circle: tuple[InUse, ...] = ()
         self.unusable: dict[str, str] = {}
         #: Whether each file was read: another selector than those in use may want to copy a message first.
         self._are_known = True
@@ -171,6 +173,7 @@ class Selectors:
         """Look again which selectors there are; give a token to each that has none; log what cannot be used, once."""
         known = {one.selector.name: one for one in self.in_use}
         found, self.unusable, self._are_known = list[InUse](), {}, True
+        self.on_circle = ()
         files = reading.names_in(self._context.layout.selectors)
         self.are_removed = any(file[0] == "." and file.endswith(REMOVED) for file in files)
         for name in sorted(filter(None, map(name_of, files))):
@@ -191,7 +194,7 @@ class Selectors:
                 self.unusable[os.path.basename(one.path)] = f"role: the queue has another {role} selector"
         if found and (circle := self._circles.at(self._context.layout, self._context.timing)):
             self.unusable |= {os.path.basename(one.path): circle for one in found}
-            found = []
+            self.on_circle, found = tuple(found), []
         self.in_use = tuple(found)
         self._warned = {file: why for file, why in self._warned.items() if self.unusable.get(file) == why}
         for file, why in self.unusable.items():

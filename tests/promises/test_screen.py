@@ -322,14 +322,18 @@ def test_the_graph_is_a_tree_that_shows_a_queue_once_and_ends_a_circle(screen: S
         "start  empty",
         "└── move on → b  empty",
         "    1 of 1 credit free",
+        "    messages would go round: b -> c -> a -> b",
         "    ├── copy copy → audit  empty",
         "    │   paused",
         "    └── move on → c  empty",
         "        1 of 1 credit free",
+        "        messages would go round: c -> a -> b -> c",
         "        └── move back → a  1 waiting",
         "            1 of 1 credit free, n = '\\x1b[31m'",
+        "            messages would go round: a -> b -> c -> a",
         "            └── move on → b  empty  (see above)",
         "                2 of 2 credits free, region = 'eu'",
+        "                messages would go round: b -> c -> a -> b",
         "q  empty",
     ]
     assert RED in shown
