@@ -332,13 +332,19 @@ def addresses(root: RootLayout) -> Iterator[str]:
         yield from (f"{topic}/{folder}" for folder in subscription_folders(root, topic))
 
 
-def topics(root: RootLayout) -> Iterator[str]:
+def topics(root: RootLayout, own: str = "") -> Iterator[str]:
     """Yield the topics of a root, and the folders above topics, which may have subscriptions.
+
+    Args:
+        root: the root.
+        own: yield only this topic, and those below it, without a look at others.
 
     Raises:
         OSError: this user may not look.
     """
-    folders = [(f"{root.path}/{TOPIC_ROOT}", "")]
+    if own:
+        yield own
+    folders = [(topic_layout(root.path, own).home, own) if own else (f"{root.path}/{TOPIC_ROOT}", "")]
     seen = set[str]()
     while folders:
         folder, above = folders.pop()

@@ -30,7 +30,7 @@ from dropq.staging.copies import LEASE, Renewal
 from dropq.staging.fan_out import fan_out, set_closed_aside
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
-from dropq.storage.failures import describe, error_context, storage_error
+from dropq.storage.failures import describe, error_context
 from dropq.storage.files import COPIED_AT_ONCE
 from dropq.storage.liveness import FORKS, Presence
 from dropq.storage.watch import Watch
@@ -74,6 +74,7 @@ class Distributor:
         self._forks = FORKS.count
         self._paused = False
         self._looks_at = 0.0
+        self._empty: frozenset[str] = frozenset()  # what lay in target/ last when nothing waited
         self._warned: dict[str, float] = {}
         #: How many messages went to which route until now.
         self.routed: Counter[str] = Counter()
@@ -171,11 +172,16 @@ class Distributor:
 
     def _has_waiting(self) -> bool:
         """Return whether a message waits to be distributed."""
-        try:
+        with error_context("whether a message waits is not known"):
             found = self._target.names()
-        except OSError as error:
-            raise storage_error(error, "whether a message waits is not known") from error
-        return bool(found) and not all(map(self.context.sidecars.ignored, found))
+            if found is not self._empty and any(map(self._may_wait, found)):
+                return True
+        self._empty = found
+        return False
+
+    def _may_wait(self, file: str) -> bool:
+        """Return whether what lies in target/ under a name may be a message."""
+        return not self.context.sidecars.ignored(file) and not reading.is_folder(f"{self.context.layout.target}/{file}")
 
     def _is_on_its_way(self, file: str) -> bool:
         """Return whether a message waits, is claimed, or is committed and not wholly rolled forward."""

@@ -40,7 +40,8 @@ class Feeding:
 
     def _all(self) -> list[Distributor]:
         found: dict[str, Distributor] = {}
-        for topic in topics(self._context.root.layout):
+        own = "" if self._context.config.underlying_topic is not None else self._context.name.partition("/")[0]
+        for topic in topics(self._context.root.layout, own):
             layout = topic_layout(self._context.root.layout.path, topic)
             if not is_fed_by(self._context, topic) or not reading.is_folder(layout.target):
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ from dropq.lifecycle.claims import claimed_files
 from dropq.routing import Routers
 from dropq.staging import fan_out
 from dropq.staging.copies import LEASE, Renewal
+from dropq.storage import reading
 from dropq.storage.files import Storage
+from dropq.topics.distribution import Distributor
+from dropq.topics.feeding import Feeding
 from dropq.upkeep.sweep import QuickSweep
 
 
@@ -268,3 +271,35 @@ def test_a_receiver_that_is_not_kept_open_is_compared_each_time_before_something
     assert [message.body for message in topic.queue.browse("error")] == [b"for the first"]
     assert topic.publish("for the second").distributed
     assert bodies(opened(root).queue("t/s.c")) == [b"for the second"]
+
+
+# -- what lies about -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_in_target_lets_no_publisher_take_the_way_of_what_waits(root: Root) -> None:
+    topic = root.create_topic("t")
+    copies = topic.create_subscription("s", client_id="c")
+    (base(topic.queue) / "target" / "old").mkdir()
+    distributor = Distributor(topic.queue.context)
+    for number in range(3):
+        assert distributor.claim_staged(f"4.{number}.B") is not None
+    assert topic.publish("x").distributed and bodies(copies) == [b"x"]
+    drop(topic.queue, "waits.csv", b"first")
+    assert distributor.claim_staged("4.4.B") is None
+
+
+def test_a_consumer_of_a_subscription_looks_at_no_topic_that_does_not_feed_it(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "mine.below", "other", "other.below"):
+        root.create_topic(name)
+    copies = root.topic("mine").create_subscription("s", client_id="c")
+    looked, entries = list[str](), reading.entries
+
+    def listing(folder: str) -> Iterator[os.DirEntry[str]]:
+        looked.append(os.path.basename(folder))
+        return entries(folder)
+
+    monkeypatch.setattr("dropq.lifecycle.known_queues.entries", listing)
+    assert [topic.name for topic in Feeding(copies.context).topics()] == ["mine", "mine.below"]
+    assert looked == ["mine", "below"]

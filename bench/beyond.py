@@ -1,0 +1,104 @@
+"""Measure what a message costs where much lies beside it: many topics, a folder in target/, much that comes back.
+
+Each case is measured with little and with much in turn, and what counts is the ratio of the two within a round: near 1,
+what lies beside costs nothing. With another checkout on PYTHONPATH the same is measured there.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from beside import print_rows
+
+import dropq
+from bench import scratch
+from dropq.upkeep.sweep import QuickSweep
+
+#: How many messages a round publishes.
+PUBLISHED = 300
+#: How many times a consumer without messages looks whether something waits for it, in a round.
+LOOKS = 20
+
+
+class Case(NamedTuple):
+    """What is measured: by `measure`, in a folder, with `little` and with `much`."""
+
+    name: str
+    measure: Callable[[str, int], float]
+    little: int
+    much: int
+    on: str = "tmpfs"
+
+
+def removal(folder: str, unsettled: int) -> float:
+    """Return the microseconds a message that the removal of a selector takes, which moved so many."""
+    root = dropq.Root.create(folder)
+    source, _ = (root.create_queue(name, durability="none") for name in ("source", "target"))
+    source.add_selector("on", to="target", credit=unsettled)
+    source.send_many([b"x"] * unsettled)
+    source.route()
+    began = time.perf_counter()
+    source.remove_selector("on")
+    return (time.perf_counter() - began) / unsettled * 1e6
+
+
+def publish(folder: str, folders: int) -> float:
+    """Return the microseconds that a publish takes with so many folders in the topic's target/."""
+    topic = dropq.Root.create(folder).create_topic("t", durability="none")
+    topic.create_subscription("s", client_id="c")
+    for number in range(folders):
+        os.mkdir(f"{topic.queue.layout.target}/{number}")
+    topic.publish(b"x")
+    began = time.perf_counter()
+    for _ in range(PUBLISHED):
+        topic.publish(b"x")
+    return (time.perf_counter() - began) / PUBLISHED * 1e6
+
+
+def look(folder: str, topics: int) -> float:
+    """Return the microseconds of a processor that one look of an idle subscription takes, beside so many topics."""
+    root = dropq.Root.create(folder)
+    own = root.create_topic("own", durability="none").create_subscription("s", client_id="c")
+    for number in range(topics):
+        os.makedirs(f"{folder}/topic-root/other{number}/.incoming/target")
+    sweep = QuickSweep(own.context)
+    sweep.run()
+    began = time.process_time()
+    for _ in range(LOOKS):
+        sweep.run()
+    return (time.process_time() - began) / LOOKS * 1e6
+
+
+CASES = (
+    Case("selector rm", removal, 250, 2000),
+    Case("publish beside folders", publish, 0, 1),
+    Case("idle consumer beside topics", look, 1, 1500),
+)
+
+
+def row(case: Case, base: str, rounds: int) -> dict[str, object]:
+    """Measure a case; return its row."""
+    little, much = list[float](), list[float]()
+    for number in range(rounds):
+        for times, size in ((little, case.little), (much, case.much))[:: 1 if number % 2 else -1]:
+            with scratch(base) as folder:
+                times.append(case.measure(f"{folder}/root", size))
+    ratios = [one / other for one, other in zip(much, little, strict=True)]
+    return {
+        "what": case.name,
+        "little": case.little,
+        "much": case.much,
+        "little_us": round(statistics.median(little)),
+        "much_us": round(statistics.median(much)),
+        "ratio": round(statistics.median(ratios), 2),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(print_rows(__doc__, CASES, row))
