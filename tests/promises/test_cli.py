@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -1121,14 +1122,16 @@ def test_fsck_repairs_a_queue_that_cannot_be_opened(run: Run, q: Queue) -> None:
 # -- as a process of its own -------------------------------------------------------------------------------------------
 
 
-def test_help_is_quick(root: Root) -> None:
+def test_help_is_quick() -> None:
     def seconds() -> float:
-        began = time.perf_counter()
+        """Return the time that it takes on a processor, however many other programs want one."""
+        began = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert ran("--help").code == 0
-        return time.perf_counter() - began
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
 
     best = min(seconds() for _ in range(5))
-    assert best < 0.6, f"dropq --help took {best:.2f} s; 0.3 s is the aim, on a machine that does nothing else"
+    assert 0 < best < 0.6, f"dropq --help took {best:.2f} s of a processor; 0.3 s is the aim"
 
 
 def imported(*argv: str) -> set[str]:

@@ -453,9 +453,9 @@ class TestLike:
     def test_no_pattern_takes_long(self, pattern: str) -> None:
         """No piece between two % is ever placed twice."""
         selector, value = compile_filter(f"x LIKE '{pattern}'"), "a" * 20_000
-        start = time.perf_counter()
+        start = time.process_time()
         assert not selector.matches(lambda _: value)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
 
 
 class TestIsNull:

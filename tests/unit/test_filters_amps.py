@@ -501,9 +501,9 @@ class TestLike:
     )
     def test_no_expression_takes_long(self, pattern: str) -> None:
         """What would take a backtracking matcher longer than anybody lives."""
-        start = time.perf_counter()
+        start = time.process_time()
         assert not matches(f"/s LIKE '{pattern}'", {"s": "x" * 500_000})
-        assert time.perf_counter() - start < 30
+        assert time.process_time() - start < 30
 
     def test_is_unknown_where_even_linear_time_would_be_long(self, caplog: pytest.LogCaptureFixture) -> None:
         """The size of the expression times that of all texts together is limited; the first time is told in the log."""
