@@ -17,7 +17,18 @@ import pytest
 from children import in_child, unprivileged
 from helpers import Make, base, drop, gone_mount, make_queue, names_in, reopened, stand_in_for_os, take, where
 
-from dropq import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Queue, Root, StorageError, work
+from dropq import (
+    ConfigError,
+    DropqError,
+    InvalidName,
+    LeaseLost,
+    NoSuchQueue,
+    Queue,
+    Root,
+    StorageError,
+    Unavailable,
+    work,
+)
 from dropq.format.layout import FOLDERS
 from dropq.worker.command import Command
 
@@ -295,12 +306,12 @@ def test_a_folder_that_goes_while_the_queue_is_open_is_told_by_whoever_needs_it(
     assert where(queue) == {"target": [b"1"]}
 
 
-def test_a_queue_that_goes_while_it_is_open_is_no_such_queue_any_more(tmp_path: Path) -> None:
+def test_a_queue_that_goes_while_it_is_open_takes_and_gives_nothing_any_more(tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "root")
     queue.receive()
     home = Path(queue.layout.home)
     home.rename(tmp_path / "away")
-    with pytest.raises(NoSuchQueue):
+    with pytest.raises(Unavailable, match="queue q is away.*nothing was sent"):
         queue.send(b"x")
     with pytest.raises(NoSuchQueue):
         queue.receive(timeout=1)
