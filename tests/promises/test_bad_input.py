@@ -311,7 +311,7 @@ def test_a_queue_that_goes_while_it_is_open_takes_and_gives_nothing_any_more(tmp
     queue.receive()
     home = Path(queue.layout.home)
     home.rename(tmp_path / "away")
-    with pytest.raises(Unavailable, match="queue q is away.*nothing was sent"):
+    with pytest.raises(Unavailable, match=r"queue q is away.*nothing was sent"):
         queue.send(b"x")
     with pytest.raises(NoSuchQueue):
         queue.receive(timeout=1)
