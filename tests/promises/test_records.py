@@ -718,7 +718,7 @@ def test_a_record_that_was_given_back_too_often_is_a_dead_letter(
         record.nack() if record.number == 2 else record.ack()
     (letter,) = letters.browse()
     assert (letter.id, letter.body, letter.origin) == (f"{bundle}-2", b"2\n", "strict")
-    assert (letter.dead_letter_reason, letter.cancels, letter.type) == ("max_cancels", 1, "text")
+    assert (letter.dead_letter_reason, letter.cancels, letter.type) == ("max_cancels", 0, "text")
     assert caplog.text == ""
     assert {state: count for state, count in strict.counts().items() if count} == {"processed": 1}
     assert not os.listdir(Path(strict.layout.private) / "reasons" / "error")
