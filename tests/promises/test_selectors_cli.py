@@ -197,7 +197,7 @@ def test_rm_exits_with_75_while_something_is_under_way_and_ls_says_so(
     orders.send("a")
     orders.route()
     with monkeypatch.context() as patch:
-        patch.setattr(registry, "_bring_back", lambda context, via: None)  # as where another process moves it on
+        patch.setattr(registry, "_bring_back", lambda *args: None)  # as where another process moves it on
         patch.setattr(registry.remove, "__kwdefaults__", {"patience": 0.0})
         code, out, err = run("selector", "rm", "orders", "eu")
     assert (code, out) == (75, "eu\t1\n") and "`dropq selector rm orders eu` waits for it again" in err

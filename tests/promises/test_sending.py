@@ -10,7 +10,7 @@ from typing import IO, Any
 import pytest
 from helpers import VERBS, Make, gone_mount, take, where
 
-from dropq import NoSuchQueue, StorageError
+from dropq import StorageError, Unavailable
 from dropq.lifecycle.transitions import Transitions
 from dropq.storage.files import Storage
 
@@ -102,7 +102,7 @@ def test_a_moved_file_stays_where_it_is_when_its_queue_goes(
         return send(self, *args, **options)
 
     monkeypatch.setattr(Transitions, "send", late)
-    with pytest.raises(NoSuchQueue, match="not sent"):
+    with pytest.raises(Unavailable, match="nothing was sent"):
         queue.send_file(source, move=True)
     assert source.read_bytes() == b"the only copy"
 
