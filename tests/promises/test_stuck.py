@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import time
@@ -216,8 +217,11 @@ def test_a_copy_has_the_modes_and_the_group_of_the_queue_that_it_goes_to(root: R
 
 
 def few_descriptors() -> None:
-    """Leave this process few descriptors."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    """Leave this process few descriptors beside those that it was born with."""
+    born_with = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = (number for number in itertools.count() if number not in born_with)
+    limit = next(itertools.islice(free, 96, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def test_a_topic_may_have_more_subscriptions_than_a_process_has_descriptors(root: Root) -> None:
