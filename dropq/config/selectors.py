@@ -59,12 +59,13 @@ class Selector:
     role: Literal["normal", "default", "overflow"] = "normal"
     token: str = ""
 
-    def may_return_to(self, address: str) -> bool:
-        """Return whether a bounce goes to a return address, which is data of whoever sent the message."""
-        return any(
-            address == one or (one[-1:] == "*" and address.startswith(one[:-1]) and "/" not in address[len(one) - 1 :])
-            for one in self.returns_to
-        )
+
+def may_return_to(selector: Selector, address: str) -> bool:
+    """Return whether a bounce goes to a return address, which is data of whoever sent the message."""
+    return any(
+        address == one or (one[-1:] == "*" and address.startswith(one[:-1]) and "/" not in address[len(one) - 1 :])
+        for one in selector.returns_to
+    )
 
 
 def check_name(name: str) -> None:

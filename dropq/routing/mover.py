@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
-from dropq.config.selectors import Selector
+from dropq.config.selectors import Selector, may_return_to
 from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Unavailable
 from dropq.format.addresses import check_address
 from dropq.format.claims import router_claims
@@ -68,7 +68,7 @@ def why_not_bounced(context: QueueContext, selector: Selector, address: str) -> 
 
     Reply-to is data of whoever sent the message: a router does not lend its rights to it.
     """
-    if not address or selector.may_return_to(address):
+    if not address or may_return_to(selector, address):
         return ""
     return (
         f"selector {selector.name} returns nothing to {address}: if it may, add that to `to` in "
