@@ -242,7 +242,7 @@ KINDS: Mapping[str, Kind] = {
     "wide-bounce": Kind(
         "folders",
         "warning",
-        "whoever may send here has this user put a message into any queue that `to` names",
+        "senders choose the queue, and this user may write into more queues than they may",
         "name in `to` only queues into which every sender may send, or route as a user who may write there alone",
     ),
     "unusable-selector": Kind(

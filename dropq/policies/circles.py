@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 from dropq.config import selectors as files
 from dropq.config.load import load_queue
@@ -30,6 +30,7 @@ from dropq.lifecycle.timing import Timing
 from dropq.storage import reading
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class View(NamedTuple):
@@ -126,7 +127,7 @@ class Circles:
                 yield from self._sent(place.root, to)
         for name in sorted(filter(None, map(files.name_of, reading.names_in(place.layout.selectors)))):
             path = f"{place.layout.selectors}/{name}{files.SUFFIX}"
-            selector: Selector | None = self._known(path, lambda path=path: _selector(path, place.address))  # type: ignore[misc]
+            selector = self._known(path, _selector, path, place.address)
             if selector is not None and selector.to is not None:
                 yield from self._sent(place.root, selector.to)
 
@@ -181,18 +182,18 @@ class Circles:
             return None
         if self._planned is not None and place[:2] == self._planned.place[:2]:
             return self._planned.view
-        return self._known(place.layout.config_file, lambda: _view(place))
+        return self._known(place.layout.config_file, _view, place)
 
-    def _known(self, path: str, read: Callable[[], T | None]) -> T | None:
+    def _known(self, path: str, read: Callable[P, T | None], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Return what a file says; None if it is not there, or cannot be used."""
         try:
             found = os.stat(path)
             version = (found.st_ino, found.st_mtime_ns, found.st_size)
             if path not in self._read or self._read[path][0] != version:
-                self._read[path] = version, read()
+                self._read[path] = version, read(*args, **kwargs)
         except (OSError, DropqError):
             return None
-        return self._read[path][1]  # type: ignore[return-value]
+        return cast(T, self._read[path][1])
 
 
 def circle_at(layout: QueueLayout) -> str:

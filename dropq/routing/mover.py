@@ -19,7 +19,7 @@ from functools import cached_property
 from dropq.config.selectors import Selector, may_return_to
 from dropq.errors import ConfigError, DropqError, InvalidName, LeaseLost, NoSuchQueue, Unavailable
 from dropq.format.addresses import check_address
-from dropq.format.claims import router_claims
+from dropq.format.claims import Claim, router_claims
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.message_file import MessageFile
 from dropq.format.names import TOPIC_REPLY
@@ -283,16 +283,8 @@ class Mover:
         claim = transitions.claim(file, next(self._owners), lease_end(context.clock, LEASE))
         if claim is None:
             return True  # RACE: a consumer or another router took it
-        name = context.sidecars.parse(claim.own_name)
-        letter = replace(context.sidecars.whole(name), reason="", origin="") if name.reason else name
-        copied = replace(
-            letter.unmarked, delivery_count=0, cancels=0, died=0, not_before=0, via="", hops=name.hops + 1, cut=0,
-            copy=os.urandom(5).hex(), foreign=False, since=context.clock.now_ms(), copied=False, replayed=False,
-        )  # fmt: skip
+        copied, back = self._copied_names(file, claim)
         archived = last and not self._has_subscriptions
-        back = replace(name.unmarked, copied=True, copy=os.urandom(5).hex(), foreign=False)
-        if not name.generated and not name.since:
-            back = replace(back, since=file.arrival or reading.changed_ms(claim.path))  # keeps its place in the order
         try:
             renew = Renewal(transitions, claim)
             for receiver in receivers:
@@ -305,8 +297,7 @@ class Mover:
                     context.storage.copy(claim.path, f"{folder}/{part}", like=like, between=renew)
 
             done = fan_out(
-                context, claim, receivers, write, context.sidecars.fit(copied), context.layout.target,
-                back_as=None if archived else context.sidecars.fit(back),
+                context, claim, receivers, write, copied, context.layout.target, back_as=None if archived else back,
             )  # fmt: skip
         except LeaseLost:
             return True  # RACE: a sweep took this process for dead: the next look does it again
@@ -324,6 +315,20 @@ class Mover:
             return True
         self.moved.update(one.selector.name for one in copies)
         return True
+
+    def _copied_names(self, file: MessageFile, claim: Claim) -> tuple[str, str]:
+        """Return the name of the copies of a claimed message, and the name under which it waits afterwards."""
+        sidecars = self._context.sidecars
+        name = sidecars.parse(claim.own_name)
+        letter = replace(sidecars.whole(name), reason="", origin="") if name.reason else name
+        copied = replace(
+            letter.unmarked, delivery_count=0, cancels=0, died=0, not_before=0, via="", hops=name.hops + 1, cut=0,
+            copy=os.urandom(5).hex(), foreign=False, since=self._context.clock.now_ms(), copied=False, replayed=False,
+        )  # fmt: skip
+        back = replace(name.unmarked, copied=True, copy=os.urandom(5).hex(), foreign=False)
+        if not name.generated and not name.since:
+            back = replace(back, since=file.arrival or reading.changed_ms(claim.path))  # keeps its place in the order
+        return sidecars.fit(copied), sidecars.fit(back)
 
     def _receiver(self, known: Target) -> Receiver:
         """Open what gets a copy: the queue, or the row for it if it lies on another file system."""
