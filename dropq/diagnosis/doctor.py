@@ -1,7 +1,8 @@
 """Whether a file system is fit for a root, and what this user may do there.
 
-The doctor tries what dropq needs in a private folder of its own, and with a hidden file that is never a message and
-goes through the folders of each queue. It removes both, and touches no message.
+The doctor tries what dropq needs in a private folder of its own, and with a hidden file that goes through the folders
+of each queue, but never through target/: DropboxMQ's consumers take hidden files, too. It removes both, and touches no
+message.
 """
 
 from __future__ import annotations

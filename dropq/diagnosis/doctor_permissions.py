@@ -62,19 +62,21 @@ def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
         return
     layout, store = context.layout, context.storage
     hidden = f"{PRIVATE}-{DOCTOR_PREFIX}{secrets.token_hex(6)}"
-    tried = [*map(layout.folder, (*FOLDERS, "delayed")), layout.private]
-    tried = [folder for folder in tried if reading.exists(folder)]
-    looked_up = [folder for folder in _consumers_folders(layout) if folder not in tried]
+    needed = [*map(layout.folder, (*FOLDERS, "delayed")), layout.private]
+    needed = [folder for folder in needed if reading.exists(folder)]
+    tried = [folder for folder in needed if folder != layout.target]
+    looked_up = [folder for folder in _consumers_folders(layout) if folder not in needed]
     before = len(probe.found)
     try:
-        listed = [*tried, *(folder for folder in looked_up if folder != layout.base)]
+        listed = [*needed, *(folder for folder in looked_up if folder != layout.base)]
         unlisted = {folder: why for folder in listed if (why := _unlisted(folder, hidden))}
-        unwritten = {folder: why for folder in tried if (why := _unwritten(store, folder, hidden))}
-        unwritten |= {folder: _NOT_MADE for folder in looked_up if not os.access(folder, os.W_OK | os.X_OK)}
+        unwritten = {
+            folder: why for folder in (*needed, *looked_up) if (why := _unwritten(store, folder, hidden, tried=tried))
+        }
         own = _roles(layout, unlisted, unwritten)
         _report_roles(probe, context, own, unlisted, unwritten)
-        writable = [folder for folder in tried if folder not in unwritten]
-        _try_renames(probe, store, writable, hidden)
+        writable = [folder for folder in needed if folder not in unwritten]
+        _try_renames(probe, store, writable, hidden, tried=tried)
         if "receive" in own:
             _report_sticky_folders(probe, writable)
             _report_routes(probe, context)
@@ -86,7 +88,7 @@ def folders(probe: Probe, context: QueueContext, roles: set[str]) -> None:
         for folder in tried:
             _remove(store, f"{folder}/{hidden}")
     if len(probe.found) == before:
-        text = f"{_user()} may list, create and rename in all {len(tried)} folders of {context.name}"
+        text = f"{_user()} may list, create and rename in all {len(needed)} folders of {context.name}"
         probe.report("folders", text, layout.base)
 
 
@@ -172,9 +174,14 @@ def _unlisted(folder: str, hidden: str) -> str:
     return ""
 
 
-def _unwritten(store: Storage, folder: str, hidden: str) -> str:
-    """Return why a file may not be made in a folder, or not be removed; "" where both may."""
+def _unwritten(store: Storage, folder: str, hidden: str, *, tried: Sequence[str]) -> str:
+    """Return why a file may not be made in a folder, or not be removed; "" where both may.
+
+    In a folder in which nothing is tried, only the rights are looked up.
+    """
     refused = _NOT_MADE
+    if folder not in tried:
+        return "" if os.access(folder, os.W_OK | os.X_OK) else refused
     try:
         os.close(store.create(f"{folder}/{hidden}"))
         refused = "may not remove a file from it"
@@ -184,14 +191,23 @@ def _unwritten(store: Storage, folder: str, hidden: str) -> str:
     return ""
 
 
-def _try_renames(probe: Probe, store: Storage, folders: Sequence[str], hidden: str) -> None:
-    """Rename a hidden file from each folder to the next; report where that fails."""
-    for here, there in pairwise(folders):
-        if not reading.exists(f"{here}/{hidden}"):
-            os.close(store.create(f"{here}/{hidden}"))
+def _try_renames(probe: Probe, store: Storage, folders: Sequence[str], hidden: str, *, tried: Sequence[str]) -> None:
+    """Rename a hidden file from each folder to the next; report where that fails.
+
+    From and to a folder in which nothing is tried, a file is renamed that is not there: on two mounts that fails in
+    another way.
+    """
+    pairs = [*pairwise(folder for folder in folders if folder in tried), *pairwise(folders)]
+    for here, there in dict.fromkeys(pairs):
+        absent = not {here, there} <= {*tried}
+        name = f"{hidden}-absent" if absent else hidden
+        if not absent and not reading.exists(f"{here}/{name}"):
+            os.close(store.create(f"{here}/{name}"))
         try:
-            store.rename(f"{here}/{hidden}", f"{there}/{hidden}")
+            store.rename(f"{here}/{name}", f"{there}/{name}")
         except OSError as error:
+            if absent and isinstance(error, FileNotFoundError):
+                continue
             kind = "cross-device" if error.errno == errno.EXDEV else "no-rename"
             probe.report(kind, f"a rename from {os.path.basename(here)}/ to it fails: {refusal(error)}", there)
 

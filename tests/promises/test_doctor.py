@@ -382,6 +382,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("no-rename", refusing("rename", errno.EPERM)),
     ("cross-device", refusing("rename", errno.EXDEV, "rename-there")),
     ("cross-device", refusing("rename", errno.EXDEV, "/processing/")),
+    ("cross-device", refusing("rename", errno.EXDEV, "/target/")),
     ("copying-rename", copying),
     ("shared-rename", for_two),
     ("noreplace", nothing),
@@ -759,6 +760,47 @@ def test_messages_in_every_state_stay_as_they_are(queue: Queue) -> None:
         assert everything(queue.root.path) == before
 
 
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("dropboxmq", [False, True])
+def test_no_file_of_the_doctors_ever_lies_where_consumers_look(tmp_path: Path, dropboxmq: bool) -> None:
+    root = make_queue(tmp_path / "root", dropboxmq=dropboxmq).root
+    root.create_topic("news").create_subscription("all", client_id="x")
+    targets = [Path(queue.layout.target) for queue in root.queues()]
+    assert len(targets) == 3
+    watches = [Watch(str(target)) for target in targets]
+    assert all(watch.observe() for watch in watches)
+    assert "folders" in kinds(doctor(root.context))
+    assert not any(watch.wait(0) for watch in watches)
+    (targets[0] / ".seen").touch()
+    assert watches[0].wait(0)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_consumer_that_takes_hidden_files_too_gets_none_of_the_doctors(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let such a consumer, as DropboxMQ's clients are, take what it finds after each call of the storage."""
+    target, taken = base(queue) / "target", list[str]()
+
+    def met(verb: str) -> Callable[..., Any]:
+        real = getattr(Storage, verb)
+
+        def call(self: Storage, *args: Any, **kwargs: Any) -> Any:
+            done = real(self, *args, **kwargs)
+            for name in os.listdir(target):
+                os.rename(target / name, base(queue) / "processing" / f"client~{name}")
+                taken.append(name)
+            return done
+
+        return call
+
+    for verb in ("create", "write_new", "rename", "unlink", "make_folder", "sync"):
+        monkeypatch.setattr(Storage, verb, met(verb))
+    found = doctor(queue.root.context)
+    assert taken == []
+    assert set(kinds(found)) == GOOD | {"file-system", "space"}
+
+
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, OSError, ZeroDivisionError])
 @pytest.mark.parametrize("where", ["root", "folder", "queue"])
 def test_nothing_is_left_when_it_is_cut_short(
@@ -815,7 +857,7 @@ def test_what_a_kill_leaves_of_its_folder_fsck_knows_and_sets_aside(queue: Queue
     assert fsck_root(root.context) == []
 
 
-@pytest.mark.parametrize("state", ["target", "processing", "processed", "expired", "error", ".dropq", ".dropq/delayed"])
+@pytest.mark.parametrize("state", ["processing", "processed", "expired", "error", ".dropq", ".dropq/delayed"])
 def test_what_a_kill_leaves_in_a_queue_is_no_message_and_fsck_knows_it(queue: Queue, clock: Clock, state: str) -> None:
     queue = Root(queue.root.path, clock=clock).queue("q")
     killed(queue.root, "rename", f"/q/{state}/.")
