@@ -135,6 +135,8 @@ class QueueLayout:
         self.reasons = f"{private}/reasons"
         #: What a topic knows of its receivers.
         self.receivers = f"{private}/receivers"
+        #: Says since when routers have looked at what no selector takes.
+        self.routers = f"{private}/routers"
         self.set_aside = f"{private}/set-aside"
         self.staged = f"{private}/staged"
         self.streams = f"{private}/streams"

@@ -33,10 +33,11 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors, path_of
 from dropq.policies.send_limits import SendLimits
+from dropq.routing.unroutable import Unroutable
 from dropq.staging.copies import LEASE, Renewal
 from dropq.staging.fan_out import fan_out, set_closed_aside
 from dropq.staging.receivers import Receiver, make_known
-from dropq.storage import liveness, reading
+from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
 from dropq.storage.mounts import rename_leads
@@ -51,11 +52,6 @@ OPEN_FOR = 1.0
 #: Why a message stays that its selectors cannot be found for.
 UNREADABLE = "which selectors take it is not known: a selector, the body or the sidecar cannot be read now"
 ONE_IS_UNUSABLE = "no selector takes it, and one of them cannot be used"
-
-
-def unroutable_after(patience: float) -> str:
-    """Return when a message counts as unroutable that no selector takes."""
-    return f"after {patience:g} s without a subscription it is unroutable"
 
 
 def return_address(context: QueueContext, file: MessageFile) -> str:
@@ -124,14 +120,14 @@ class Mover:
         self._lock = PolicyLock(context)
         self._targets: dict[str, Target] = {}
         self._owners = router_claims()
-        self._has_subscriptions = False
+        self._unroutable = Unroutable(context)
         self.moved: Counter[str] = Counter()
         self.held_by = ""
 
     def look(self) -> None:
         """Look again which selectors there are."""
         self.selectors.look()
-        self._has_subscriptions = bool(liveness.known(self._context.layout.consumers))
+        self._unroutable.refresh()
         for one in self.selectors.in_use:
             if one.selector.credit is not None and not reading.exists(one.folder):
                 self._context.storage.make_folder(one.folder)  # so that a watch sees when a credit is free again
@@ -164,7 +160,7 @@ class Mover:
             return self._copy(file, choice.copying, last=not choice.moving)
         if choice.moving:
             return self._move_one(file, choice.moving)
-        return False if choice.stays else self._unroutable(file)
+        return False if choice.stays else self._take_unroutable(file)
 
     # -- move, bounce ------------------------------------------------------------------------------------------------
 
@@ -284,7 +280,7 @@ class Mover:
         if claim is None:
             return True  # RACE: a consumer or another router took it
         copied, back = self._copied_names(file, claim)
-        archived = last and not self._has_subscriptions
+        archived = last and not self._unroutable.has_subscriptions
         try:
             renew = Renewal(transitions, claim)
             for receiver in receivers:
@@ -343,16 +339,11 @@ class Mover:
 
     # -- none ----------------------------------------------------------------------------------------------------------
 
-    def _unroutable(self, file: MessageFile) -> bool:
-        """Set a message aside that no selector takes, once it has waited for long, and nobody is subscribed."""
-        patience = self._context.config.unroutable_after
-        if self.selectors.unusable:
-            return self._hold(ONE_IS_UNUSABLE)
-        layout = self._context.layout
-        waited = (f"{layout.target}/{file.filename}", layout.consumers)  # that changes when a subscription ends
-        if not self._has_subscriptions and all(self._context.age_ms(path) >= patience * 1000 for path in waited):
-            return self._set_aside(file, "unroutable", {})
-        return self._hold(f"no selector takes it; {unroutable_after(patience)}")
+    def _take_unroutable(self, file: MessageFile) -> bool:
+        """Set a message aside that no selector takes, once it is unroutable."""
+        if why := ONE_IS_UNUSABLE if self.selectors.unusable else self._unroutable.why_not(file):
+            return self._hold(why)
+        return self._set_aside(file, "unroutable", {})
 
     def _set_aside(self, file: MessageFile, reason: str, details: dict[str, object]) -> bool:
         """Make a dead letter of a message that cannot be delivered; return True: it has left its place."""

@@ -25,9 +25,9 @@ from dropq.routing.mover import (
     UNREADABLE,
     Target,
     return_address,
-    unroutable_after,
     why_not_bounced,
 )
+from dropq.routing.unroutable import Unroutable
 
 
 def missing(root: RootLayout, address: str) -> str:
@@ -127,6 +127,8 @@ class Outlook:
         self._refusals: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self._taken = Counter[str]()
+        self._unroutable = Unroutable(context, only_looks=True)
+        self._unroutable.refresh()
         self.selectors = Selectors(context, only_looks=True)
         self.selectors.look()
 
@@ -147,7 +149,7 @@ class Outlook:
             )
         if choice.copying:
             return self._copied(choice.copying)
-        return self._moved(file, choice.moving) if choice.moving else self._unroutable()
+        return self._moved(file, choice.moving) if choice.moving else self._untaken(file)
 
     def _copied(self, copying: list[InUse]) -> Prospect:
         names = tuple(one.selector.name for one in copying)
@@ -220,12 +222,13 @@ class Outlook:
             return f"selector {name} bounces it, and {address} is missing: the next router makes a dead letter of it"
         return f"the next router bounces it to {address} by selector {name}"
 
-    def _unroutable(self) -> Prospect:
+    def _untaken(self, file: MessageFile) -> Prospect:
         if self.selectors.unusable:
             broken = ", ".join(sorted(self.selectors.unusable))
             return Prospect(f"{ONE_IS_UNUSABLE}: {broken}", stays=True)
-        patience = self._context.config.unroutable_after
-        return Prospect(f"no selector takes it; {unroutable_after(patience)}", stays=True)
+        if why := self._unroutable.why_not(file):
+            return Prospect(why, stays=True)
+        return Prospect("no selector takes it: the next router makes a dead letter of it", stays=False)
 
 
 def _messages(count: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from helpers import FRESH, drop, files, timed, until
+from helpers import FRESH, Clock, drop, files, next_moment, timed, until
 from helpers import take as taken
 
 from dropq import LeaseLost, Queue, QueueExists, QueueFull, Root
@@ -364,6 +364,105 @@ def test_nothing_is_unroutable_while_a_selector_cannot_be_used_or_before_its_tim
         assert bodies(source) == ["us"]
 
 
+def without_a_taker(tmp_path: Path, clock: Clock, after: str) -> Queue:
+    """A queue with a message that its selector does not take, which is unroutable after a while."""
+    root = timed(Root.create(tmp_path / "timed", clock=clock), FRESH)
+    source, _ = root.create_queue("source", unroutable_after=after), root.create_queue("eu")
+    source.add_selector("eu", to="eu", filter="region = 'eu'")
+    source.send("us")
+    return source
+
+
+def routers_looked(queue: Queue, *, since: int, last: int) -> None:
+    """Let routers have looked at what no selector takes, from one time to another, in ms."""
+    note = Path(queue.layout.routers)
+    note.write_text(f"{since}\n")
+    os.utime(note, ns=(last * 1_000_000,) * 2)
+
+
+def test_a_router_that_starts_before_the_consumers_leaves_them_their_backlog(tmp_path: Path, clock: Clock) -> None:
+    source = without_a_taker(tmp_path, clock, "60s")
+    clock.advance(3600)
+    one = router.Router(source.context, sweep=None)
+    for seconds in (30, 29, 2):
+        one.one_pass()
+        assert bodies(source) == ["us"]
+        clock.advance(seconds)
+    one.one_pass()
+    assert (bodies(source), bodies(source, "error")) == ([], ["us"])
+
+
+@pytest.mark.parametrize("came_first", [True, False])
+def test_what_came_while_no_router_looked_counts_from_the_next_look(
+    tmp_path: Path, clock: Clock, came_first: bool
+) -> None:
+    source = without_a_taker(tmp_path, clock, "60s")
+    (waiting,) = Path(source.layout.target).iterdir()
+    came = reading.changed_ms(str(waiting))
+    routers_looked(source, since=came - 3_600_000, last=came + 1 if came_first else came - 1)
+    clock.advance(300)
+    one = router.Router(source.context, sweep=None)
+    one.one_pass()
+    assert bodies(source) == ([] if came_first else ["us"])
+    clock.advance(61)
+    one.one_pass()
+    assert bodies(source, "error") == ["us"]
+
+
+def test_a_subscription_that_ended_while_no_router_looked_counts_until_the_next_look(
+    tmp_path: Path, clock: Clock
+) -> None:
+    source = without_a_taker(tmp_path, clock, "60s")
+    next_moment(tmp_path)
+    with source.subscribe(filter="never") as subscription:
+        assert subscription.receive(timeout=0) is None
+    left = reading.changed_ms(source.layout.consumers)
+    routers_looked(source, since=left - 3_600_000, last=left - 1)
+    clock.advance(300)
+    one = router.Router(source.context, sweep=None)
+    one.one_pass()
+    assert bodies(source) == ["us"]
+    clock.advance(61)
+    one.one_pass()
+    assert bodies(source, "error") == ["us"]
+
+
+def test_routers_begin_anew_after_a_long_pause(tmp_path: Path, clock: Clock) -> None:
+    source = without_a_taker(tmp_path, clock, "60s")
+    one = router.Router(source.context, sweep=None)
+    one.one_pass()
+    source.pause()
+    for _ in range(100):
+        clock.advance(60)
+        one.one_pass()
+    source.resume()
+    one.one_pass()
+    assert bodies(source) == ["us"]
+    clock.advance(61)
+    one.one_pass()
+    assert bodies(source) == []
+
+
+def test_without_the_folder_of_subscriptions_nobody_ever_was_subscribed(tmp_path: Path, clock: Clock) -> None:
+    source = without_a_taker(tmp_path, clock, "60s")
+    shutil.rmtree(source.layout.consumers, ignore_errors=True)
+    one = router.Router(source.context, sweep=None)
+    one.one_pass()
+    clock.advance(61)
+    one.one_pass()
+    assert bodies(source, "error") == ["us"]
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "9" * 31, "\N{ARABIC-INDIC DIGIT ONE}", "1\n2"])
+def test_a_damaged_note_of_the_routers_begins_anew(tmp_path: Path, clock: Clock, text: str) -> None:
+    source = without_a_taker(tmp_path, clock, "60s")
+    Path(source.layout.routers).write_text(text)
+    clock.advance(300)
+    source.route()
+    assert bodies(source) == ["us"]
+    assert Path(source.layout.routers).read_text() == f"{clock.ms}\n"
+
+
 def test_a_message_that_goes_round_ends_after_sixteen_hops(root: Root) -> None:
     left, right = root.create_queue("left"), root.create_queue("right")
     left.add_selector("on", to="right", credit=100)
@@ -636,20 +735,6 @@ def test_a_return_address_that_no_queue_can_have_is_none(root: Root) -> None:
     source.send("good", reply_to="answers")
     assert source.route() == {"back": 1}
     assert bodies(source, "error") == ["bad"] * 4
-
-
-def test_what_a_consumer_left_a_moment_ago_is_not_unroutable_yet(root: Root) -> None:
-    source, _ = root.create_queue("source", unroutable_after="1h"), root.create_queue("eu")
-    source.add_selector("eu", to="eu", filter="region = 'eu'")
-    source.send("us")
-    with source.subscribe(filter="never") as subscription:
-        assert subscription.receive(timeout=0) is None
-    with mock.patch.object(type(source.context), "age_ms", lambda self, path: 0 if "consumers" in path else 7_200_000):
-        source.route()
-        assert bodies(source) == ["us"]
-    with mock.patch.object(type(source.context), "age_ms", return_value=7_200_000):
-        source.route()
-    assert (bodies(source), bodies(source, "error")) == ([], ["us"])
 
 
 def test_a_broken_selector_that_is_removed_returns_what_it_moved_before(root: Root) -> None:

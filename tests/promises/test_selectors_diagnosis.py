@@ -52,6 +52,40 @@ def test_a_queue_whose_selectors_work_is_well(source: Queue) -> None:
     assert source.health(max_age=0).healthy
 
 
+def test_what_is_unroutable_is_explained_as_the_next_router_finds_it(source: Queue, clock: Clock) -> None:
+    source.add_selector("on", to="goal", filter="n = 1")
+    source.send("a")
+    waits = "no selector takes it; when routers have looked for 60 s without a subscription it is unroutable"
+    clock.advance(MINUTE)
+    assert whys(source) == [("selector", waits)], "no router has looked yet"
+    note = Path(source.layout.routers)
+    assert not note.exists(), "to explain is no look"
+    source.route()
+    os.utime(note, ns=(clock.ms * 1_000_000,) * 2)
+    assert whys(source) == [("selector", waits)]
+    clock.advance(MINUTE)
+    assert whys(source) == [("selector", "no selector takes it: the next router makes a dead letter of it")]
+    source.route()
+    assert source.counts()["error"] == 1
+
+
+def test_routers_that_cannot_note_that_they_look_make_nothing_unroutable(root: Root, clock: Clock) -> None:
+    source = root.create_queue("closed", unroutable_after=0)
+    source.add_selector("on", to="goal", filter="n = 1")
+    source.send("a")
+    clock.advance(MINUTE)
+    Path(source.layout.routers).mkdir()
+    source.route()
+    why = f"nothing becomes unroutable, as {source.layout.routers} cannot be written"
+    ((_, detail),) = whys(source)
+    assert detail.startswith(f"no selector takes it; {why}")
+    assert why in reasons(source.health())["selector"]
+    Path(source.layout.routers).rmdir()
+    assert source.health().healthy
+    source.route()
+    assert source.counts()["error"] == 1
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -195,7 +229,7 @@ def test_copies_defaults_bounces_and_messages_that_no_selector_takes_are_explain
         "the next router copies it to goal",
         "the next router bounces it to goal by selector back",
         "selector back bounces it, and it has no return address: the next router makes a dead letter of it",
-        "no selector takes it; after 60 s without a subscription it is unroutable",
+        "no selector takes it; when routers have looked for 60 s without a subscription it is unroutable",
     ]
     by_hand(source, "broken.toml", "to = ")
     assert whys(source)[3][1] == "no selector takes it, and one of them cannot be used: broken.toml"
