@@ -43,6 +43,8 @@ _NOTE = re.compile(r"(?:queue|path)-[0-9a-f]{16}")
 UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
 #: Bytes of a queue's name that a hidden folder's name has at most.
 _CUT = 200
+#: Bytes of a character in UTF-8 at most.
+_CHARACTER = 4
 #: The errors of a queue in which this user, or this mount, may change nothing.
 _NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -197,7 +199,7 @@ def cut(name: str) -> str:
 
 def whole_name(layout: QueueLayout, part: str) -> str:
     """Return the name of a queue that is being deleted; its folder may have only a part of it."""
-    if len(os.fsencode(part)) <= _CUT - len("\N{MUSICAL SYMBOL G CLEF}".encode()):
+    if len(os.fsencode(part)) <= _CUT - _CHARACTER:
         return part  # nothing was cut off
     name = os.fsdecode(read_small(layout.deleting) or b"")
     return name if names.can_name_queue(name) and cut(name) == part else part
