@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 from dropq.format import names
 from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, RootLayout, removed_subscriptions
@@ -81,7 +80,7 @@ class Identity:
         return hashlib.sha256(json.dumps(self.written()).encode()).hexdigest()[:16]
 
 
-#: A process keeps folders of receivers open with one in so many of its descriptors; the others it opens for each use.
+#: A process keeps folders of receivers open while one in so many of its descriptors is used; others it opens each time.
 SHARE = 4
 
 
@@ -109,9 +108,9 @@ class Receiver:
             os.close(folder)
             raise
         self.token = self.identity.token
-        if len(_KEPT) < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE:
+        # The number is the lowest that was free: as many descriptors are used, whoever uses them.
+        if folder < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE:
             self._folder = folder
-            _KEPT.add(self)
         else:
             os.close(folder)
 
@@ -196,8 +195,6 @@ def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-#: The receivers of this process whose folders are open.
-_KEPT: WeakSet[Receiver] = WeakSet()
 
 
 # -- which receiver a token is ---------------------------------------------------------------------------------------

@@ -218,20 +218,23 @@ def test_a_copy_has_the_modes_and_the_group_of_the_queue_that_it_goes_to(root: R
 # -- descriptors -----------------------------------------------------------------------------------------------------
 
 
-def few_descriptors() -> None:
-    """Leave this process few descriptors beside those that it was born with."""
+def few_descriptors(used: int = 0) -> None:
+    """Leave this process few descriptors beside those that it was born with, and some that it uses."""
+    for _ in range(used):
+        os.open(os.devnull, os.O_RDONLY)
     born_with = {int(name) for name in os.listdir("/proc/self/fd")}
     free = (number for number in itertools.count() if number not in born_with)
     limit = next(itertools.islice(free, 96, None))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def test_a_topic_may_have_more_subscriptions_than_a_process_has_descriptors(root: Root) -> None:
+@pytest.mark.parametrize("used", [0, 400])
+def test_a_topic_may_have_more_subscriptions_than_a_process_has_descriptors(root: Root, used: int) -> None:
     topic = root.create_topic("t")
     made = [topic.create_subscription(f"s{number}", client_id="c") for number in range(120)]
 
     def publish() -> list[bool | None]:
-        few_descriptors()
+        few_descriptors(used)
         own = opened(root).topic("t")
         with ThreadPoolExecutor(8) as threads:
             return [sent.distributed for sent in threads.map(own.publish, map(str, range(16)))]
