@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from dropq.config.schema import FORMAT, UNSET, QueueConfig, RootConfig, is_expression, kinds, underlies
 from dropq.errors import ConfigError, Unavailable
 from dropq.format.addresses import layouts, topic_layout
-from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout
+from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout, unsettled_config
 from dropq.format.names import can_name_queue
 from dropq.hints import nearest
 
@@ -250,6 +250,16 @@ def _read(path: str) -> dict[str, object] | None:
         raise ConfigError(f"{path}: line {line}: this is not valid TOML ({error}){hint}") from error
 
 
+def _read_topic(topic: str) -> dict[str, object]:
+    """Return the table of the queue.toml of the topic in a folder.
+
+    RACE: the file may be renamed to or fro between two looks, so the first place is looked at again.
+    """
+    unsettled = unsettled_config(topic)
+    tables = (_read(path) for path in (unsettled, f"{topic}/queue.toml", unsettled))
+    return next((table for table in tables if table is not None), {})
+
+
 # From tables to entries, by canonical key.
 
 
@@ -257,7 +267,7 @@ def _entries_of(
     name: str, root: RootConfig, root_file: str, layout: QueueLayout
 ) -> tuple[dict[str, _Entry], list[str]]:
     """Return what the files say of a queue, a topic or a subscription, and their problems."""
-    own = _read(layout.config_file) or {}
+    own = _read_topic(layout.topic) if layout.is_topic else _read(layout.config_file) or {}
     if not layout.topic:
         entries, problems = _queue_entries(root, root_file, own, layout.config_file, name=name, queue=name)
         # A DropboxMQ does not look into .dropq/delayed/: what comes back waits there only where somebody says so.
@@ -274,7 +284,7 @@ def _entries_of(
         # What a distributor gives back was given to nobody, and waits for nothing.
         return obeyed | {"redelivery_delay": _Entry(0, "redelivery_delay", "default")}, problems
     topic_file = f"{layout.topic}/queue.toml"
-    of_topic, more = _table_entries(_read(topic_file) or {}, topic_file, name=None)
+    of_topic, more = _table_entries(_read_topic(layout.topic), topic_file, name=None)
     problems += more
     problems += _keys_of_queues(entries)
     if "overflow" in entries and entries["overflow"].value == "reject":
@@ -383,9 +393,10 @@ def _type_problems(entries: Mapping[str, _Entry], defaults: Mapping[str, _Entry]
     except (Unavailable, ValueError):
         return []  # it is told when the view is opened, or as a wrong value
     for topic in found:
-        file = topic_layout(root, topic).config_file
+        layout = topic_layout(root, topic)
         with suppress(ConfigError):  # that is the topic's problem
-            theirs = _message_type({**defaults, **_table_entries(_read(file) or {}, file, name=None)[0]})
+            of_topic = _table_entries(_read_topic(layout.topic), layout.config_file, name=None)[0]
+            theirs = _message_type({**defaults, **of_topic})
             if theirs != own:
                 problems.append(
                     view.problem(

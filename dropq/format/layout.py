@@ -225,6 +225,11 @@ class QueueLayout:
             raise ValueError(f"no state {state!r}: a message is in one of {', '.join(self.folders)}") from None
 
 
+def unsettled_config(topic: str) -> str:
+    """Return where a topic's queue.toml lies while the topic is made or removed; `topic` is its folder."""
+    return f"{topic}/{TOPIC_INCOMING}/{PRIVATE}/queue.toml"
+
+
 def removed_subscriptions(topic: str) -> str:
     """Return the folder that a topic's subscriptions are renamed into to remove them; `topic` is its folder."""
     return f"{topic}/{TOPIC_INCOMING}/{PRIVATE}/deleting"

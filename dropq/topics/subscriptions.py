@@ -19,7 +19,15 @@ from dropq.format.addresses import (
     subscription_layout,
     topic_layout,
 )
-from dropq.format.layout import KEEPER, NO_LOCAL, SUBSCRIPTIONS, UNLESS_ROUTED, QueueLayout, removed_subscriptions
+from dropq.format.layout import (
+    KEEPER,
+    NO_LOCAL,
+    SUBSCRIPTIONS,
+    UNLESS_ROUTED,
+    QueueLayout,
+    removed_subscriptions,
+    unsettled_config,
+)
 from dropq.lifecycle import ephemeral
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
@@ -61,11 +69,12 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
         config.durability, file_mode=config.file_mode, dir_mode=config.dir_mode, group=group_number(config.group)
     )
     hidden = f"{layout.base}.creating-{os.urandom(6).hex()}"
+    unsettled = os.path.relpath(unsettled_config(layout.topic), layout.base)
+    files = {unsettled: toml_text(options).encode()} if options else {}
     try:
+        store.make_folder(hidden)  # RACE: from here on no delete of the topic removes the folder above it
         store.make_folder(f"{layout.home}/{SUBSCRIPTIONS}")
-        if options:
-            store.write_small(layout.config_file, toml_text(options).encode())
-        _build(QueueLayout(hidden, hidden), store, {})
+        _build(QueueLayout(hidden, hidden), store, files)
         for folder in (layout.staged, layout.receivers):
             store.make_folder(folder.replace(layout.base, hidden, 1), passing=True)
         store.move_folder(hidden, layout.base)
@@ -76,12 +85,30 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
             raise QueueExists(f"topic {name!r} is there already: {layout.base}") from error
         raise storage_error(error, f"topic {name!r} was not made") from error
     with error_context(f"topic {name!r} is made, but a power cut may take it back"):
+        settle_config(layout, store)
         store.sync(layout.home)
     with suppress(OSError, DropqError):  # the next sweep of the root notes it; `dropq doctor` names missing links
         make_known(root.layout, layout.private, store)
         if not reading.exists(root.layout.views):
             store.make_folder_like(root.layout.views, root.layout.private)
         link_views(root)
+
+
+def settle_config(layout: QueueLayout, store: Storage) -> None:
+    """Put a topic's queue.toml beside `.incoming/`, unless it is there: it appears and goes with the topic, within it.
+
+    So of two that make a topic the second changes nothing, and who removes it leaves the file of a new one alone.
+    """
+    with suppress(FileNotFoundError):
+        store.replace(unsettled_config(layout.topic), layout.config_file)
+
+
+def unsettle_config(layout: QueueLayout, store: Storage) -> None:
+    """Take the queue.toml of a topic that is to be removed into `.incoming/`, where it counts, too."""
+    settle_config(layout, store)
+    store.make_folder(layout.private)
+    with suppress(FileNotFoundError):
+        store.replace(layout.config_file, unsettled_config(layout.topic))
 
 
 def subscribe(
@@ -385,6 +412,8 @@ def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None
         if topic.age_ms(entry.path) > UNFINISHED_AGE:
             topic.storage.remove_tree(entry.path)
             count += 1
+    if topic.age_ms(unsettled_config(topic.layout.topic)) > UNFINISHED_AGE:  # else it is made, or removed, just now
+        settle_config(topic.layout, topic.storage)
     for folder in list(subscription_folders(root.layout, topic.name)):
         layout = subscription_layout(topic.layout, folder)
         with ephemeral.left(layout, topic.clock, ephemeral_older_than) as is_left:

@@ -210,6 +210,8 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     away = f"{hidden}.deleted-{mark}"
     store = context.storage
     try:
+        if context.layout.is_topic:
+            subscriptions.unsettle_config(context.layout, store)
         if force:
             store.rename_folder(layout.home, away)
         else:
@@ -250,9 +252,8 @@ def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
 
 
 def _remove_empty_folders(root: RootContext, topic: QueueContext) -> None:
-    """Remove the configuration of a topic that is gone, and the folders of which nothing is left."""
+    """Remove the folders of a topic that is gone of which nothing is left."""
     store, layout = Storage(), topic.layout
-    store.unlink(layout.config_file)
     folder = f"{layout.home}/{SUBSCRIPTIONS}"
     with suppress(OSError):  # another topic, or a subscription, is in it
         while folder != root.layout.path:
@@ -296,6 +297,8 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
         for folder in (gone.target, gone.processing):
             store.make_folder(folder)
         store.move_folder(gone.home, home)
+        if context.layout.is_topic:
+            subscriptions.settle_config(context.layout, store)
         jobs.sweep(context)
         joining.sweep(context)
         refuse_unsettled(context)

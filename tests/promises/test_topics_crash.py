@@ -23,7 +23,7 @@ from helpers import FRESH, Clock, arrive, timed, where
 from torture.table import Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
 
-from dropq import Queue, Root, StorageError
+from dropq import Queue, QueueExists, Root, StorageError
 from dropq.api import Topic
 from dropq.lifecycle import claims, known_queues
 from dropq.lifecycle.open_queue import open_queue
@@ -116,6 +116,10 @@ def test_a_message_that_is_archived_before_its_copies_are_moved_is_seen(
 def topic(tmp_path: Path) -> Topic:
     root = timed(Root.create(tmp_path, clock=Clock()), FRESH)
     return root.create_topic("a", durability="none")
+
+
+def die(*_: object) -> None:
+    os._exit(DIED)
 
 
 def script(topic: Topic, body: bytes) -> None:
@@ -334,6 +338,90 @@ def test_what_is_published_as_the_topic_goes_away_is_not_called_distributed(
     clock.advance(61)
     topic.queue.sweep()
     assert bodies(audit) == [b"later"]
+
+
+def max_deliveries(root: Root, topic: str) -> int:
+    return open_queue(Root(root.path).context, f"{topic}/audit.hq").config.max_deliveries
+
+
+def test_of_two_that_make_a_topic_the_second_changes_no_configuration(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = topic.root
+    validate_options = subscriptions.validate_options
+
+    def first(*args: Any, **how: Any) -> Any:
+        monkeypatch.setattr(subscriptions, "validate_options", validate_options)
+        Root(root.path).create_topic("b", max_deliveries=1).create_subscription("audit", client_id="hq")
+        return validate_options(*args, **how)
+
+    monkeypatch.setattr(subscriptions, "validate_options", first)
+    with pytest.raises(QueueExists):
+        root.create_topic("b", max_deliveries=2)
+    assert max_deliveries(root, "b") == 1
+    assert Path(root.path, "topic-root/b/queue.toml").read_text() == "max_deliveries = 1\n"
+
+
+@pytest.mark.parametrize("kind", ["configured", "plain"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_topic_that_is_made_as_one_of_its_name_is_removed_keeps_its_own_configuration(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, kind: str, force: bool
+) -> None:
+    root = topic.root
+    root.create_topic("b", max_deliveries=1)
+    drain = Storage.drain
+
+    def going(storage: Storage, folder: str) -> None:
+        monkeypatch.setattr(Storage, "drain", drain)
+        made = Root(root.path).create_topic("b", **({"max_deliveries": 2} if kind == "configured" else {}))
+        made.create_subscription("audit", client_id="hq")
+        drain(storage, folder)
+
+    monkeypatch.setattr(Storage, "drain", going)
+    root.delete_queue("b", force=force)
+    assert max_deliveries(root, "b") == (2 if kind == "configured" else 0)
+
+
+@pytest.mark.parametrize("work", ["made", "removed"])
+def test_the_configuration_of_a_topic_counts_whoever_dies_as_it_is_made_or_removed(topic: Topic, work: str) -> None:
+    root, home = topic.root, Path(topic.root.path, "topic-root/b")
+    if work == "removed":
+        root.create_topic("b", max_deliveries=3)
+
+    def dying() -> None:
+        if work == "made":
+            with mock.patch.object(subscriptions, "settle_config", die):
+                root.create_topic("b", max_deliveries=3)
+        with mock.patch.object(Storage, "rename_folder", die):
+            root.delete_queue("b")
+
+    assert forked(dying) == DIED
+    assert not (home / "queue.toml").exists()
+    Root(root.path).topic("b").create_subscription("audit", client_id="hq")
+    assert max_deliveries(root, "b") == 3
+    assert root.queue("b").fsck() == []
+    root.context.clock.advance(3601)  # type: ignore[attr-defined]
+    root.queue("b").sweep()
+    assert (home / "queue.toml").read_text() == "max_deliveries = 3\n"
+    assert max_deliveries(root, "b") == 3
+    assert root.queue("b").fsck() == []
+
+
+def test_a_delete_that_is_undone_leaves_the_configuration_where_it_was(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, refuse_unsettled = topic.root, queues.refuse_unsettled
+    root.create_topic("b", max_deliveries=3)
+
+    def looking(context: Any) -> None:
+        refuse_unsettled(context)
+        monkeypatch.setattr(queues, "refuse_unsettled", refuse_unsettled)
+        Path(context.layout.target, "late.csv").touch()
+
+    monkeypatch.setattr(queues, "refuse_unsettled", looking)
+    with pytest.raises(StorageError, match="1 in target"):
+        root.delete_queue("b")
+    assert Path(root.path, "topic-root/b/queue.toml").read_text() == "max_deliveries = 3\n"
 
 
 def test_of_two_that_subscribe_with_a_new_filter_the_second_keeps_what_the_first_got(

@@ -160,7 +160,7 @@ def _unsubscribe(root: Root, name: str = "all") -> None:
 
 def _create(root: Root) -> None:
     with suppress(QueueExists):
-        root.create_topic("a.c")
+        root.create_topic("a.c", max_deliveries=3)
 
 
 def _pass_by(scene: Scene) -> None:
@@ -251,7 +251,7 @@ CASES = (
         told=(LEFT,),
     ),
     Case("subscribe for a moment", _pass_by, told=_EVERYTHING),
-    Case("create a topic", lambda scene: scene.root.create_topic("a.c"), again=_create),
+    Case("create a topic", lambda scene: scene.root.create_topic("a.c", max_deliveries=3), again=_create),
 )
 
 #: What others come between: what distributes, and what changes who gets what.
