@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from dropq.config.load import explain_queue, toml_text, validate_options
@@ -123,7 +123,7 @@ def subscribe(
     """Make a subscription, unless it is there as it was asked for; return its address, and what holds it.
 
     One of the same name and client with another filter, with local messages or without, or of another topic, is
-    removed first, with what it holds, as JMS has it.
+    removed as the new one comes, with what it holds, as JMS has it.
 
     Args:
         topic: the topic.
@@ -141,31 +141,21 @@ def subscribe(
     check_subscription_name(subscription.name, subscription.client_id)
     address = f"{topic.name}/{subscription.folder}"
     validate_options(options, f"options of subscription {address}", root=topic.root.config)
-    if replaced_by(topic, subscription, options.get("filter")):
-        _replace(topic, subscription, options.get("filter"), force=force)
-    if address in of_client(topic.root, subscription):
+    filter = options.get("filter")
+    if address in of_client(topic.root, subscription) and not replaced_by(topic, subscription, filter):
         return address, None
     layout = subscription_layout(topic.layout, subscription.folder)
     store = topic.storage
-    hidden = f"{topic.layout.new}/{os.urandom(6).hex()}"
     files: dict[str, bytes] = {"queue.toml": toml_text(options).encode()} if options else {}
     if recovery_point is not None:
         files[".dropq/recovering"] = recovery_point.encode()
-    holder: Holder | None = None
     try:
-        store.make_folder(hidden)
-        _build(QueueLayout(hidden, hidden, topic=layout.topic), store, files)
-        if holds:
-            holder = Holder(QueueLayout(hidden, hidden, topic=layout.topic), store)
-        store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}")
-        store.move_folder(hidden, layout.home)
-    except OSError as error:
-        if holder is not None:
-            holder.end()
-        with suppress(OSError):  # a sweep of the topic removes it
-            store.remove_tree(hidden)
-        if not isinstance(error, FileExistsError):
-            raise topic.refused(error, f"subscription {address} was not made") from error
+        with _draft(topic, layout, files, holds=holds) as (hidden, holder):
+            store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}")
+            if replaced_by(topic, subscription, filter):  # now that the new one is ready: what goes does not come back
+                _replace(topic, subscription, filter, force=force)
+            store.move_folder(hidden, layout.home)
+    except FileExistsError as error:
         if reading.exists(layout.home) and address not in of_client(topic.root, subscription):
             raise StorageError(
                 f"subscription {address} was not made: {layout.home} is there, and is no folder; move it away, or give "
@@ -174,11 +164,43 @@ def subscribe(
                 errno=errno.EEXIST,
             ) from error
         return subscribe(topic, subscription, options, recovery_point=recovery_point, holds=holds, force=force)
+    except OSError as error:
+        raise topic.refused(error, f"subscription {address} was not made") from error
     with error_context(f"subscription {address} is made, but a power cut may take it back"):
         store.sync(f"{layout.topic}/{SUBSCRIPTIONS}")
     with suppress(OSError):  # the next sweep of the root notes it
         make_known(topic.root.layout, layout.private, store)
     return address, holder
+
+
+@contextmanager
+def _draft(
+    topic: QueueContext, layout: QueueLayout, files: Mapping[str, bytes], *, holds: bool
+) -> Iterator[tuple[str, Holder | None]]:
+    """Build a subscription for a block, which renames it to its place; if the block raises, remove it.
+
+    Args:
+        topic: the topic.
+        layout: where the subscription is to be.
+        files: the content of the subscription's files, by their names in its folder.
+        holds: it is ephemeral, and goes with this process.
+
+    Yields:
+        The hidden folder that it is built in, and what holds it.
+    """
+    hidden, holder = f"{topic.layout.new}/{os.urandom(6).hex()}", None
+    built = QueueLayout(hidden, hidden, topic=layout.topic)
+    try:
+        topic.storage.make_folder(hidden)
+        _build(built, topic.storage, files)
+        holder = Holder(built, topic.storage) if holds else None
+        yield hidden, holder
+    except BaseException:
+        if holder is not None:
+            holder.end()
+        with suppress(OSError):  # a sweep of the topic removes it
+            topic.storage.remove_tree(hidden)
+        raise
 
 
 def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object, *, force: bool) -> None:
@@ -191,8 +213,14 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
         if not alone:
             raise Unavailable(f"another process is subscribing to topic {topic.name}: try again; nothing was changed")
         for found in replaced_by(topic, subscription, filter):
-            with suppress(NoSuchQueue):  # RACE: a sweep, or an unsubscribe, was first
+            try:
                 remove(topic.root, found, force=force)
+            except NoSuchQueue:
+                pass  # RACE: a sweep, or an unsubscribe, was first
+            except StorageError as error:
+                if found in of_client(topic.root, subscription):
+                    raise
+                log.warning("subscription %s is replaced: %s", found, error)
 
 
 def _build(layout: QueueLayout, store: Storage, files: Mapping[str, bytes]) -> None:

@@ -25,6 +25,7 @@ from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, Topic
 
 from dropq import Queue, QueueExists, Root, StorageError
 from dropq.api import Topic
+from dropq.config.load import validate_options
 from dropq.lifecycle import claims, known_queues
 from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transitions import Transitions
@@ -348,14 +349,13 @@ def test_of_two_that_make_a_topic_the_second_changes_no_configuration(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = topic.root
-    validate_options = subscriptions.validate_options
 
     def first(*args: Any, **how: Any) -> Any:
-        monkeypatch.setattr(subscriptions, "validate_options", validate_options)
+        monkeypatch.setattr("dropq.topics.subscriptions.validate_options", validate_options)
         Root(root.path).create_topic("b", max_deliveries=1).create_subscription("audit", client_id="hq")
         return validate_options(*args, **how)
 
-    monkeypatch.setattr(subscriptions, "validate_options", first)
+    monkeypatch.setattr("dropq.topics.subscriptions.validate_options", first)
     with pytest.raises(QueueExists):
         root.create_topic("b", max_deliveries=2)
     assert max_deliveries(root, "b") == 1
@@ -422,6 +422,44 @@ def test_a_delete_that_is_undone_leaves_the_configuration_where_it_was(
     with pytest.raises(StorageError, match="1 in target"):
         root.delete_queue("b")
     assert Path(root.path, "topic-root/b/queue.toml").read_text() == "max_deliveries = 3\n"
+
+
+@pytest.mark.parametrize("call", ["make_folder", "write_small"])
+def test_a_subscription_that_cannot_be_made_replaces_none(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    topic.create_subscription("audit", client_id="hq", filter="x = 1")
+    topic.publish(b"kept", properties={"x": 1})
+    made = getattr(Storage, call)
+
+    def full(storage: Storage, path: str, *args: Any, **how: Any) -> Any:
+        if f"{topic.queue.layout.new}/" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return made(storage, path, *args, **how)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Storage, call, full)
+        for options in ({"filter": "x > 0"}, {"filter": "x = 1", "no_local": True}):
+            with pytest.raises(StorageError, match="No space left"):
+                topic.create_subscription("audit", client_id="hq", **options)
+    assert [bodies(each) for each in topic.subscriptions()] == [[b"kept"]]
+    assert not os.listdir(topic.queue.layout.new)
+
+
+def test_a_subscription_that_cannot_be_cleared_away_is_replaced(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic.create_subscription("audit", client_id="hq", filter="x = 1")
+    topic.publish(b"gone", properties={"x": 1})
+
+    def broken(_: Storage, folder: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Storage, "drain", broken)
+        audit = topic.create_subscription("audit", client_id="hq", filter="x > 0")
+    topic.publish(b"new", properties={"x": 1})
+    topic.queue.sweep()
+    assert bodies(audit) == [b"new"]
+    assert not os.listdir(topic.queue.layout.deleting)
 
 
 def test_of_two_that_subscribe_with_a_new_filter_the_second_keeps_what_the_first_got(
