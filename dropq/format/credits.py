@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dropq.format.claims import split_claim
 from dropq.format.names import parse
 
-#: How often a message may go from queue to queue by selectors: one hop more is unroutable.
+#: How often a message may go from queue to queue by selectors, and as a dead letter: one hop more is unroutable.
 HOPS_LIMIT = 16
 
 _ALPHABET = string.digits + string.ascii_lowercase

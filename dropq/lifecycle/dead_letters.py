@@ -2,7 +2,8 @@
 
 A dead letter is a message like any other. Its name says which queue it was in last (`originS`), and why it left
 (`reasonS`, one word). It has no expiration any more. Its counters and its clock begin anew with its arrival, and the
-limits of the queue that it is in now act on it as on any message.
+limits of the queue that it is in now act on it as on any message. To become one is a hop, and a letter that has made
+as many as a message may becomes none again: so rings of dead-letter queues end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from dropq.errors import ConfigError
 from dropq.format.addresses import layouts
+from dropq.format.credits import HOPS_LIMIT
 from dropq.format.layout import QueueLayout
 from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
@@ -38,7 +40,7 @@ def sidecars_at(context: QueueContext, letters: QueueLayout) -> Sidecars:
 
 
 def letter(name: Name, origin: str, reason: str, now: int) -> Name:
-    """Return what the name of a dead letter says; its hops stay, its counters do not.
+    """Return what the name of a dead letter says; it has made a hop more, its counters begin anew.
 
     Args:
         name: what the message's name said.
@@ -58,10 +60,16 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
         since=now,
         via="",
         copied=False,
+        hops=name.hops + 1,
         origin=origin,
         reason=reason,
         foreign=False,
     )
+
+
+def why_no_more(name: Name) -> str:
+    """Return why a message that cannot be delivered goes to no dead-letter queue; "" if it does."""
+    return f"it is a dead letter, and has made {name.hops} hops" if name.reason and name.hops >= HOPS_LIMIT else ""
 
 
 def check_origin(letters: QueueContext, origin: QueueContext) -> None:

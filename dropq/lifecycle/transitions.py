@@ -380,7 +380,7 @@ class Transitions:
         source = f"{self._layout.error}/{file}"
         try:
             inode, name = reading.inode(source), self._sidecars.parse(file).unmarked
-            path = self._move_to_letters(source, self._find_letters(), name, reason)
+            path = self._move_to_letters(source, self._find_letters(name), name, reason)
         except (OSError, DropqError) as error:
             log.warning("%s stays, and `dropq move` takes it to the dead-letter queue: %s", source, describe(error))
             return None
@@ -510,7 +510,8 @@ class Transitions:
     ) -> Location | None:
         """Move a message that cannot be delivered to the dead-letter queue; return where it is now.
 
-        If that queue is missing or refuses the message, or none is named, the message goes to error/, with the reason.
+        If that queue is missing or refuses the message, or none is named, or the message is a dead letter that has made
+        all its hops, it goes to error/, with the reason.
         If that queue lies on another file system, the message goes to a row for it. A crash leaves it where it was or
         there.
 
@@ -560,7 +561,7 @@ class Transitions:
         """
         queue = self._config.dead_letter_queue
         try:
-            letters = self._find_letters()
+            letters = self._find_letters(name)
             path = leave(self._move_to_letters, letters, name, reason)
         except (NoSuchQueue, StorageError) as error:
             why = _refusal(queue, error)
@@ -575,8 +576,10 @@ class Transitions:
         self._sync_settled(os.path.dirname(path), folder, location=location)
         return location
 
-    def _find_letters(self) -> QueueLayout:
+    def _find_letters(self, name: Name) -> QueueLayout:
         queue = self._config.dead_letter_queue
+        if why := dead_letters.why_no_more(name):
+            raise NoSuchQueue(why)
         if queue is None:
             raise NoSuchQueue("no dead_letter_queue is set")
         with self.context.error_context("the dead-letter queue cannot be looked at"):

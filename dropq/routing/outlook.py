@@ -14,7 +14,7 @@ from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.credits import HOPS_LIMIT, Credit, Via
 from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
-from dropq.lifecycle import credits
+from dropq.lifecycle import credits, dead_letters
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import why_away
 from dropq.lifecycle.transfers import vias_in_transit
@@ -144,9 +144,7 @@ class Outlook:
         if not choice.copying and choice.stays and not choice.moving:
             return None
         if (choice.copying or choice.moving) and file.name.hops >= HOPS_LIMIT:
-            return Prospect(
-                f"it was moved {file.name.hops} times: the next router makes a dead letter of it", stays=False
-            )
+            return _ended(f"it was moved {file.name.hops} times", file)
         if choice.copying:
             return self._copied(choice.copying)
         return self._moved(file, choice.moving) if choice.moving else self._untaken(file)
@@ -213,13 +211,11 @@ class Outlook:
     def _bounced(self, file: MessageFile, one: InUse) -> str:
         name = one.selector.name
         if not (address := return_address(self._context, file)):
-            return (
-                f"selector {name} bounces it, and it has no return address: the next router makes a dead letter of it"
-            )
+            return _ended(f"selector {name} bounces it, and it has no return address", file).says
         if why := why_not_bounced(self._context, one.selector, address):
-            return f"{why}; the next router makes a dead letter of it"
+            return _ended(why, file).says
         if credits.layout_of(self._context.root.layout, address) is None:
-            return f"selector {name} bounces it, and {address} is missing: the next router makes a dead letter of it"
+            return _ended(f"selector {name} bounces it, and {address} is missing", file).says
         return f"the next router bounces it to {address} by selector {name}"
 
     def _untaken(self, file: MessageFile) -> Prospect:
@@ -228,7 +224,13 @@ class Outlook:
             return Prospect(f"{ONE_IS_UNUSABLE}: {broken}", stays=True)
         if why := self._unroutable.why_not(file):
             return Prospect(why, stays=True)
-        return Prospect("no selector takes it: the next router makes a dead letter of it", stays=False)
+        return _ended("no selector takes it", file)
+
+
+def _ended(why: str, file: MessageFile) -> Prospect:
+    """Return that the next router finds that a message cannot be delivered, and why."""
+    end = "moves it to error/" if dead_letters.why_no_more(file.name) else "makes a dead letter of it"
+    return Prospect(f"{why}: the next router {end}", stays=False)
 
 
 def _messages(count: int) -> str:

@@ -279,6 +279,51 @@ def test_a_letter_of_a_letter_names_the_last_queue(root: Root) -> None:
     assert (only(more).origin, only(more).dead_letter_reason) == ("letters", "unroutable")
 
 
+def ring(path: Path, **options: Any) -> tuple[Queue, Queue]:
+    """Two queues that are each other's dead-letter queue."""
+    root = make_root(path)
+    there, back = (root.create_queue(name, dead_letter_queue=other, **options) for name, other in ("ab", "ba"))
+    there.send(b"a")
+    return there, back
+
+
+def test_what_two_dead_letter_queues_cannot_route_ends_in_error_after_sixteen_hops(tmp_path: Path) -> None:
+    there, back = ring(tmp_path / "ring", unroutable_after="0s")
+    for queue in (there, back):
+        queue.add_selector("on", to="letters", filter="n = 1")
+    seen = []
+    for queue in (there, back) * 20:
+        seen += [message.file for message in queue.browse()]
+        queue.route()
+    assert len(seen) == 17, "it lay there, and then made sixteen hops"
+    assert where(there) == {"error": [b"a"]} and where(back) == {}
+    assert only(there, "error").reason["detail"] == "it is a dead letter, and has made 16 hops"
+    assert only(there, "error").reason["reason"] == "unroutable"
+    there.requeue()
+    there.route()
+    assert where(back) == {"target": [b"a"]}, "who requeues it lets it begin again"
+
+
+def test_what_two_dead_letter_queues_fail_at_ends_in_error_after_sixteen_hops(tmp_path: Path) -> None:
+    there, back = ring(tmp_path / "ring", max_deliveries=1)
+    for _ in range(8):
+        assert nacked(there).state == nacked(back).state == "dead-letter"
+    assert nacked(there).state == "error"
+    assert only(there, "error").reason["reason"] == "max_deliveries"
+
+
+def test_a_letter_that_selectors_have_moved_sixteen_times_goes_to_error(root: Root) -> None:
+    letters = root.create_queue("own", dead_letter_queue="letters")
+    letters.add_selector("on", to="letters")
+    name = "4.x.B.....JMS_dropq_hopsI=16&JMS_dropq_originS=orders&JMS_dropq_reasonS=hop_limit"
+    Path(letters.layout.target, name).touch()
+    (waiting,) = letters.explain()
+    assert waiting.detail.startswith("it was moved 16 times: the next router moves it to error/; ")
+    letters.route()
+    assert list(where(letters)) == ["error"] and where(root.queue("letters")) == {}
+    assert only(letters, "error").reason["reason"] == "hop_limit"
+
+
 def test_the_dead_letter_queue_of_all_needs_no_other(root: Root) -> None:
     letters = root.queue("letters")
     assert (letters.config.dead_letter_queue, letters.config.exhausted) == (None, "error")

@@ -103,7 +103,7 @@ def test_the_reason_of_a_bounce_that_went_nowhere_says_what_to_add(root: Root) -
     path = f"{root.path}/inbox/selectors/back.toml"
     says = f"selector back returns nothing to payments: if it may, add that to `to` in {path}"
     assert str(message.reason["detail"]).startswith(says)
-    assert waiting.detail == f"{says}; the next router makes a dead letter of it"
+    assert waiting.detail == f"{says}: the next router makes a dead letter of it"
 
 
 @pytest.mark.parametrize(
