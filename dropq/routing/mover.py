@@ -36,7 +36,7 @@ from dropq.policies.send_limits import SendLimits
 from dropq.routing.unroutable import Unroutable
 from dropq.staging.copies import LEASE, Renewal
 from dropq.staging.fan_out import fan_out, set_closed_aside
-from dropq.staging.receivers import Receiver, make_known
+from dropq.staging.receivers import Receiver, give_word, make_known
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import describe
@@ -333,6 +333,8 @@ class Mover:
             folder = target.layout.base
             if not known.is_near:
                 folder = row_to(self._context, Goal(target.root.layout, target.name, target.layout)).folder
+            else:
+                give_word(target)
             return Receiver(path, os.path.relpath(folder, path))
         except OSError as error:
             raise target.refused(error, "the message stays in target/") from error

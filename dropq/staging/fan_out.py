@@ -14,6 +14,7 @@ import errno
 import logging
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,7 +41,16 @@ from dropq.lifecycle.claims import claims_in, find_claim, is_committed, is_dropp
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.staging.named import is_named
-from dropq.staging.receivers import Receiver, identity_of, is_away, is_being_removed, open_receiver, take_each, tokens
+from dropq.staging.receivers import (
+    Receiver,
+    identity_of,
+    is_away,
+    is_being_removed,
+    open_receiver,
+    take_each,
+    tokens,
+    words_of,
+)
 from dropq.storage import reading
 from dropq.storage.failures import describe, error_context, storage_error
 from dropq.storage.files import SYNCED_TOGETHER
@@ -434,6 +444,7 @@ class _Mover:
         self._own: Sequence[OwnPart] | None = None
         self._receivers: dict[str, Receiver] = {}
         self._owner: int | None = None
+        self._read_words: Counter[str] | None = None
 
     def move_staged(self, staged: Staged) -> bool:
         """Move the parts that this process has staged; return whether all of them have left the folder."""
@@ -525,7 +536,7 @@ class _Mover:
                 raise
             if not reading.exists(source):
                 return True  # RACE: another roll-forward moved it
-            if open_receiver(self._root, receiver.identity) is not None:
+            if open_receiver(self._root, receiver.identity, self._words) is not None:
                 raise  # the receiver stands: NFS says ESTALE of a folder for a moment, or its target/ is missing
             return self._set_aside(source, token, own_name)
         return True
@@ -567,7 +578,7 @@ class _Mover:
     def _find(self, token: str) -> Receiver | None:
         """Open the receiver of a token; return None if it is gone."""
         identity = identity_of(self._context.layout, token)
-        return None if identity is None else open_receiver(self._root, identity)
+        return None if identity is None else open_receiver(self._root, identity, self._words)
 
     def _set_aside(self, source: str, token: str, own_name: str) -> bool:
         """Move the part of a receiver that is gone to error/; return False where it may come back.
@@ -578,7 +589,7 @@ class _Mover:
         identity = identity_of(self._context.layout, token) if known_here is None else known_here.identity
         if identity is not None and (
             is_being_removed(self._root, identity)
-            or open_receiver(self._root, identity) is not None
+            or open_receiver(self._root, identity, self._words) is not None
             or is_away(self._context.root.layout, identity)
         ):
             return False
@@ -592,6 +603,12 @@ class _Mover:
     @property
     def _root(self) -> str:
         return self._context.root.layout.path
+
+    def _words(self) -> Counter[str]:
+        """Return which words the folders of the root have; they are read once for a message."""
+        if self._read_words is None:
+            self._read_words = words_of(self._context.root.layout)
+        return self._read_words
 
 
 def left_to_owner(context: QueueContext, part: str, token: str, whose: Callable[[], int]) -> str:

@@ -17,20 +17,27 @@ import json
 import os
 import re
 import resource
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dropq.errors import DropqError
 from dropq.format import names
+from dropq.format.addresses import topic_layout
 from dropq.format.layout import INCOMING, PRIVATE, SUBSCRIPTIONS, QueueLayout, RootLayout, removed_subscriptions
 from dropq.format.staged import part_of
-from dropq.lifecycle.known_queues import why_away
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import hidden_layout, queue_layouts, topics, why_away
+from dropq.policies.lock import PolicyLock
 from dropq.storage import reading
 from dropq.storage.files import Storage
 
 #: The file with a queue's word, below its folder.
 CREATED = f"{PRIVATE}/created"
+#: What the path of a row has in it: the folder of what goes to another file system.
+TRANSFERS = f"/{PRIVATE}/transfers/"
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
@@ -197,6 +204,29 @@ def take_each(receivers: Sequence[Receiver], at: int, parts: Sequence[str], name
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
+def give_word(queue: QueueContext) -> None:
+    """Give a queue a random word, unless it has one, by which it is known again after its root was copied.
+
+    The file keeps its time: that is when the queue was made. The next user who may does what this one may not.
+    """
+    layout, store = queue.layout, queue.storage
+    with suppress(OSError, DropqError):
+        if reading.read_small(layout.created):
+            return
+        with PolicyLock(queue).held(lambda: None) as alone:
+            if alone and not reading.read_small(layout.created):  # RACE: another process may have done it
+                made = reading.written_ms(layout.created) * 1_000_000 if reading.exists(layout.created) else 0
+                draft = f".created.{os.urandom(6).hex()}.tmp"
+                store.write_all(layout.private, [draft], [new_word()], times=(made, made))
+                store.replace(f"{layout.private}/{draft}", layout.created)
+                store.sync(layout.private)
+
+
+def new_word() -> bytes:
+    """Return a random word for a queue, which no other has."""
+    return os.urandom(8).hex().encode()
+
+
 # -- which receiver a token is ---------------------------------------------------------------------------------------
 
 
@@ -241,8 +271,13 @@ def identity_of(layout: QueueLayout, token: str) -> Identity | None:
     return identity
 
 
-def open_receiver(root: str, identity: Identity) -> Receiver | None:
+def open_receiver(root: str, identity: Identity, words: Callable[[], Counter[str]] = Counter) -> Receiver | None:
     """Open a receiver by its identity; return None if it is not there.
+
+    Args:
+        root: the root's path.
+        identity: the receiver.
+        words: returns what `words_of` does, to find also what was copied to another disk with its root.
 
     Raises:
         OSError: this user may not look.
@@ -251,7 +286,21 @@ def open_receiver(root: str, identity: Identity) -> Receiver | None:
         receiver = Receiver(root, identity.path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return receiver if receiver.identity.is_same(identity) else None
+    if receiver.identity.is_same(identity):
+        return receiver
+    if receiver.identity.word != identity.word:
+        return None
+    # A folder of the root may have been copied within it; the folder of a row has a name that is never used again.
+    is_it = words()[identity.word] == 1 if identity.word else TRANSFERS in identity.path
+    return receiver if is_it else None
+
+
+def words_of(root: RootLayout) -> Counter[str]:
+    """Return how many folders of a root have which word, those included that are being removed."""
+    homes = {root.path, *(removed_subscriptions(topic_layout(root.path, topic).home) for topic in topics(root))}
+    hidden = (f"{above}/{name}" for above in homes for name in reading.names_in(above) if ".deleting-" in name)
+    files = {layout.created for layout in queue_layouts(root)} | {hidden_layout(path).created for path in hidden}
+    return Counter((reading.read_small(file) or b"").decode(errors="replace").strip() for file in files)
 
 
 def is_being_removed(root: str, identity: Identity) -> bool:
@@ -262,7 +311,7 @@ def is_being_removed(root: str, identity: Identity) -> bool:
         folders.append(removed_subscriptions(f"{root}/{os.path.dirname(above)}"))
     below = identity.path.endswith(f"/{INCOMING}") * f"/{INCOMING}"
     found = [f"{folder}/{name}{below}" for folder in folders for name in reading.names_in(folder)]
-    return any(".deleting-" in path and _inode_at(path) == identity.inode for path in found)
+    return any(".deleting-" in path and _lies_at(path, identity) for path in found)
 
 
 def is_away(root: RootLayout, identity: Identity) -> bool:
@@ -273,11 +322,14 @@ def is_away(root: RootLayout, identity: Identity) -> bool:
     return names.can_name_queue(name) and why_away(root, name) != ""
 
 
-def _inode_at(path: str) -> int | None:
+def _lies_at(path: str, identity: Identity) -> bool:
+    """Return whether a hidden folder is that of a receiver, by its inode, or its word if the root was copied."""
     try:
-        return os.stat(path).st_ino
+        if os.stat(path).st_ino == identity.inode:
+            return True
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return False
+    return bool(identity.word) and (reading.read_small(f"{path}/{CREATED}") or b"").strip() == identity.word.encode()
 
 
 def is_needed(root: str, layout: QueueLayout, token: str) -> bool:

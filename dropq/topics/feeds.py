@@ -21,7 +21,7 @@ from dropq.lifecycle.known_queues import linked_queue, refuse_away, undecided_su
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.policies.send_limits import Tally
 from dropq.policies.wanted import deciding
-from dropq.staging.receivers import Receiver, is_known, make_known
+from dropq.staging.receivers import Receiver, give_word, is_known, make_known
 from dropq.storage import reading
 from dropq.storage.failures import describe
 from dropq.topics.views import keep_noted, noted_expression, view_names
@@ -284,6 +284,7 @@ class Feeds:
             there = find_layout(topic.root.layout.path, address)
             version = [] if there is None else _version_of(there)
             context = open_queue(topic.root, address)
+            give_word(context)
             base = context.layout.base
             receiver = Receiver(topic.root.layout.path, os.path.relpath(base, topic.root.layout.path))
             if receiver.device != self._device:

@@ -37,6 +37,7 @@ from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.circles import Circles, Place, Planned, words
 from dropq.policies.lock import PolicyLock
+from dropq.staging.receivers import new_word
 from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
@@ -228,7 +229,7 @@ def _build(layout: QueueLayout, store: Storage, files: Mapping[str, bytes]) -> N
     folders = layout.first_folders
     for folder in folders:
         store.make_folder(folder, parents=False, passing=True)  # synced below, each parent once
-    store.write_small(layout.created, os.urandom(8).hex().encode())
+    store.write_small(layout.created, new_word())
     for name, content in files.items():
         store.write_small(f"{layout.base}/{name}", content)
     store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders))

@@ -33,6 +33,7 @@ from dropq.policies.circles import Circles, Place, Planned, View, words
 from dropq.policies.selectors import reserve_token
 from dropq.queue import browsing
 from dropq.staging import jobs
+from dropq.staging.receivers import new_word
 from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
@@ -132,7 +133,7 @@ def _make(
         folders = layout.first_folders
         for folder in folders:
             store.make_folder(folder, parents=False, passing=True)  # synced below, each parent once
-        store.touch(layout.created)  # its modification time is when the queue was made
+        store.write_new(layout.created, new_word())  # its modification time is when the queue was made
         if options:
             store.write_small(layout.config_file, toml_text(options).encode())
         if selectors:

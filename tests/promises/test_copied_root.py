@@ -1,4 +1,7 @@
-"""A root that was copied, by tar or rsync, keeps why its messages failed, though all files have other inodes."""
+"""A root that was copied, by tar or rsync, keeps why its messages failed, and to whom what is committed goes.
+
+All files have other inodes then.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from pathlib import Path
 import pytest
 from helpers import Clock, Make, base, make_queue, reopened
 
+import dropq
 from dropq import Queue, Root
 from dropq.lifecycle.timing import Timing
+from dropq.staging import fan_out
 from dropq.storage import reading
 
 DAY = 86_400
@@ -184,3 +189,109 @@ def test_a_damaged_reason_is_cleared_away_and_loses_nothing(filed: Queue, clock:
     clock.advance(2 * DAY)
     assert filed.sweep().leftovers == 3
     assert len(details(filed)) == 3
+
+
+# -- what is committed -------------------------------------------------------------------------------------------------
+
+
+#: Who gets a copy of what is committed in `fed`.
+RECEIVERS = ("a/one.c", "a/two.c", "view")
+
+
+@pytest.fixture
+def fed(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Root:
+    """A root with a message that is committed for two subscriptions and a view, and not rolled forward."""
+    root = Root.create(tmp_path / "root", clock=clock)
+    topic = root.create_topic("a", durability="none")
+    for name in ("one", "two"):
+        topic.create_subscription(name, client_id="c")
+    root.create_queue("view", underlying_topic="a", durability="none")
+    with monkeypatch.context() as stalled:
+        stalled.setattr(fan_out, "roll_forward", lambda *_, **__: False)
+        topic.publish(b"paid")
+    return root
+
+
+def copied(root: Root, tmp_path: Path) -> Root:
+    """The root on another disk."""
+    for number in range(400):  # so that no inode of the copy is that of the original
+        (tmp_path / f"{number}").touch()
+    shutil.copytree(root.path, tmp_path / "copy", symlinks=True)
+    return Root(tmp_path / "copy", clock=root.clock)
+
+
+def counted(root: Root) -> list[int]:
+    return [len(list(root.queue(name).browse())) for name in RECEIVERS]
+
+
+def test_what_is_committed_for_receivers_arrives_in_a_copied_root(fed: Root, tmp_path: Path) -> None:
+    copy = copied(fed, tmp_path)
+    assert copy.sweep().rolled_forward == 1
+    assert counted(copy) == [1, 1, 1]
+    assert list(copy.queue("a").browse("error")) == []
+
+
+def test_what_is_committed_for_a_view_that_was_made_by_hand_arrives_in_a_copied_root(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root.create(tmp_path / "root", clock=clock)
+    topic, view = root.create_topic("a", durability="none"), tmp_path / "root" / "view"
+    for state in ("working", "target", "processing", "processed", "expired", "error"):
+        (view / state).mkdir(parents=True)
+    (view / "queue.toml").write_text('underlying_topic = "a"\n')
+    root.queue("view").sweep()
+    with monkeypatch.context() as stalled:
+        stalled.setattr(fan_out, "roll_forward", lambda *_, **__: False)
+        topic.publish(b"paid")
+    assert reading.written_ms(str(view / ".dropq" / "created")) == 0, "nobody knows when it was made"
+    copy = copied(root, tmp_path)
+    copy.sweep()
+    assert [message.body for message in copy.queue("view").browse()] == [b"paid"]
+
+
+def test_a_queue_keeps_its_time_where_it_gets_a_word(fed: Root) -> None:
+    created = Path(fed.queue("view").layout.created)
+    created.write_bytes(b"")
+    os.utime(created, (5, 5))
+    Root(fed.path, clock=fed.clock).topic("a").publish(b"next")
+    assert created.read_bytes()
+    assert created.stat().st_mtime == 5
+
+
+@pytest.mark.parametrize("of", ["a/one.c", "view"])
+def test_a_copied_receiver_of_which_there_are_two_gets_nothing_that_was_committed_for_one(
+    fed: Root, tmp_path: Path, of: str
+) -> None:
+    home = Path(fed.queue(of).layout.home)
+    shutil.copytree(home, home.with_name("other.c" if of != "view" else "other"))
+    copy = copied(fed, tmp_path)
+    copy.sweep()
+    assert counted(copy) == [int(name != of) for name in RECEIVERS]
+    assert [message.body for message in copy.queue("a").browse("error")] == [b"paid"]
+
+
+def test_what_is_committed_waits_in_a_copied_root_for_a_view_that_is_being_removed(fed: Root, tmp_path: Path) -> None:
+    home = Path(fed.path, "view")
+    hidden = home.rename(home.with_name(".view.deleting-1795408273487-abcdef"))
+    copy = copied(fed, tmp_path)
+    copy.queue("a").sweep()
+    (tmp_path / "copy" / hidden.name).rename(tmp_path / "copy" / "view")
+    copy.queue("a").sweep()
+    assert counted(copy) == [1, 1, 1]
+
+
+def test_copies_that_selectors_made_arrive_in_a_copied_root(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root.create(tmp_path / "root", clock=clock)
+    for name in ("q", "audit"):
+        root.create_queue(name, durability="none")
+    root.queue("q").add_selector("audit", to="audit", op="copy")
+    root.queue("q").send(b"paid")
+    with monkeypatch.context() as stalled:
+        stalled.setattr(fan_out, "roll_forward", lambda *_, **__: False)
+        dropq.route(root, once=True)
+    copy = copied(root, tmp_path)
+    copy.sweep()
+    assert [message.body for message in copy.queue("audit").browse()] == [b"paid"]
+    assert list(copy.queue("q").browse("error")) == []

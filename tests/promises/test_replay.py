@@ -230,7 +230,6 @@ def test_a_replay_begins_at_an_id_whose_message_is_gone(dated: Queue) -> None:
 
 def test_a_replay_begins_where_the_queue_was_made_or_at_all_where_that_is_not_known(dated: Queue) -> None:
     made = base(dated) / ".dropq" / "created"
-    assert made.read_bytes() == b""
     at = datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp()
     os.utime(made, (at, at))
     assert len(dated.replay("creation", dry_run=True)) == 2

@@ -1544,7 +1544,7 @@ def test_a_receiver_that_is_not_the_one_that_is_named_gets_nothing(
     (root.path / "file").touch()
     said = json.loads(known(topic).read_text())
     change = {
-        "inode": {"inode": said["inode"] + 1},
+        "inode": {"inode": said["inode"] + 1, "word": ""},
         "word": {"word": "0" * 16},
         "another queue": {"path": "other"},
         "link": {"path": "link"},
