@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from dropq.errors import DropqError
 from dropq.format.credits import Credit, Via, is_key, is_token, via_of
-from dropq.format.layout import JOB_PREFIX, QueueLayout
+from dropq.format.layout import QueueLayout
 from dropq.format.staged import OwnPart, StagedFolder
 from dropq.lifecycle import credits
 from dropq.lifecycle.claims import is_dropped
@@ -190,8 +190,5 @@ def _files(layout: QueueLayout) -> Iterator[str]:
             for file in reading.names_in(f"{layout.staged}/{name}"):
                 part = OwnPart.of(file)
                 yield file if part is None else part.own_name
-    for name in reading.names_in(layout.working):
-        if name.startswith(JOB_PREFIX):
-            yield from reading.names_in(f"{layout.working}/{name}")
     for folder in (layout.target, layout.delayed):
         yield from reading.names_in(folder)
