@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from weakref import finalize
 
 from dropq.errors import DropqError, LeaseLost, StorageError, Unavailable
 from dropq.format import names
@@ -70,6 +71,7 @@ class Distributor:
         self._id = f"distributor-{random}"
         self._owners = claim_owners(self._id)
         self._presence: Presence | None = None
+        self._unless_closed: finalize[[Presence, int], Distributor] | None = None
         self._watch: Watch | None = None
         self._forks = FORKS.count
         self._paused = False
@@ -92,6 +94,8 @@ class Distributor:
         """End its sign of life; it holds nothing between two calls."""
         presence, self._presence = self._presence, None
         if presence is not None:
+            if self._unless_closed is not None:
+                self._unless_closed.detach()
             with error_context("nothing is held, and a sweep removes the file"):
                 presence.end()
 
@@ -326,7 +330,8 @@ class Distributor:
         """Show that this process lives, before its first claim."""
         if self._presence is None:
             with error_context("the message waits in target/"):
-                self._presence = Presence(self.context.layout.consumers, self._id, self.context.storage)
+                presence = self._presence = Presence(self.context.layout.consumers, self._id, self.context.storage)
+            self._unless_closed = finalize(self, _end, presence, FORKS.count)
 
     def _share_out(
         self,
@@ -434,3 +439,10 @@ class Distributor:
             return reading.read_with_times(claim.path, IN_MEMORY)
         except OSError:
             return None, None  # too long, or gone: then the copy says so
+
+
+def _end(presence: Presence, forks: int) -> None:
+    """End the sign of life of a distributor that nobody closed, with its thread or with the program that made it."""
+    if forks == FORKS.count:
+        with suppress(OSError):  # a sweep removes the file
+            presence.end()

@@ -191,18 +191,22 @@ class QuickSweep:
             feeding.keep_ephemeral()
             for distributor in feeding.distributors():
                 with _passing_over(distributor.context, report, "what waits"):
-                    _bring_back(distributor.context, report, idle=True, first_lock=None)
+                    _bring_back(distributor.context, report, idle=False, first_lock=None)
                     report.distributed += distributor.run()
                     self.settles_at = min(filter(None, (self.settles_at, distributor.settles_at)), default=0)
 
-    def _finish_published(self, report: SweepReport) -> Iterator[None]:
-        """Finish the jobs whose drivers died while they published to the topics that the consumer's messages come from.
+    def _keep_up_topics(self, report: SweepReport) -> Iterator[None]:
+        """Do for the topics that the consumer's messages come from what their publishers left as they died.
 
-        A topic need not have a consumer of its own.
+        That is to finish jobs, and to remove signs of life. A topic need not have a consumer of its own.
         """
         for topic in self._feeding.topics() if self._feeding is not None else ():
             _sweep_jobs(topic, report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB)
             yield
+            with _passing_over(topic, report, topic.layout.consumers):
+                for publisher in liveness.known(topic.layout.consumers):
+                    _return_if_dead(topic, report, publisher)
+                    yield
 
     def found_nothing(self) -> None:
         """Do what the queue's selectors say with what the consumer leaves to others, unless that was a moment ago."""
@@ -256,7 +260,7 @@ class QuickSweep:
                 _clear_temporary(context, self._upkeep_report),
                 _destroy_alone(context, self._upkeep_report),
                 _collect(context, self._upkeep_report),
-                self._finish_published(self._upkeep_report),
+                self._keep_up_topics(self._upkeep_report),
             )
         done, started = self._upkeep_report.total, time.monotonic()
         for _ in self._upkeep:

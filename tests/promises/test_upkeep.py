@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +17,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from forks import die_after
 from helpers import FRESH, Clock, Make, base, make_queue, reopened, take, timed
 
 from dropq import Queue, Root
+from dropq.api import Topic
 from dropq.lifecycle.sidecars import PASSES_APART, collect
 from dropq.lifecycle.timing import Timing
 from dropq.staging.jobs import Job
-from dropq.storage import reading
+from dropq.storage import liveness, reading
 from dropq.storage.files import Storage
 from dropq.upkeep import retention, sweep
 from dropq.upkeep.sweep import QuickSweep, SweepReport
@@ -82,6 +87,73 @@ def test_a_consumer_of_a_subscription_finishes_what_was_published_by_one_who_die
     assert found == [b"paid"]
     assert [message.body for message in own.browse()] == [b"paid"]
     assert (names_in(topic.queue, "working"), len(names_in(topic.queue, "processed"))) == ([], 1)
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> tuple[Topic, Queue]:
+    """A topic in which nothing waits, and a subscription of it."""
+    topic = timed(Root.create(tmp_path), SOON).create_topic("a", durability="none")
+    return topic, topic.create_subscription("audit", client_id="c")
+
+
+def test_a_program_that_publishes_and_ends_leaves_no_sign_of_life(idle: tuple[Topic, Queue]) -> None:
+    topic, audit = idle
+    program = f"import dropq; dropq.Root({str(topic.root.path)!r}).topic('a').publish(b'x')"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert len(list(audit.browse())) == 1
+    assert os.listdir(topic.queue.layout.consumers) == []
+
+
+def test_a_thread_that_publishes_and_ends_leaves_no_sign_of_life(idle: tuple[Topic, Queue]) -> None:
+    topic, audit = idle
+    thread = threading.Thread(target=lambda: topic.publish(b"x"))
+    thread.start()
+    thread.join()
+    assert len(list(audit.browse())) == 1
+    assert os.listdir(topic.queue.layout.consumers) == []
+
+
+def test_a_child_that_ends_takes_no_sign_of_life_of_its_parent(idle: tuple[Topic, Queue]) -> None:
+    topic, _ = idle
+    topic.publish(b"x")
+    program = (
+        f"import dropq, os, sys; topic = dropq.Root({str(topic.root.path)!r}).topic('a'); topic.publish(b'x');"
+        f"os.fork() or sys.exit(); os.wait(); print(len(os.listdir({topic.queue.layout.consumers!r})))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True)
+    assert ran.stdout == b"2\n", "its own and this process's"
+
+
+def test_a_consumer_forgets_publishers_that_were_killed_though_nothing_waits_in_their_topic(
+    idle: tuple[Topic, Queue],
+) -> None:
+    topic, audit = idle
+    die_after(lambda: topic.publish(b"x"))
+    assert len(os.listdir(topic.queue.layout.consumers)) == 1
+    with audit.subscribe(max_backlog=None) as subscription:
+        while subscription.receive() is not None or os.listdir(topic.queue.layout.consumers):
+            pass
+
+
+def test_publishers_that_were_killed_delay_no_message(
+    idle: tuple[Topic, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, audit = idle
+    consumers = Path(topic.queue.layout.consumers)
+    for number in range(50):
+        (consumers / f"distributor-{number:010d}").touch()
+    Path(topic.queue.layout.working, "1.csv").touch()
+    Path(topic.queue.layout.working, "1.csv").rename(Path(topic.queue.layout.target, "1.csv"))
+    tried, dead = [], liveness.dead
+
+    def trying(folder: str, name: str) -> Any:
+        tried.append(folder)
+        return dead(folder, name)
+
+    monkeypatch.setattr(liveness, "dead", trying)
+    with timed(Root(topic.root.path), replace(FRESH, first_upkeep=1000)).queue(audit.name).subscribe() as subscription:
+        assert subscription.receive() is not None
+    assert str(consumers) not in tried
 
 
 def test_a_consumer_leaves_a_job_to_its_driver_while_something_moves_in_it(
