@@ -254,6 +254,8 @@ class RootLayout:
         self.tokens = f"{self.private}/tokens"
         #: A file for each queue that is a view on topics.
         self.views = f"{self.private}/views"
+        #: Who has the lock of this file makes a view, or forgets one.
+        self.views_lock = f"{self.private}/views.lock"
 
     @property
     def dropboxmq(self) -> tuple[str, ...]:

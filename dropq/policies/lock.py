@@ -7,6 +7,7 @@ because the rename decides. Two consumers that look at the same time can only ex
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import locks
 from dropq.storage.failures import error_context
+from dropq.storage.files import Storage
 from dropq.storage.locks import LockFile
 from dropq.storage.reading import inode
 
@@ -23,14 +25,20 @@ log = logging.getLogger("dropq")
 POLL = 0.001
 
 
-class PolicyLock:
-    """The lock of one queue, on a file that is opened for each look."""
+class Lock:
+    """A lock on a file that is opened for each look.
 
-    def __init__(self, context: QueueContext) -> None:
-        self._path = context.layout.lock
-        self._folder = context.layout.private
-        self._storage = context.storage
-        self._patience = context.timing.lock_patience
+    Args:
+        path: the file; it is made if it is missing.
+        storage: makes it.
+        patience: seconds to wait for another process.
+    """
+
+    def __init__(self, path: str, storage: Storage, patience: float) -> None:
+        self._path = path
+        self._folder = os.path.dirname(path)
+        self._storage = storage
+        self._patience = patience
         self._inode = 0
         self._warned = False
 
@@ -100,3 +108,10 @@ class PolicyLock:
             return inode(self._path) != self._inode
         except FileNotFoundError:
             return True
+
+
+class PolicyLock(Lock):
+    """The lock of one queue."""
+
+    def __init__(self, context: QueueContext) -> None:
+        super().__init__(context.layout.lock, context.storage, context.timing.lock_patience)

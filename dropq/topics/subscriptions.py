@@ -29,6 +29,7 @@ from dropq.format.layout import (
     unsettled_config,
 )
 from dropq.lifecycle import ephemeral
+from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
 from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
@@ -152,7 +153,7 @@ def subscribe(
         files[".dropq/recovering"] = recovery_point.encode()
     try:
         with _draft(topic, layout, files, holds=holds) as (hidden, holder):
-            store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}")
+            store.make_folder(f"{layout.topic}/{SUBSCRIPTIONS}", parents=False)  # RACE: not of a topic that is gone
             if replaced_by(topic, subscription, filter):  # now that the new one is ready: what goes does not come back
                 _replace(topic, subscription, filter, force=force)
             store.move_folder(hidden, layout.home)
@@ -276,17 +277,21 @@ def remove(root: RootContext, address: str, *, force: bool) -> None:
 
     Raises:
         NoSuchQueue: there is no such subscription.
-        Unavailable: it is in use; nothing was changed.
+        Unavailable: it is in use, or a message of it is; nothing was changed.
         StorageError: it has such messages; nothing was changed.
     """
     context = open_queue(root, address)
     folder = context.layout.consumers
     with error_context(f"subscription {address} was not removed"):
-        alive = [name for name in liveness.known(folder) if liveness.is_verifiable(folder, name)]
-    alive = [name for name in alive if not liveness.is_dead(folder, name)]
+        known = liveness.known(folder)
+        alive = [name for name in known if liveness.is_verifiable(folder, name)]
+        now = context.clock.now_ms()  # a shell command holds without a sign of life: until its lease ends
+        alive += [claim.subscription for claim in claims_in(context) if claim.deadline > now]
+    alive = [name for name in alive if name not in known or not liveness.is_dead(folder, name)]
     if alive:
         raise Unavailable(
-            f"subscription {address} is in use by {', '.join(sorted(alive))}: end that first; nothing was removed"
+            f"subscription {address} is in use by {', '.join(sorted(set(alive)))}: end that, or settle what it holds, "
+            "first; nothing was removed"
         )
     with error_context(f"subscription {address} was not removed"):
         leaving = not force and bool(routes.routed(context.layout, context.config.ignore) or in_transit(context.layout))

@@ -2,16 +2,19 @@
 
 What is a view stands in its queue.toml. `.dropq/views/` of the root has a file for each, called after the queue, so
 that a publisher need not read every queue's configuration. The file has the view's `underlying_topic`: a view that
-cannot be opened holds only the topics that this names. It is written before and after the view appears, and when a view
-is opened whose file says something else. A file whose queue is gone, or is no view any more, is removed by a sweep of
-the root; that of a view that is away stays.
+cannot be opened holds only the topics that this names. It is written before the view appears, and when a view is opened
+whose file says something else. A file whose queue is gone, or is no view any more, is removed by a sweep of the root;
+that of a view that is away stays.
+
+A view appears, and is forgotten, under a lock: so no view stands without a file. Where there are no locks, a view that
+appeared as one of its name was forgotten has none for a moment: so it is written again after the view has appeared.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from dropq.config.schema import underlies
 from dropq.errors import DropqError, NoSuchQueue
@@ -22,6 +25,7 @@ from dropq.format.layout import SUBSCRIPTIONS, VIEW_LINK, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.known_queues import topics, why_away
 from dropq.lifecycle.open_queue import open_queue
+from dropq.policies.lock import Lock
 from dropq.storage.files import Storage
 from dropq.storage.reading import exists, names_in, read_small, written_ms
 
@@ -34,9 +38,39 @@ def view_names(noted: Iterable[str]) -> list[str]:
     return sorted(filter(names.can_name_queue, noted))
 
 
+@contextmanager
+def _alone(root: RootContext) -> Iterator[None]:
+    """Keep others from making and forgetting views for a block, where there are locks."""
+    with ExitStack() as stack:
+        with suppress(OSError, DropqError):  # such as that this user may not: then the order of the steps must do
+            lock = Lock(root.layout.views_lock, _storage(root.layout), root.timing.lock_patience)
+            stack.enter_context(lock.held(lambda: None))
+        yield
+
+
+def show_view(root: RootContext, name: str, expression: str, move: Callable[[], None]) -> None:
+    """Let a view appear, known to the publishers of its topics from before: what is published then reaches it.
+
+    Args:
+        root: the root.
+        name: the view.
+        expression: its topics.
+        move: gives the view its name.
+    """
+    with _alone(root):
+        note_view(root.layout, name, expression)
+        move()
+        # RACE: without locks a sweep may have found no view just before, and have removed the note.
+        note_view(root.layout, name, expression)
+
+
+def _storage(root: RootLayout) -> Storage:
+    return Storage(file_mode=os.stat(root.path).st_mode & 0o664, lenient=True)
+
+
 def note_view(root: RootLayout, name: str, expression: str) -> None:
     """Make a view known to the publishers of its topics, and which these are; everybody in the root may read it."""
-    storage = Storage(file_mode=os.stat(root.path).st_mode & 0o664, lenient=True)
+    storage = _storage(root)
     if not exists(root.views):
         storage.make_folder_like(root.views, root.private)
     storage.write_small(f"{root.views}/{name}", expression.encode())
@@ -62,19 +96,21 @@ def noted_expression(root: RootLayout, name: str) -> str:
 def forget_view(root: RootContext, name: str, storage: Storage) -> None:
     """Stop feeding a view that is gone, also by the links of a DropboxMQ.
 
-    RACE: another view of its name may have appeared meanwhile: it is noted again at once.
+    RACE: another view of its name may have appeared meanwhile, or appear now where there are no locks: it stays noted.
     """
     layout = root.layout
-    storage.unlink(f"{layout.views}/{name}")
-    expression = _expression(root, name)
-    if expression is not None:
-        note_view(layout, name, expression)
-        link_views(root)
-        return
-    for topic in topics(layout):
-        link = f"{topic_layout(layout.path, topic).home}/{SUBSCRIPTIONS}/{encode(name)}{VIEW_LINK}"
-        if os.path.islink(link):
-            storage.unlink(link)
+    with _alone(root):
+        if _expression(root, name) is None:
+            storage.unlink(f"{layout.views}/{name}")
+        expression = _expression(root, name)
+        if expression is not None:
+            note_view(layout, name, expression)
+            link_views(root)
+            return
+        for topic in topics(layout):
+            link = f"{topic_layout(layout.path, topic).home}/{SUBSCRIPTIONS}/{encode(name)}{VIEW_LINK}"
+            if os.path.islink(link):
+                storage.unlink(link)
 
 
 def _expression(root: RootContext, name: str) -> str | None:

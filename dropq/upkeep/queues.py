@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from dropq.config.load import toml_text, validate_options
@@ -38,7 +39,7 @@ from dropq.storage import reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics import subscriptions
-from dropq.topics.views import forget_view, link_views, note_view, tidy_views
+from dropq.topics.views import forget_view, link_views, show_view, tidy_views
 from dropq.upkeep import joining, temporary
 from dropq.upkeep.hidden import note_name, private_store, tidy_deletes
 from dropq.upkeep.sweep import SweepReport
@@ -141,14 +142,11 @@ def _make(
         if holds:
             holder = Holder(layout, store)
         store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders[1:]))
-        if config.underlying_topic is not None:
-            note_view(
-                root.layout, name, config.underlying_topic
-            )  # before it appears: what is published then reaches it
-        store.move_folder(hidden, home)
-        if config.underlying_topic is not None:
-            # RACE: a sweep may have found no view just before, and have removed the note.
-            note_view(root.layout, name, config.underlying_topic)
+        move = partial(store.move_folder, hidden, home)
+        if config.underlying_topic is None:
+            move()
+        else:
+            show_view(root, name, config.underlying_topic, move)
     except OSError as error:
         if holder is not None:
             holder.end()
@@ -213,14 +211,14 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
     try:
         if context.layout.is_topic:
             subscriptions.unsettle_config(context.layout, store)
-        if force:
+        if force and not context.layout.is_topic:
             store.rename_folder(layout.home, away)
         else:
             undecided = f"{hidden}.deleting-{mark}"
             if not context.layout.is_topic:
                 note_name(context)
             store.rename_folder(layout.home, undecided)
-            _restore_if_unsettled(context, layout.moved(undecided), layout.home)
+            _restore_if_unsettled(context, layout.moved(undecided), layout.home, force=force)
             store.rename_folder(undecided, away)
         gone = layout.moved(away)
         forget(root.layout, layout.base, gone.private, store)
@@ -281,10 +279,18 @@ def refuse_unsettled(context: QueueContext) -> None:
         )
 
 
-def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -> None:
-    """RACE: a send that returned before the rename is not lost: the queue comes back, to its `home`."""
+def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str, *, force: bool) -> None:
+    """RACE: a send that returned before the rename is not lost: the queue comes back, to its `home`.
+
+    So does a topic that somebody has subscribed to, also by force. After the rename nobody can: a subscription is made
+    in the topic's own folder.
+    """
     name, store = context.name, context.storage
     try:
+        if context.layout.is_topic and any(True for _ in subscription_folders(context.root.layout, name)):
+            raise OSError(errno.ENOTEMPTY, "somebody has subscribed", context.layout.home)
+        if force:
+            return
         for folder in (gone.target, gone.delayed, gone.processing):
             store.unlink(f"{folder}/{KEEPER}")
             store.remove_folder(folder)  # from here on whatever was half-way into it fails
@@ -300,6 +306,7 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -
         store.move_folder(gone.home, home)
         if context.layout.is_topic:
             subscriptions.settle_config(context.layout, store)
+            refuse_subscriptions(context.root, context)
         jobs.sweep(context)
         joining.sweep(context)
         refuse_unsettled(context)

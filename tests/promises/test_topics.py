@@ -705,6 +705,25 @@ def test_a_subscription_in_use_is_not_removed_for_another(root: Root) -> None:
     assert topic.subscriptions() == []
 
 
+def test_a_subscription_is_not_removed_while_a_command_holds_a_message_of_it(root: Root, clock: Clock) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c")
+    topic.publish(b"1")
+    with root.queue("a/s.c").subscribe(client_id="shell", detached=True, lease_period=60) as command:
+        held = command.receive()
+        assert held is not None
+        for act in (
+            lambda: topic.unsubscribe("s", client_id="c"),
+            lambda: topic.create_subscription("s", client_id="c", no_local=True),
+        ):
+            with pytest.raises(Unavailable, match=r"subscription a/s\.c is in use by shell-"):
+                act()
+        clock.advance(61)
+        topic.unsubscribe("s", client_id="c")
+        with pytest.raises(StorageError, match="the queue is not where it was"):
+            held.ack()
+
+
 def test_a_subscription_that_is_not_there_cannot_be_removed(root: Root) -> None:
     topic = root.create_topic("a")
     topic.create_subscription("s", client_id="c")

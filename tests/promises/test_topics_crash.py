@@ -23,7 +23,7 @@ from helpers import FRESH, Clock, arrive, timed, where
 from torture.table import Row
 from torture.topic_cases import CASES, MEETING, OTHERS, SETTINGS, Setting, TopicCases
 
-from dropq import Queue, QueueExists, Root, StorageError
+from dropq import NoSuchQueue, Queue, QueueExists, Root, StorageError
 from dropq.api import Topic
 from dropq.config.load import validate_options
 from dropq.lifecycle import claims, known_queues
@@ -319,6 +319,40 @@ def test_a_topic_in_which_a_message_is_committed_as_it_is_deleted_comes_back(
     assert bodies(above) == [b"committed"]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_topic_that_somebody_subscribes_to_as_it_is_deleted_comes_back(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    refuse_subscriptions = queues.refuse_subscriptions
+
+    def looking(root: Any, context: Any) -> None:
+        refuse_subscriptions(root, context)
+        monkeypatch.setattr(queues, "refuse_subscriptions", refuse_subscriptions)
+        topic.create_subscription("audit", client_id="hq")
+
+    monkeypatch.setattr(queues, "refuse_subscriptions", looking)
+    with pytest.raises(StorageError, match=r"has 1 subscriptions, such as a/audit\.hq"):
+        topic.root.delete_queue("a", force=force)
+    again = Root(topic.root.path)
+    assert again.topic("a").publish(b"x").distributed
+    assert bodies(again.queue("a/audit.hq")) == [b"x"]
+
+
+def test_who_subscribes_to_a_topic_as_it_goes_is_told_and_leaves_nothing(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = subscriptions._build
+
+    def late(*args: Any) -> None:
+        build(*args)
+        Root(topic.root.path).delete_queue("a")
+
+    monkeypatch.setattr(subscriptions, "_build", late)
+    with pytest.raises(NoSuchQueue, match=r"subscription a/audit\.hq was not made"):
+        topic.create_subscription("audit", client_id="hq")
+    assert not os.path.lexists(topic.queue.layout.home)
+
+
 def test_what_is_published_as_the_topic_goes_away_is_not_called_distributed(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -577,6 +611,33 @@ def test_a_view_that_appears_as_one_of_its_name_is_forgotten_gets_what_is_publis
         root.tidy()
     topic.publish(b"copied")
     assert bodies(Root(root.path).queue("night")) == [b"copied"]
+
+
+def test_a_view_never_stands_without_its_note(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = topic.root
+    root.create_queue("night", underlying_topic="a")
+    note, unlink = os.path.join(root.layout.views, "night"), Storage.unlink
+    maker = threading.Thread(
+        target=lambda: timed(Root(root.path), FRESH).create_queue("night", underlying_topic="a", durability="none")
+    )
+    there = list[bool]()
+
+    def unlinking(storage: Storage, path: str) -> bool:
+        if path != note or maker.ident:
+            return unlink(storage, path)
+        maker.start()
+        maker.join(0.2)
+        unlink(storage, path)
+        there.append(Root(root.path).queue("night").exists())
+        topic.publish(b"x")
+        return True
+
+    monkeypatch.setattr(Storage, "unlink", unlinking)
+    root.delete_queue("night")
+    maker.join()
+    assert len(bodies(Root(root.path).queue("night"))) == sum(there)
+    assert topic.publish(b"later").distributed
+    assert bodies(Root(root.path).queue("night"))[-1:] == [b"later"]
 
 
 def test_a_publisher_does_not_wait_for_ever_for_another_distributor(
