@@ -14,7 +14,7 @@ from dropq.diagnosis.fsck_checks import Entry, ExaminedQueue, entries
 from dropq.diagnosis.fsck_kinds import KINDS, Finding
 from dropq.errors import DropqError
 from dropq.format.addresses import SubscriptionName, topic_layout
-from dropq.format.layout import FOLDERS, SUBSCRIPTIONS
+from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -71,6 +71,9 @@ def _subscription(entry: Entry) -> Iterator[Finding]:
         return  # fsck of the root reports what was deleted; a file does no harm there
     elif SubscriptionName.of(entry.name) is None:
         yield entry.finding("not-a-subscription")
+    elif reading.exists(QueueLayout(entry.path, entry.path).removed):
+        text = "this subscription was removed while a DropboxMQ wrote to it: `dropq sweep` removes the folder"
+        yield entry.finding_at_rest("leftover", text)
     elif missing := [name for name in FOLDERS if not os.path.isdir(f"{entry.path}/{name}")]:
         text = f"{KINDS['half-made-subscription'].says}: it has no {', '.join(f'{name}/' for name in missing)}"
         yield entry.finding_at_rest("half-made-subscription", text)

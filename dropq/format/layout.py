@@ -132,6 +132,8 @@ class QueueLayout:
         #: Where a topic builds its subscriptions before they appear.
         self.new = f"{private}/new"
         self.recovering = f"{private}/recovering"
+        #: Hides a subscription that was removed while a DropboxMQ wrote to it; its content ends the name that it gets.
+        self.removed = f"{private}/removed"
         self.reasons = f"{private}/reasons"
         #: What a topic knows of its receivers.
         self.receivers = f"{private}/receivers"

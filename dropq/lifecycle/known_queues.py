@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dropq.errors import Unavailable
 from dropq.format import names
-from dropq.format.addresses import SubscriptionName, layouts, topic_layout
+from dropq.format.addresses import SubscriptionName, layouts, subscription_layout, topic_layout
 from dropq.format.layout import (
     INCOMING,
     SUBSCRIPTIONS,
@@ -366,6 +366,24 @@ def subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
     Raises:
         OSError: this user may not look.
     """
+    hidden = set(hidden_subscriptions(root, topic))
+    yield from (folder for folder in _subscription_folders(root, topic) if folder not in hidden)
+
+
+def is_shared(root: RootLayout) -> bool:
+    """Return whether a DropboxMQ may work in a root, too."""
+    return exists(f"{root.path}/dropboxmq")
+
+
+def hidden_subscriptions(root: RootLayout, topic: str) -> Iterator[str]:
+    """Yield the folders of a topic's subscriptions that were removed, and wait for a DropboxMQ that writes to them."""
+    layout = topic_layout(root.path, topic)
+    for folder in _subscription_folders(root, topic):
+        if exists(subscription_layout(layout, folder).removed):
+            yield folder
+
+
+def _subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
     for entry in entries(f"{topic_layout(root.path, topic).home}/{SUBSCRIPTIONS}"):
         if SubscriptionName.of(entry.name) is not None and entry.is_dir(follow_symlinks=False):
             yield entry.name

@@ -47,12 +47,17 @@ def find_layout(root: str, name: str, by: str = "target") -> QueueLayout | None:
     """Return how a queue, topic or subscription is laid out, by one of its folders; None where there is none."""
     for _ in range(2):
         for layout in layouts(root, name):
-            if os.path.isdir(layout.folder(by)):
+            if os.path.isdir(layout.folder(by)) and not is_hidden(layout):
                 return layout
         with error_context(f"whether queue {name} is there is not known"):
             for folder in (root, *({os.path.dirname(layout.home)} if layout.topic else ())):
                 reading.ask_server(folder)  # on NFS another host may have made it just now
     return None
+
+
+def is_hidden(layout: QueueLayout) -> bool:
+    """Return whether a subscription was removed, and its folder waits for a DropboxMQ that writes to it."""
+    return layout.is_subscription and reading.exists(layout.removed)
 
 
 def refuse_closed(root: str, name: str) -> None:
@@ -93,6 +98,8 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
     layout = find_layout(root.layout.path, name) or find_layout(root.layout.path, name, "processing")
     if layout is None:
         refuse_closed(root.layout.path, name)
+        if any(map(is_hidden, layouts(root.layout.path, name))):
+            raise NoSuchQueue(f"subscription {name} was removed; its folder goes when no DropboxMQ writes to it")
         if reading.exists(home := layouts(root.layout.path, name)[0].home):
             raise NoSuchQueue(f"{home} is no queue: it has no folder target/; `dropq ls` shows the queues of the root")
         there = queue_names(root)

@@ -324,7 +324,7 @@ def _each_once(feeds: list[Feed]) -> list[Feed]:
 
 def _version_of(layout: QueueLayout) -> Version:
     """Return what changes when a queue's configuration does, or the queue is another one of its name."""
-    defaults = [f"{layout.topic}/queue.toml"] if layout.is_subscription else []
+    defaults = [f"{layout.topic}/queue.toml", layout.removed] if layout.is_subscription else []
     return [_file_version(path) for path in (layout.config_file, *defaults, layout.created)]
 
 

@@ -16,6 +16,7 @@ from dropq.format.addresses import (
     SubscriptionName,
     check_subscription_name,
     check_topic_name,
+    layouts,
     subscription_layout,
     topic_layout,
 )
@@ -32,8 +33,15 @@ from dropq.lifecycle import ephemeral
 from dropq.lifecycle.claims import claims_in
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.ephemeral import Holder
-from dropq.lifecycle.known_queues import forget, make_known, subscription_folders, topics
-from dropq.lifecycle.open_queue import find_layout, group_number, open_queue
+from dropq.lifecycle.known_queues import (
+    forget,
+    hidden_subscriptions,
+    is_shared,
+    make_known,
+    subscription_folders,
+    topics,
+)
+from dropq.lifecycle.open_queue import find_layout, group_number, is_hidden, open_queue
 from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes
 from dropq.policies.circles import Circles, Place, Planned, words
@@ -43,6 +51,7 @@ from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics.views import link_views
+from dropq.topics.writers import await_writers, hide
 
 log = logging.getLogger("dropq")
 
@@ -158,6 +167,11 @@ def subscribe(
                 _replace(topic, subscription, filter, force=force)
             store.move_folder(hidden, layout.home)
     except FileExistsError as error:
+        if is_hidden(layout) and not _take_hidden(topic.root, layout):
+            raise Unavailable(
+                f"subscription {address} was removed, and a DropboxMQ is writing to its folder: try again; nothing was "
+                "made"
+            ) from error
         if reading.exists(layout.home) and address not in of_client(topic.root, subscription):
             raise StorageError(
                 f"subscription {address} was not made: {layout.home} is there, and is no folder; move it away, or give "
@@ -215,6 +229,9 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
         if not alone:
             raise Unavailable(f"another process is subscribing to topic {topic.name}: try again; nothing was changed")
         for found in replaced_by(topic, subscription, filter):
+            (layout,) = layouts(topic.root.layout.path, found)
+            if is_shared(topic.root.layout) and not await_writers(topic.root, layout):
+                raise Unavailable(f"a DropboxMQ is writing to subscription {found}: try again; nothing was changed")
             try:
                 remove(topic.root, found, force=force)
             except NoSuchQueue:
@@ -332,6 +349,11 @@ def take_away(root: RootContext, layout: QueueLayout, *, force: bool) -> bool:
     above = removed_subscriptions(layout.topic)
     store = Storage(lenient=True)
     try:
+        if is_shared(root.layout):
+            hide(root, layout, store, force=force)
+            if not await_writers(root, layout):
+                log.info("subscription %s is removed when no DropboxMQ writes to it, by a sweep", layout.home)
+                return True
         if reading.exists(os.path.dirname(above)):
             store.make_folder(above)
             away = f"{above}/{name}.deleting-{mark}-{os.urandom(3).hex()}{'' if force else UNLESS_ROUTED}"
@@ -341,11 +363,28 @@ def take_away(root: RootContext, layout: QueueLayout, *, force: bool) -> bool:
     except FileNotFoundError:
         raise NoSuchQueue(f"subscription {layout.home} is not there any more") from None
     except OSError as error:
+        with suppress(OSError):  # then it stays hidden, and a sweep removes it
+            store.unlink(layout.removed)
         raise storage_error(error, f"subscription {layout.home} was not removed") from error
     if not force and not _end_routes(layout, away):
         return False
     clear_away(root, layout, away)
     return True
+
+
+def _take_hidden(root: RootContext, layout: QueueLayout) -> bool:
+    """Go on with the removal of a hidden subscription; return whether its folder is gone, or it is back."""
+    with suppress(NoSuchQueue):  # RACE: another process was first
+        take_away(root, layout, force=(reading.read_small(layout.removed) or b"") != UNLESS_ROUTED.encode())
+    return not is_hidden(layout)
+
+
+def remove_hidden(root: RootContext, topic: str) -> tuple[int, int]:
+    """Go on with the removal of a topic's hidden subscriptions; return how many are gone, and how many still wait."""
+    layout = topic_layout(root.layout.path, topic)
+    found = [subscription_layout(layout, folder) for folder in hidden_subscriptions(root.layout, topic)]
+    gone = sum(_take_hidden(root, each) for each in found)
+    return gone, len(found) - gone
 
 
 def _end_routes(layout: QueueLayout, away: str) -> bool:
@@ -381,6 +420,7 @@ def _end_routes(layout: QueueLayout, away: str) -> bool:
         with error_context(lost), suppress(FileNotFoundError):  # RACE: another process has brought it back
             for folder in removed:
                 store.make_folder(folder, parents=False)
+            store.unlink(QueueLayout(away, away).removed)
             store.move_folder(away, layout.home)
         if error.errno != errno.ENOTEMPTY:
             raise storage_error(error, f"subscription {layout.home} was not removed") from error
@@ -442,6 +482,7 @@ def tidy_topic(topic: QueueContext, *, ephemeral_older_than: float | None = None
             continue
         clear_away(root, layout, entry.path)
         count += 1
+    count += remove_hidden(root, topic.name)[0]
     for entry in list(reading.entries(topic.layout.new)):
         if topic.age_ms(entry.path) > UNFINISHED_AGE:
             topic.storage.remove_tree(entry.path)

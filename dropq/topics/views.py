@@ -23,7 +23,7 @@ from dropq.format.addresses import ancestors, topic_layout
 from dropq.format.escapes import encode
 from dropq.format.layout import SUBSCRIPTIONS, VIEW_LINK, RootLayout
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import topics, why_away
+from dropq.lifecycle.known_queues import is_shared, topics, why_away
 from dropq.lifecycle.open_queue import open_queue
 from dropq.policies.lock import Lock
 from dropq.storage.files import Storage
@@ -140,7 +140,7 @@ def _links(root: RootContext) -> Iterator[tuple[str, str, bool]]:
 
     DropboxMQ also feeds the subscriptions of the topics above: so of the topics of a view, the topmost has the link.
     """
-    if not exists(f"{root.layout.path}/dropboxmq"):
+    if not is_shared(root.layout):
         return
     for name in view_names(names_in(root.layout.views)):
         try:

@@ -19,7 +19,7 @@ from typing import Any
 from dropq.config.load import toml_text, validate_options
 from dropq.config.schema import QueueConfig, underlies
 from dropq.config.selectors import SUFFIX, Selector, given, text
-from dropq.errors import ConfigError, DropqError, QueueExists, StorageError
+from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Unavailable
 from dropq.format import names
 from dropq.format.layout import KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.claims import has_committed
@@ -241,6 +241,12 @@ def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
     """Raise StorageError if a topic has subscriptions; nothing is changed."""
     with topic.error_context("nothing was changed"):
         found = sorted(subscription_folders(root.layout, topic.name))
+        _, waiting = (0, 0) if found else subscriptions.remove_hidden(root, topic.name)
+    if waiting:
+        raise Unavailable(
+            f"topic {topic.name!r} has {waiting} subscriptions that were removed while a DropboxMQ wrote to them: try "
+            "again; nothing was removed"
+        )
     if found:
         raise StorageError(
             f"topic {topic.name!r} has {len(found)} subscriptions, such as {topic.name}/{found[0]}: remove them first, "

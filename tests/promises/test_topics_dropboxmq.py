@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,9 +22,10 @@ import pytest
 from forks import DIED, forked
 from helpers import FRESH, Clock, base, drop, files, names_in, timed, where
 
-from dropq import InvalidName, Queue, Root
+from dropq import InvalidName, NoSuchQueue, Queue, Root, Unavailable
 from dropq.format.addresses import SubscriptionName, check_subscription_name, is_topic_name, topic_layout
 from dropq.storage import system_calls
+from dropq.topics import writers
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "vectors" / "dropboxmq-1.2-topics.json").read_text()
@@ -415,3 +417,119 @@ def test_a_view_gets_only_its_own_topics_although_dropboxmq_s_link_is_in_one_abo
         topic.publish(topic.name)
     assert where(view) == {"target": [b"t"]}
     assert not where(plain)
+
+
+# -- removals while DropboxMQ publishes ------------------------------------------------------------------------------
+
+
+NAME = "4.1795332982430000-0000000001.T"
+
+
+@pytest.fixture
+def staged(root: Root, monkeypatch: pytest.MonkeyPatch) -> Callable[[Queue], Path]:
+    """Write to a queue's working/ as a transaction of DropboxMQ does; nobody waits for its end."""
+    monkeypatch.setattr(writers, "PATIENCE", 0)
+
+    def stage(queue: Queue) -> Path:
+        path = base(queue) / "working" / NAME
+        path.write_bytes(b"of a transaction")
+        return path
+
+    return stage
+
+
+@pytest.mark.parametrize("where_it_writes", ["the subscription", "the topic", "a topic below"])
+@pytest.mark.parametrize("how", ["unsubscribe", "close", "delete"])
+def test_a_subscription_that_is_removed_is_there_for_dropboxmq_until_that_has_published(
+    root: Root, staged: Callable[[Queue], Path], how: str, where_it_writes: str
+) -> None:
+    topic, below = root.create_topic("a"), root.create_topic("a.b")
+    subscription = topic.subscribe("s", client_id="c", durable=how != "close")
+    (copies,) = topic.subscriptions()
+    home = base(copies)
+    file = staged({"the subscription": copies, "the topic": topic.queue, "a topic below": below.queue}[where_it_writes])
+    subscription.close()
+    if how == "unsubscribe":
+        topic.unsubscribe("s", client_id="c")
+    elif how == "delete":
+        root.delete_queue(copies.name, force=True)
+    assert opened(root).topic("a").subscriptions() == []
+    assert not opened(root).queue(copies.name).exists()
+    with pytest.raises(NoSuchQueue, match="was removed; its folder goes when no DropboxMQ writes to it"):
+        list(opened(root).queue(copies.name).browse())
+    assert topic.publish(b"for nobody").distributed
+    assert files(home / "target") == {}
+    root.sweep()
+    file.rename(home / "target" / NAME)
+    root.sweep()
+    assert not home.exists()
+    assert os.listdir(topic.queue.layout.deleting) == []
+
+
+def test_a_removal_waits_for_a_publish_of_dropboxmq_that_ends_soon(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    file = base(copies) / "working" / NAME
+    file.touch()
+    with mock.patch.object(time, "sleep", side_effect=lambda _: file.unlink()):
+        topic.unsubscribe("s", client_id="c")
+    assert not base(copies).exists()
+
+
+def test_what_dropboxmq_left_in_working_for_an_hour_keeps_no_subscription(
+    root: Root, clock: Clock, staged: Callable[[Queue], Path]
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    staged(copies)
+    clock.advance(3601)
+    topic.unsubscribe("s", client_id="c")
+    assert not base(copies).exists()
+
+
+def test_a_subscription_to_which_dropboxmq_writes_is_neither_replaced_nor_made_again(
+    root: Root, staged: Callable[[Queue], Path]
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    topic.publish(b"kept")
+    file = staged(copies)
+    with pytest.raises(Unavailable, match=r"a DropboxMQ is writing to subscription a/s\.c: try again"):
+        topic.create_subscription("s", client_id="c", filter="JMSPriority > 3")
+    assert [message.body for message in copies.browse()] == [b"kept"]
+    topic.unsubscribe("s", client_id="c")
+    with pytest.raises(Unavailable, match=r"subscription a/s\.c was removed, and a DropboxMQ is writing to its folder"):
+        topic.create_subscription("s", client_id="c")
+    with pytest.raises(Unavailable, match="removed while a DropboxMQ wrote to them"):
+        root.delete_queue("a")
+    file.unlink()
+    again = topic.create_subscription("s", client_id="c")
+    assert list(again.browse()) == []
+    assert topic.publish(b"new").distributed
+    assert [message.body for message in again.browse()] == [b"new"]
+
+
+def test_a_hidden_subscription_comes_back_if_a_route_took_a_message_at_the_last_moment(
+    root: Root, staged: Callable[[Queue], Path]
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    (base(copies) / "routing" / "kept").mkdir()
+    file = staged(copies)
+    topic.unsubscribe("s", client_id="c")
+    file.rename(base(copies) / "routing" / "kept" / NAME)
+    opened(root).sweep()
+    assert [queue.name for queue in opened(root).topic("a").subscriptions()] == ["a/s.c"]
+
+
+def test_fsck_tells_of_a_subscription_that_dropboxmq_keeps(
+    root: Root, clock: Clock, staged: Callable[[Queue], Path]
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    staged(copies)
+    topic.unsubscribe("s", client_id="c")
+    assert [finding.kind for finding in topic.queue.fsck()] == ["under-way"]
+    clock.advance(2 * 86_400)
+    (found,) = topic.queue.fsck()
+    assert (found.kind, "`dropq sweep` removes the folder" in found.detail) == ("leftover", True)

@@ -1,0 +1,65 @@
+"""DropboxMQs that publish while a subscription is removed: its folder waits until they are done.
+
+A DropboxMQ writes a message to working/ of the topic, then to that of each subscription, and renames the files as it
+commits. Without one of these folders its whole transaction fails, with what that sends to queues. So a subscription
+that is removed is hidden first: dropq finds it no more, and DropboxMQ does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from dropq.format.addresses import topic_layout
+from dropq.format.layout import TOPIC_ROOT, UNLESS_ROUTED, QueueLayout
+from dropq.lifecycle.context import RootContext
+from dropq.lifecycle.known_queues import forget, topics
+from dropq.storage import reading
+from dropq.storage.files import Storage
+
+#: Seconds for which a removal waits; after that a sweep goes on with it.
+PATIENCE = 1.0
+#: Seconds between two looks.
+RECHECK = 0.01
+#: Milliseconds after which a file in working/ is that of a process that died.
+ABANDONED = 3_600_000
+
+
+def hide(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool) -> None:
+    """Hide a subscription that is to be removed from all but DropboxMQs.
+
+    Args:
+        root: the root.
+        layout: where the subscription is.
+        store: writes the file that hides it.
+        force: also remove what its routes took.
+    """
+    store.make_folder(layout.private, parents=False)
+    store.write_small(layout.removed, b"" if force else UNLESS_ROUTED.encode())
+    forget(root.layout, layout.base, layout.private, store)
+
+
+def await_writers(root: RootContext, layout: QueueLayout) -> bool:
+    """Wait a moment until no DropboxMQ is publishing to a subscription; return False if one still is.
+
+    RACE: one may begin just afterwards, before the folder goes: then its publish fails, and it may publish again.
+    """
+    own = os.path.relpath(layout.topic, f"{root.layout.path}/{TOPIC_ROOT}").replace("/", ".")
+    folders = [layout.working, *(topic_layout(root.layout.path, name).working for name in topics(root.layout, own))]
+    give_up = time.monotonic() + PATIENCE
+    while any(_is_written_to(root, folder) for folder in folders):
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(RECHECK)
+    return True
+
+
+def _is_written_to(root: RootContext, folder: str) -> bool:
+    """Return whether a file in working/ is being written, or waits for a commit."""
+    for entry in reading.entries(folder):
+        with suppress(FileNotFoundError):
+            age = root.clock.now_ms() - reading.changed_ms(entry.path)
+            if entry.is_file(follow_symlinks=False) and age <= ABANDONED:
+                return True
+    return False
