@@ -106,9 +106,10 @@ class Circles:
 
     def closed_by_planned(self) -> list[str]:
         """Return the addresses on a circle that what is planned closes; none if it closes none."""
-        if self._planned is None:
-            return []
-        place = self._planned.place
+        return [] if self._planned is None else self.through_new(self._planned.place)
+
+    def through_new(self, place: Place) -> list[str]:
+        """Return the addresses on a circle through a new queue or topic, or through the topic of a new view."""
         starts = {each.key: each for each in (place, *self._sent(place.root, place.address))}
         return next(filter(None, map(self.through, starts.values())), [])
 

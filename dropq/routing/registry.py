@@ -28,7 +28,7 @@ from dropq.lifecycle.open_queue import open_queue
 from dropq.lifecycle.transfers import vias_in_transit
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
-from dropq.policies.circles import Circles, Place, circle_at, words
+from dropq.policies.circles import Circles, Place, words
 from dropq.policies.lock import PolicyLock
 from dropq.routing.looks import APART, Looks, all_credits
 from dropq.storage import reading
@@ -71,8 +71,7 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
         present, _ = selectors.read(context)
         if selector.to is not None:
             open_queue(context.root, selector.to)
-            place = Place(context.root.layout.path, context.name, context.layout)
-            if circle := words(Circles().through(place, selector.to)):
+            if circle := _circle_by(context, selector):
                 raise ConfigError(f"selector {name}: {circle}; nothing was changed")
     if is_removed:
         raise QueueExists(
@@ -103,10 +102,17 @@ def add(context: QueueContext, name: str, options: dict[str, Any]) -> Selector:
         context.storage.sync(context.layout.selectors)
         named.keep(context)
     # RACE: of two who close a circle together, each with a part of it, the later one sees it here, or both do.
-    if circle := circle_at(context.layout):
+    if circle := _circle_by(context, selector):
         remove(context, name)
         raise ConfigError(f"selector {name} was made, and is removed again: {circle}")
     return selector
+
+
+def _circle_by(context: QueueContext, selector: Selector) -> str:
+    """Return that a selector closes a circle, in words; "" if it closes none."""
+    if selector.to is None:
+        return ""
+    return words(Circles().through(Place(context.root.layout.path, context.name, context.layout), selector.to))
 
 
 @contextmanager

@@ -80,9 +80,27 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         store.sync(root.layout.path)
     with suppress(OSError):  # the next sweep of the root notes a queue that cannot be noted now
         make_known(root.layout, layout.private, store)
-    if options.get("underlying_topic") is not None or "UnderlyingTopic" in options:
+    is_view = options.get("underlying_topic") is not None or "UnderlyingTopic" in options
+    if is_view:
         with suppress(OSError, DropqError):  # `dropq doctor` names the links that are missing
             link_views(root)
+    if is_view or selectors:
+        _undo_circle(root, name, layout)
+
+
+def _undo_circle(root: RootContext, name: str, layout: QueueLayout) -> None:
+    """Remove a queue that was just made if it is on a circle, and raise ConfigError.
+
+    RACE: of two who close a circle together, each with a part of it, the later one sees it here, or both do.
+    """
+    circle = words(Circles().through_new(Place(root.layout.path, name, layout)))
+    if not circle:
+        return
+    try:
+        delete(root, name, force=False)
+    except StorageError as error:
+        raise ConfigError(f"queue {name!r} was made, and stays, as it cannot be removed again: {circle}") from error
+    raise ConfigError(f"queue {name!r} was made, and is removed again: {circle}")
 
 
 def create_temporary(asked: QueueContext) -> tuple[str, Holder]:

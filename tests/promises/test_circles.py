@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,6 +13,7 @@ from helpers import FRESH, Clock, Run, base, names_in, timed
 from dropq import ConfigError, Queue, Root, Topic
 from dropq.policies import selectors
 from dropq.routing import registry
+from dropq.topics.views import show_view
 
 
 @pytest.fixture
@@ -208,6 +210,32 @@ def test_of_two_who_close_a_circle_together_one_is_refused_and_the_other_may_be_
         one.add_selector("on", to="two")
     assert not one.selectors() and not registry.removed_in(one.context)
     assert [each.to for each in two.selectors()] == ["one"]
+
+
+def test_a_selector_that_closes_no_circle_is_made_though_its_queue_is_on_one(root: Root) -> None:
+    one, two = root.create_queue("one"), root.create_queue("two")
+    root.create_queue("aside")
+    for queue, to in ((one, "two"), (two, "one")):
+        by_hand(queue, to)
+    one.add_selector("on", to="aside")
+    assert [each.name for each in one.selectors()] == ["back", "on"]
+
+
+def test_of_two_who_close_a_circle_together_a_view_is_removed_again_that_comes_later(root: Root) -> None:
+    topic_with(root, "audit")
+    one = root.create_queue("one")
+
+    def meanwhile(*arguments: Any) -> None:
+        one.add_selector("on", to="t")
+        show_view(*arguments)
+
+    with (
+        mock.patch("dropq.upkeep.queues.show_view", meanwhile),
+        pytest.raises(ConfigError, match="'view' was made, and is removed again: messages would go round: view -> one"),
+    ):
+        root.create_queue("view", underlying_topic="t", selector=[{"name": "on", "to": "one"}])
+    assert not root.queue("view").exists() and not names_in_views(root)
+    assert [each.to for each in one.selectors()] == ["t"]
 
 
 def test_a_copy_of_what_is_published_has_made_the_hops_of_the_message(root: Root) -> None:
