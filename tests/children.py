@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import pickle
+import resource
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -79,6 +81,16 @@ def drop_capabilities() -> None:
     nothing = (ctypes.c_uint32 * 6)()
     if ctypes.CDLL(None, use_errno=True).capset(header, nothing) != 0:
         raise OSError(ctypes.get_errno(), "capset")
+
+
+def few_descriptors(used: int = 0) -> None:
+    """Leave this process few descriptors beside those that it was born with, and some that it uses."""
+    for _ in range(used):
+        os.open(os.devnull, os.O_RDONLY)
+    born_with = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = (number for number in itertools.count() if number not in born_with)
+    limit = next(itertools.islice(free, 96, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def _answer(function: Callable[[], object], writing: int) -> None:

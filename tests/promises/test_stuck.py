@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import in_child, unprivileged
+from children import few_descriptors, in_child, unprivileged
 from forks import DIED, forked
 from helpers import FRESH, Clock, add_route, base, drop, names_in, take, timed
 
@@ -216,16 +214,6 @@ def test_a_copy_has_the_modes_and_the_group_of_the_queue_that_it_goes_to(root: R
 
 
 # -- descriptors -----------------------------------------------------------------------------------------------------
-
-
-def few_descriptors(used: int = 0) -> None:
-    """Leave this process few descriptors beside those that it was born with, and some that it uses."""
-    for _ in range(used):
-        os.open(os.devnull, os.O_RDONLY)
-    born_with = {int(name) for name in os.listdir("/proc/self/fd")}
-    free = (number for number in itertools.count() if number not in born_with)
-    limit = next(itertools.islice(free, 96, None))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 @pytest.mark.parametrize("used", [0, 400])

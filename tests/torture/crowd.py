@@ -86,7 +86,7 @@ class Crowd:
 
     def _start(self, role: str) -> None:
         self._serial += 1
-        name = f"{role.replace(' ', '-')}-{self._serial}"
+        name = f"{role.replace(' ', '-').replace('/', '-')}-{self._serial}"
         seed = f"{self._seed} {name}"
         pid = fork(lambda: self._play(role, name, self.folder, seed), longest=0, out=self._notes / f"{name}.out")
         self._live[pid] = role, name

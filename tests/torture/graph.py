@@ -23,6 +23,7 @@ from dropq import LeaseLost, Message, Queue, QueueExists, Root, Unavailable
 from dropq.policies.lock import PolicyLock
 from dropq.routing import Router, Routers, Serving, looks, registry
 from dropq.upkeep.sweep import QuickSweep
+from torture import mixture, rings
 from torture.account import body, look, name_of
 from torture.acts import of_each
 from torture.crowd import Crowd, send_by_hand
@@ -67,9 +68,11 @@ ROLES = (
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Return a row for the crashes, the faults and the others of each setting, and one for the storm."""
+    """Return a row for the crashes, the faults and the others of each setting, for rings, and for each storm."""
     settings = [setting for setting in SETTINGS if not setting.far or other_file_system(options.folder)]
     rows = of_each(settings, options, _all_cases) if options.long else []
+    rows += rings.run(options)
+    rows.append(mixture.storm(options))
     folder = options.folder / "storm"
     folder.mkdir()
     if options.long:
@@ -270,7 +273,8 @@ def _come_and_go(start: Queue, chance: random.Random) -> None:
         with suppress(Unavailable):
             start.remove_selector("extra")
     else:
-        with suppress(QueueExists):  # its removal is not over: what it moved is on its way back
+        # Its removal is not over, as what it moved is on its way back; or another process has the policy lock for long.
+        with suppress(QueueExists, Unavailable):
             start.add_selector("extra", to="meet", credit=2, filter="way IS NULL")
     time.sleep(chance.uniform(0, 0.5))
 

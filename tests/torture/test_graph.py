@@ -4,19 +4,52 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from torture import graph
+from dropq.routing import looks, registry
+from torture import graph, mixture, rings
 from torture.account import body
 from torture.table import Options, Row
 
 
 def test_each_message_is_settled_once_and_each_credit_comes_back_in_a_storm(tmp_path: Path) -> None:
-    (row,) = graph.run(Options(tmp_path, seed=1, long=False))
+    with mock.patch.object(looks, "APART", graph.APART), mock.patch.object(registry, "APART", graph.APART):
+        row = graph.storm(tmp_path, seed=1, seconds=graph.SHORT)
     assert row.wrong == []
     assert row.good and row.cases and row.kills
+
+
+def test_topics_views_selectors_routes_and_dead_letters_stand_a_storm_in_one_root(tmp_path: Path) -> None:
+    row = mixture.storm(Options(tmp_path, seed=1, long=False))
+    assert row.wrong == []
+    assert row.good and row.cases and row.kills
+
+
+@pytest.mark.parametrize("make", [rings.by_chance, rings.together])
+def test_nothing_goes_round_on_a_ring(tmp_path: Path, make: Callable[[Options], Row]) -> None:
+    row = make(Options(tmp_path, seed=1, long=False))
+    assert row.wrong == []
+    assert row.good and row.cases
+
+
+def test_the_judge_of_rings_sees_what_goes_round_and_what_is_refused_for_nothing(tmp_path: Path) -> None:
+    made = rings.Administered(tmp_path / "root", "1")
+    assert not rings.Step("selector", "one", "two").take(made.root)
+    row = Row("judged")
+    expected = made.ways.flow(made.send_everywhere())
+    made.route()
+    made.judge(row, expected)  # the model does not know the selector
+    assert (row.lost, row.doubled) == (2, 2)
+    assert made._refused("x", lambda: made.root.queue("two").add_selector("on", to="one"), closes=False)
+    assert not made._refused("y", lambda: None, closes=True)
+    assert [line.partition(":")[0] for line in made.wrong[-2:]] == [
+        "x is refused",
+        "y closes a ring, and is not refused",
+    ]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pathlib import Path
 from helpers import until
 
 from dropq import Queue, Root, Unavailable
+from torture import hardships
 from torture.account import body, look
 from torture.acts import of_each
 from torture.crowd import Crowd, send_by_hand
@@ -37,8 +38,9 @@ ROLES = (*PUBLISHERS, "sweep", "sweep", *CONSUMERS, "come-and-go")
 
 
 def run(options: Options) -> Iterable[Row]:
-    """Return a row for the crashes, the faults and the others of each setting, and one for the storm."""
+    """Return a row for the crashes, the faults and the others of each setting, for each hardship, and for the storm."""
     rows = of_each(SETTINGS, options, _all_cases) if options.long else []
+    rows += hardships.run(options)
     folder = options.folder / "storm"
     folder.mkdir()
     rows.append(storm(folder, options.seed, LONG if options.long else SHORT))
