@@ -434,6 +434,12 @@ def sweep(
         float | None,
         duration("--ephemeral-older-than", help="Also remove temporary queues untouched for longer, without a lock."),
     ] = None,
+    row: Annotated[
+        str,
+        typer.Option(
+            "--row", metavar="ROW", help="Also carry this row to another root, although another host wrote it."
+        ),
+    ] = "",
     json: Json = False,
 ) -> int:
     """Return what the dead hold, deliver what is due, expire, prune.
@@ -452,10 +458,12 @@ def sweep(
     reports: list[SweepReport] = []
     if name is None:
         shell.check_root()
+        if row:
+            raise UsageError("--row: name the QUEUE that the row is in, too")
     names = shell.queues(None if name is None else [name])
 
     def act(name: str) -> None:
-        reports.append(shell.queue(name).sweep(**ages))
+        reports.append(shell.queue(name).sweep(**ages, row=row))
 
     code = shell.each(names, shell.unless_gone(act) if name is None else act, "swept")
     if code and not reports:

@@ -929,6 +929,7 @@ class Queue(Sender):
         unleased_older_than: Duration | None = None,
         jobs_older_than: Duration | None = None,
         ephemeral_older_than: Duration | None = None,
+        row: str = "",
     ) -> SweepReport:
         """Return messages of dead consumers and lapsed leases, deliver delayed messages, expire, prune, finish jobs.
 
@@ -939,6 +940,8 @@ class Queue(Sender):
             ephemeral_older_than: also remove the queue if it is temporary, no lock tells here whether its requester is
                 alive, and that has not touched it for this long. It is always removed if its requester is known to be
                 dead.
+            row: also carry this row of `.dropq/transfers/` to another root, although another host wrote it, or an older
+                dropq: its path must lead here to the same root.
         """
         from dropq.upkeep.sweep import sweep
 
@@ -949,6 +952,7 @@ class Queue(Sender):
                 unleased_older_than=_seconds(unleased_older_than),
                 jobs_older_than=_seconds(jobs_older_than),
                 ephemeral_older_than=_seconds(ephemeral_older_than),
+                row=row,
             )
 
     def fsck(self, repair: bool = False) -> list[Finding]:

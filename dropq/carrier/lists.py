@@ -22,7 +22,7 @@ from dropq.errors import DropqError
 from dropq.format.claims import BodyVersion
 from dropq.format.layout import GONE_PREFIX, STATES
 from dropq.format.names import Name
-from dropq.format.transfers import list_name, list_number, own_name_of
+from dropq.format.transfers import ENDED, list_name, list_number, own_name_of
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.staging.jobs import Attempt, Staged, TransferJob
@@ -55,6 +55,7 @@ class Carrier:
         lists: the folder of their lists, on the same file system.
         target: the queue that they go to.
         row: names the row of lists in `target`; no other folder's lists have the name.
+        mark: the mark of `source`, which the ledger of `target` keeps: an older state of `source` may lack the row.
         check: raises an error if another queue has taken the place of `target`.
         name: returns what the name of the copy says, from the message's own file name.
         arrived: the names in `target` of what this carrier sent, by the names in `given`.
@@ -66,6 +67,7 @@ class Carrier:
     lists: str
     target: QueueContext
     row: str
+    mark: str
     check: Callable[[], None]
     name: Callable[[str], Name]
     arrived: dict[str, str] = field(default_factory=dict)
@@ -94,6 +96,12 @@ class Carrier:
                 if not self._list(0 if newest is None else newest.number):
                     return
 
+    @property
+    def _way_out(self) -> str:
+        """What ends a row by hand."""
+        target = self.source.layout.target
+        return f"move what is left there to {target}, and rename {self.lists} to {os.path.basename(self.lists)}{ENDED}"
+
     # -- the lists ---------------------------------------------------------------------------------------------------
 
     def _newest(self) -> List | None:
@@ -113,8 +121,7 @@ class Carrier:
             except ValueError as error:
                 raise DropqError(
                     f"{path} is damaged ({error}), so it is not known which messages are in {self.target.layout.home} "
-                    f"already: remove those from {self.given}, then remove the list, and rename {self.lists} to other "
-                    "hex digits; nothing was changed"
+                    f"already: remove those from {self.given}, {self._way_out}; nothing was changed"
                 ) from error
 
     def _numbers(self) -> list[int]:
@@ -190,8 +197,7 @@ class Carrier:
             raise DropqError(
                 f"{self.target.layout.home} has another list {listed.number} of this row than {self.lists}, which is a "
                 "copy of another queue's folder, or an older state of its own: remove from "
-                f"{self.given} what that queue has already, then rename {self.lists} to other hex digits; nothing was "
-                "removed"
+                f"{self.given} what that queue has already, {self._way_out}; nothing was removed"
             )
         left = note.get("left")
         kept = set(left) if isinstance(left, list) else set()
@@ -213,7 +219,8 @@ class Carrier:
             job.abort()  # RACE: another carrier has sent the list meanwhile
             return 0
         try:
-            note = {"list": listed.token, "left": [file for file in listed.given if file not in copies]}
+            left = [file for file in listed.given if file not in copies]
+            note = {"list": listed.token, "left": left, "from": self.mark}
             count = job.send(staged, note)
         except (DropqError, OSError):
             if job.abort() or job.sent:  # RACE: the same

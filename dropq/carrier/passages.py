@@ -1,61 +1,116 @@
-"""What carries the messages of rows to other file systems: for the process that moved them, and for any other."""
+"""What carries the messages of rows to other file systems: for the process that moved them, and for any other.
+
+At the path of another root look only who moves messages there, and who sweeps by hand. Before anything is written there
+the row, the queue that it is in and the queue that it leads to must be those that its maker meant.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dropq.carrier.lists import Carrier
-from dropq.errors import DropqError, NoSuchQueue
+from dropq.errors import DropqError, NoSuchQueue, Unavailable
+from dropq.format.addresses import layouts
 from dropq.format.names import Name
-from dropq.lifecycle import known_queues
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.giving import OlderState, refuse_older
 from dropq.lifecycle.open_queue import open_queue, open_root
-from dropq.lifecycle.transfers import Row, rows, stalled
+from dropq.lifecycle.transfers import (
+    Goal,
+    Refusal,
+    Row,
+    marks_of,
+    note_refusal,
+    other_host,
+    own_mark,
+    rows,
+    stalled,
+)
 from dropq.storage import reading
 from dropq.storage.failures import describe
 
 log = logging.getLogger("dropq")
 
 #: What the error says where nobody knows which messages have arrived.
-_CARRIED = "the messages are in the other queue, or on their way: any sweep of this queue carries them"
+_CARRIED = "the messages are in the other queue, or on their way: `dropq sweep` of this queue carries them"
 
 
-def carrier_of(row: Row, source: QueueContext, target: QueueContext | None = None) -> Carrier:
+def carrier_of(row: Row, source: QueueContext, target: QueueContext | None = None, *, named: bool = False) -> Carrier:
     """Return what carries the messages of a row.
 
     Args:
         row: the row.
         source: the queue that the row is in.
         target: the queue that they go to; None opens it.
+        named: whether who asks named the row, and so says that its path leads here where its maker meant.
 
     Raises:
         NoSuchQueue: the queue is not there, or another one has its name.
+        Unavailable: another host wrote the row, or another queue.
+        OlderState: the queue that the row is in is an older state of itself.
         DropqError: the queue cannot be opened.
     """
-    if target is None:
-        root = open_root(row.root, None) if row.root else source.root
-        target = open_queue(root, row.queue)
-    there = target
+    if not (named or row.is_of_this_host):
+        raise Unavailable(f"{other_host(row, source.name)}; nothing was carried")
+    with source.error_context("nothing was carried"):
+        if not row.is_of(source):
+            raise Unavailable(
+                f"{row.folder} was copied from another queue: move what is in {row.given} to a target/, unless the "
+                "queue that it goes to has it; nothing was carried"
+            )
+        mark = own_mark(source)
+    there = target or _opened(row, source)
+    _refuse_another(row, there.layout.home, marks_of(there.layout))
+    with source.error_context("nothing was carried"):
+        refuse_older(source, Goal(there.root.layout, there.name, there.layout))
 
     def check() -> None:
         with there.error_context("nothing was carried"):
-            if row.mark not in known_queues.marks_in(there.layout.private):
-                raise NoSuchQueue(
-                    f"{there.layout.home} is another queue than the one that the messages in {row.given} were given "
-                    "to: bring that one back, or move them to a target/; nothing was carried"
-                )
-
-    check()
+            _refuse_another(row, there.layout.home, marks_of(there.layout))
 
     def name(own_name: str) -> Name:
         return source.sidecars.parse(own_name)
 
-    return Carrier(source, row.given, row.folder, target, os.path.basename(row.folder), check, name)
+    return Carrier(source, row.given, row.folder, there, row.name, mark, check, name)
+
+
+def _opened(row: Row, source: QueueContext) -> QueueContext:
+    """Open the queue that a row leads to; write nothing to another root before the queue's mark was seen."""
+    if not row.is_abroad:
+        return open_queue(source.root, row.queue)
+    with source.error_context("nothing was carried"):
+        found = [layout for layout in layouts(row.root, row.queue) if reading.is_folder(layout.target)]
+        for layout in found[:1]:
+            _refuse_another(row, layout.home, marks_of(layout))
+    return open_queue(open_root(row.root, None), row.queue)
+
+
+def _refuse_another(row: Row, home: str, marks: set[str]) -> None:
+    """Raise NoSuchQueue if the queue where a row leads is not the one that its messages were given to."""
+    if row.mark not in marks:
+        raise NoSuchQueue(
+            f"{home} is another queue than the one that the messages in {row.given} were given to: bring that one "
+            "back, or move them to a target/; nothing was carried"
+        )
+
+
+@contextmanager
+def noting(row: Row, source: QueueContext) -> Iterator[None]:
+    """Keep beside a row why a try to carry it failed, and remove that after a success."""
+    try:
+        yield
+    except (DropqError, OSError) as error:
+        with source.error_context("nothing was carried"):
+            note_refusal(source, row.folder, Refusal(describe(error), isinstance(error, OlderState)))
+        raise
+    with source.error_context("the messages were carried"):
+        note_refusal(source, row.folder, None)
 
 
 class Carriers:
-    """Carries what waits in the rows of one queue, for one process.
+    """Carries what waits in the rows of one queue to queues of its own root, for one process.
 
     Args:
         context: the queue.
@@ -72,8 +127,11 @@ class Carriers:
         """
         sent, failed = 0, dict[str, str]()
         for row in stalled(self._context):
+            if row.is_abroad:
+                continue
             try:
-                sent += sum(carrier_of(row, self._context).run())
+                with noting(row, self._context):
+                    sent += sum(carrier_of(row, self._context).run())
             except (DropqError, OSError) as error:
                 failed[row.goal] = describe(error)
                 if self._warned.get(row.goal) != failed[row.goal]:
@@ -102,12 +160,13 @@ class Passage:
         """Carry what was moved so far; return why some of it may still be here."""
         try:
             for row in self._rows():
-                carrier = carrier_of(row, self._source, self._target)
-                try:
-                    for _ in carrier.run():
-                        pass
-                finally:
-                    self.arrived |= carrier.arrived
+                with noting(row, self._source):
+                    carrier = carrier_of(row, self._source, self._target)
+                    try:
+                        for _ in carrier.run():
+                            pass
+                    finally:
+                        self.arrived |= carrier.arrived
         except DropqError as error:
             return str(error)
         return "this user may not read it"
@@ -122,9 +181,6 @@ class Passage:
             return not any(reading.exists(f"{row.given}/{given}") for row in rows(self._source.layout))
 
     def _rows(self) -> list[Row]:
-        target = self._target
-        root = "" if target.root.layout.path == self._source.root.layout.path else target.root.layout.path
+        goal = Goal(self._target.root.layout, self._target.name, self._target.layout)
         with self._source.error_context(_CARRIED):
-            marks = known_queues.marks_in(target.layout.private)
-            found = [row for row in rows(self._source.layout) if (row.root, row.queue) == (root, target.name)]
-            return [row for row in found if row.mark in marks]
+            return [row for row in rows(self._source.layout) if row.leads(self._source, goal)]

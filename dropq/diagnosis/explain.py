@@ -22,7 +22,7 @@ from dropq.format.transfers import own_name_of
 from dropq.lifecycle.claims import claimed_files, committed, committed_files
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
-from dropq.lifecycle.transfers import given_messages
+from dropq.lifecycle.transfers import given_messages, way_on
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.routes import Routes
 from dropq.policies.wanted import belonging, wanting
@@ -354,9 +354,7 @@ def _in_transit(transitions: Transitions, filter: str | None) -> Iterator[Explan
     wanted = None if filter is None else wanting(context, filter, "target")
     for row, name in sorted(given_messages(context.layout), key=lambda given: own_name_of(given[1]) or given[1]):
         file = context.sidecars.file(name)
-        detail = (
-            f"it is on its way to {row.goal}: who moves it there, or `dropq sweep {quote(context.name)}`, carries it"
-        )
+        detail = f"it is on its way to {row.goal}; such messages: {way_on(row, context.name)}"
         if wanted is None or wanted(file):
             message = _MessageOnItsWay(transitions, "in-transit", file, f"{row.given}/{name}")
             yield Explanation(message, "transit", detail)

@@ -38,6 +38,7 @@ from dropq.format.message_file import MessageFile
 from dropq.format.transfers import GIVEN, GOAL, is_row, list_name, list_number
 from dropq.lifecycle.reasons import explains
 from dropq.lifecycle.settling import is_written_late, tells_writes
+from dropq.lifecycle.transfers import refusal
 from dropq.staging import jobs
 from dropq.storage import liveness, reading
 
@@ -440,9 +441,13 @@ def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
             yield from (finding for check in (unreadable, sidecar) if (finding := check(queue, entry)) is not None)
             if entry.age > ABANDONED:
                 late.append(entry)
+        refused = refusal(row.path)
         if late:
-            where = goal["queue"] if goal else "a queue"
-            yield late[0].finding("unfinished-move", f"{KINDS['unfinished-move'].says}; {len(late)} go to {where}")
+            where, why = goal["queue"] if goal else "a queue", f": {refused.why}" if refused else ""
+            text = f"{KINDS['unfinished-move'].says}; {len(late)} go to {where}{why}"
+            yield late[0].finding("unfinished-move", text)
+        elif refused is not None and refused.is_older:
+            yield row.finding("older-state", refused.why)
 
 
 def read_table(path: str) -> dict[str, object] | None:

@@ -125,6 +125,11 @@ KINDS: Mapping[str, Kind] = {
         "messages have been on the way to another file system for over a day: `dropq sweep QUEUE` carries them, or "
         "says why it cannot",
     ),
+    "older-state": Kind(
+        "warning",
+        "another queue has more of what this one moved there than this one knows: this one came from a backup, or is a "
+        "copy, and gives nothing",
+    ),
     "damaged-transfer": Kind(
         "warning",
         "it cannot be read, so nobody carries what lies here: put the file back from a copy, or move "

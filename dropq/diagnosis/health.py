@@ -29,7 +29,7 @@ from dropq.lifecycle.claims import claimed_files, committed_files
 from dropq.lifecycle.context import QueueContext, RootContext
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
 from dropq.lifecycle.settling import is_written_late, tells_writes
-from dropq.lifecycle.transfers import given_messages
+from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
 from dropq.policies import routes
 from dropq.queue.message import Duration
 from dropq.staging import jobs
@@ -314,6 +314,11 @@ class _Snapshot:
         yield from self._unswept("unfinished-job", self._idle_jobs(), "committed job", "not sent to the end")
         given = [self._now - self._changed(f"{row.given}/{file}") for row, file in self._given]
         yield from self._unswept("unfinished-move", given, "message", "on the way to another file system")
+        said = [
+            refused.why for row in rows(self._context.layout) if (refused := refusal(row.folder)) and refused.is_older
+        ]
+        for why in dict.fromkeys(said):
+            yield Reason("older-state", why)
 
     def _killers(self) -> Iterator[Reason]:
         """Yield which messages their holders have not survived again and again."""
@@ -381,9 +386,9 @@ class _Snapshot:
             text = f"{_count(letters, 'dead letter')}: `dropq browse {self._name}` says where they come from, and why"
             way_back = f"`dropq requeue {self._name} --to-origin --all` puts them back"
             yield Reason("letters", f"{text}; {way_back}", letters)
-        for goal, count in Counter(row.goal for row, _ in self._given).items():
-            text = f"{_count(count, 'message')} on the way to {goal}, which lies on another file system"
-            yield Reason("in-transit", f"{text}: a router or any sweep carries them", count)
+        for row, count in Counter(row for row, _ in self._given).items():
+            text = f"{_count(count, 'message')} on the way to {row.goal}, which lies on another file system"
+            yield Reason("in-transit", f"{text}: {way_on(row, self._context.name)}", count)
         if count := sum(map(self._is_written, islice(self._archived_foreign(), WRITES_LOOKED_FOR))):
             text = f"{_count(count, 'message')} written to after the ack; a longer settle_time prevents this"
             yield Reason("written-after-ack", f"{text}: `dropq fsck {self._name}` lists them", count)

@@ -2,6 +2,9 @@
 
 A rename cannot lead to another file system. So a message is given to a row by one rename, from which moment no consumer
 can take it, and a carrier does the rest: who moved it, a router, or any sweep of the queue.
+
+The path of another root may lead elsewhere on another host, and a dead mount holds whoever looks at it. So a row to
+another root names the host that wrote it, and only a move there, or a sweep by hand, looks at that root.
 """
 
 from __future__ import annotations
@@ -9,22 +12,25 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from shlex import quote
+from typing import NamedTuple
 
 from dropq.format.addresses import layouts
 from dropq.format.credits import Via, via_of
-from dropq.format.layout import GONE_PREFIX, QueueLayout, RootLayout
-from dropq.format.transfers import GIVEN, GOAL, is_row, own_name_of
+from dropq.format.layout import QueueLayout, RootLayout
+from dropq.format.transfers import GIVEN, GOAL, REFUSED, is_row, own_name_of
 from dropq.lifecycle import known_queues
 from dropq.lifecycle.context import QueueContext
-from dropq.storage import reading
+from dropq.storage import mounts, reading
 from dropq.storage.failures import describe
 
 log = logging.getLogger("dropq")
+
+#: The kind of refusal of a queue that is an older state of itself.
+_OLDER = "older-state"
 
 
 class Goal(NamedTuple):
@@ -44,12 +50,21 @@ class Row:
         root: the root of that queue; "" for the root that the row is in.
         queue: the queue's address.
         mark: the queue's mark, which another queue of its name does not have.
+        source: the mark of the queue that the row is in; "" where an older dropq wrote the row.
+        host: the host that wrote the row; "" as `source`.
     """
 
     folder: str
     root: str
     queue: str
     mark: str
+    source: str
+    host: str
+
+    @property
+    def name(self) -> str:
+        """Its name, 16 hex digits."""
+        return os.path.basename(self.folder)
 
     @property
     def given(self) -> str:
@@ -61,36 +76,41 @@ class Row:
         """The queue that they go to, for people."""
         return f"{self.root}/{self.queue}" if self.root else self.queue
 
+    @property
+    def is_abroad(self) -> bool:
+        """Whether it leads to another root, at whose path only a move there or a sweep by hand looks."""
+        return bool(self.root)
 
-def row_to(source: QueueContext, goal: Goal) -> Row:
-    """Return the row of a queue's messages for another queue; make it if there is none.
+    @property
+    def is_of_this_host(self) -> bool:
+        """Whether the path of the other root means here what it meant to who wrote the row."""
+        return not self.is_abroad or self.host == mounts.host()
 
-    RACE: two processes at once may make two rows to one queue. Both are used from then on.
+    def leads(self, source: QueueContext, goal: Goal) -> bool:
+        """Return whether this host may give messages of a queue to it that go to another queue."""
+        is_goal = (self.root, self.queue) == (root_of(source, goal), goal.queue)
+        return is_goal and self.is_of_this_host and self.is_of(source) and self.mark in marks_of(goal.layout)
 
-    Raises:
-        OSError: the row cannot be read or made.
-    """
-    root = "" if goal.root.path == source.root.layout.path else goal.root.path
-    marks = known_queues.marks_in(goal.layout.private)
-    for row in rows(source.layout):
-        if (row.root, row.queue) == (root, goal.queue) and row.mark in marks:
-            return row
-    mark = known_queues.make_known(goal.root, goal.layout.private, source.storage.at(goal.layout.base))
-    return _make(source, root, goal.queue, mark)
+    def is_of(self, source: QueueContext) -> bool:
+        """Return whether it was made by the queue that it is in: a row that was copied from another is of no queue."""
+        return not self.source or self.source in marks_of(source.layout)
 
 
-def _make(source: QueueContext, root: str, queue: str, mark: str) -> Row:
-    """Make a row, which appears complete."""
-    storage, layout = source.storage, source.layout
-    token = secrets.token_hex(8)
-    draft, folder = f"{layout.private}/{GONE_PREFIX}{token}", f"{layout.transfers}/{token}"
-    storage.make_folder(layout.transfers)
-    storage.make_folder(f"{draft}/{GIVEN}")
-    content = {"format": 1, "root": root, "queue": queue, "mark": mark}
-    storage.write_small(f"{draft}/{GOAL}", json.dumps(content).encode())
-    storage.rename_folder(draft, folder)
-    storage.sync(layout.transfers)
-    return Row(folder, root, queue, mark)
+def marks_of(layout: QueueLayout) -> set[str]:
+    """Return the marks of a queue."""
+    return known_queues.marks_in(layout.private)
+
+
+def root_of(source: QueueContext, goal: Goal) -> str:
+    """Return a goal's root as a row names it: "" for the root that the row is in."""
+    return "" if goal.root.path == source.root.layout.path else goal.root.path
+
+
+def own_mark(source: QueueContext) -> str:
+    """Return the mark of a queue; give it one if it has none."""
+    return min(marks_of(source.layout), default="") or known_queues.make_known(
+        source.root.layout, source.layout.private, source.storage
+    )
 
 
 def rows(layout: QueueLayout) -> Iterator[Row]:
@@ -99,16 +119,25 @@ def rows(layout: QueueLayout) -> Iterator[Row]:
         if not is_row(entry.name) or not entry.is_dir(follow_symlinks=False):
             continue
         try:
-            content: Any = reading.parse_json(reading.read_small(f"{entry.path}/{GOAL}") or b"null")
-            root, queue, mark = (content[key] for key in ("root", "queue", "mark"))
-            if not (isinstance(root, str) and isinstance(queue, str) and isinstance(mark, str)):
-                raise ValueError("it names no queue")
-            if os.path.islink(f"{entry.path}/{GIVEN}"):
-                raise ValueError(f"{GIVEN}/ is a link")
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            row = _read(entry.path)
+        except (OSError, ValueError) as error:
             log.warning("%s/%s cannot be used, and nothing is carried from there: %s", entry.path, GOAL, _why(error))
             continue
-        yield Row(entry.path, root, queue, mark)
+        yield row
+
+
+def _read(folder: str) -> Row:
+    """Read a row; raise ValueError if it names no queue."""
+    said = reading.parse_json(reading.read_small(f"{folder}/{GOAL}") or b"null")
+    if not isinstance(said, Mapping) or not {"root", "queue", "mark"} <= said.keys():
+        raise ValueError("it names no queue")
+    root, queue, mark, *about = (said.get(key, "") for key in ("root", "queue", "mark", "from", "host"))
+    source, written_on = about
+    if not all(isinstance(each, str) for each in (root, queue, mark, source, written_on)):
+        raise ValueError("it names no queue")
+    if os.path.islink(f"{folder}/{GIVEN}"):
+        raise ValueError(f"{GIVEN}/ is a link")
+    return Row(folder, root, queue, mark, source, written_on)
 
 
 def _why(error: Exception) -> str:
@@ -150,6 +179,57 @@ def vias_in_transit(layout: QueueLayout) -> Iterator[Via]:
         for file in reading.names_in(f"{entry.path}/{GIVEN}") if is_one else ():
             if (via := via_of(own_name_of(file) or file)) is not None:
                 yield via
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the last try gave or carried nothing: `why` in words, and whether the queue is an older state of itself."""
+
+    why: str
+    is_older: bool
+
+
+def refusal(folder: str) -> Refusal | None:
+    """Return why the last try gave nothing to a row, or carried nothing from it; None where it succeeded."""
+    try:
+        said = reading.parse_json(reading.read_small(f"{folder}/{REFUSED}") or b"null")
+    except (OSError, ValueError):
+        return None
+    why = said.get("why") if isinstance(said, Mapping) else None
+    return Refusal(why, said.get("kind") == _OLDER) if isinstance(said, Mapping) and isinstance(why, str) else None
+
+
+def note_refusal(source: QueueContext, folder: str, refused: Refusal | None) -> None:
+    """Let `health` and `explain`, which look at no other root, say why the last try failed; None after a success."""
+    path = f"{folder}/{REFUSED}"
+    if refused == refusal(folder):
+        return
+    if refused is None:
+        source.storage.unlink(path)
+        return
+    content = {"format": 1, "kind": _OLDER if refused.is_older else "refused", "why": refused.why}
+    source.storage.write_small(path, json.dumps(content).encode())
+
+
+def way_on(row: Row, queue: str) -> str:
+    """Return who carries the messages of a row, and why nobody has, as `health` and `explain` say it."""
+    if not row.is_abroad:
+        way = "a router or any sweep carries them"
+    elif row.is_of_this_host:
+        way = f"`dropq sweep {quote(queue)}` carries them, and no consumer or router does, as they go to another root"
+    else:
+        way = other_host(row, queue)
+    said = refusal(row.folder)
+    return way if said is None else f"{way}; the last try: {said.why}"
+
+
+def other_host(row: Row, queue: str) -> str:
+    """Return what to do with a row that another host wrote, or an older dropq, which names none."""
+    who = f"host {row.host} wrote row {row.name}" if row.host else f"an older dropq wrote row {row.name} on some host"
+    return (
+        f"{who}, and {row.root} may be another disk here: `dropq sweep {quote(queue)}` on that host carries them; if "
+        f"it is the same root here, so does `dropq sweep {quote(queue)} --row {row.name}`"
+    )
 
 
 def stalled(context: QueueContext, stalled_for: float = 0) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
 from dropq.format.transfers import given_name
-from dropq.lifecycle import credits, dead_letters, transfers
+from dropq.lifecycle import credits, dead_letters, giving, transfers
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import delay_before, ending
@@ -66,6 +66,7 @@ class Transitions:
         self._sidecars = context.sidecars
         self._reasons = context.reasons
         self._clock = context.clock
+        self._asked: dict[str, int] = {}  # of the rows that were given to, see `giving.row_to`
 
     def close(self) -> None:
         """End what the object keeps open."""
@@ -601,7 +602,7 @@ class Transitions:
             if error.errno != errno.EXDEV:
                 raise
         goal = transfers.Goal(self.context.root.layout, self._config.dead_letter_queue or "", letters)
-        return self._move_to_row(source, transfers.row_to(self.context, goal).given, name)
+        return self._move_to_row(source, self._row_to(goal).given, name)
 
     def _add(self, source: str, folder: str, file: str, marked: Callable[[], str]) -> str:
         """Move a file into a folder, where it replaces nothing; return its path there.
@@ -686,7 +687,7 @@ class Transitions:
             goal = transfers.behind(folder) if error.errno == errno.EXDEV else None
             if goal is None:
                 raise
-        return self._move_to_row(source, transfers.row_to(self.context, goal).given, self._sidecars.parse(file))
+        return self._move_to_row(source, self._row_to(goal).given, self._sidecars.parse(file))
 
     def _is_ignored_at(self, folder: str, file: str) -> bool:
         """Return whether the queue behind a route's folder takes a file for no message, or may do so."""
@@ -854,8 +855,11 @@ class Transitions:
     def _give_to(self, path: str, to: QueueContext, name: Name) -> str | None:
         """Give a file to the row for a queue; return its name there, or None if another process moved it first."""
         with self.context.error_context("the message stays where it was"):
-            row = transfers.row_to(self.context, transfers.Goal(to.root.layout, to.name, to.layout))
+            row = self._row_to(transfers.Goal(to.root.layout, to.name, to.layout))
         return self.give(path, name, row.given)
+
+    def _row_to(self, goal: transfers.Goal) -> transfers.Row:
+        return giving.row_to(self.context, goal, self._asked)
 
     def give(self, path: str, name: Name, given: str) -> str | None:
         """Move a file into a row, from which no consumer takes it, and a carrier copies it to another file system.

@@ -26,9 +26,10 @@ from dropq.format.names import TOPIC_REPLY
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
+from dropq.lifecycle.giving import row_to
 from dropq.lifecycle.known_queues import refuse_away
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.transfers import Goal, row_to
+from dropq.lifecycle.transfers import Goal
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors, path_of

@@ -386,8 +386,7 @@ class TransferJob(Epoch):
     def _overtaken(self, last: int) -> str:
         return (
             f"{self.id} was not sent to {self._context.layout.home}, as list {last} was sent before: the folder of the "
-            "lists is a copy of another queue's, or an older state of its own. Remove from its target/ what that queue "
-            "has already, then rename it to other hex digits; nothing was removed"
+            "lists is a copy of another queue's, or an older state of its own; nothing was removed"
         )
 
 

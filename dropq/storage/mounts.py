@@ -1,7 +1,8 @@
-"""What is mounted where, as Linux reports it; on other systems this is unknown, and callers try what works."""
+"""Which host this is, and what is mounted where, as Linux reports it; elsewhere this is unknown, and callers try."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -10,6 +11,9 @@ from functools import cache
 
 #: Where Linux lists what is mounted; other systems have no such file.
 MOUNTS = "/proc/self/mountinfo"
+
+#: What tells this host from others of its name; not every host has it.
+_MACHINE = "/etc/machine-id"
 
 #: File systems whose files change without an event here: other hosts, or programs behind the mount, change them.
 _SHARED = re.compile(
@@ -108,6 +112,18 @@ def rename_leads(source: str, target: str) -> bool:
         return False
     mounts = mount_of(source), mount_of(target)
     return None in mounts or mounts[0] == mounts[1]
+
+
+@cache
+def host() -> str:
+    """Return the name of this host, on which a path leads where it leads; hosts that share a name have two of these."""
+    name = os.uname().nodename
+    try:
+        with open(_MACHINE, "rb") as file:
+            machine = file.read(64)
+    except OSError:
+        machine = b""
+    return f"{name}-{hashlib.sha256(os.fsencode(name) + machine).hexdigest()[:12]}"
 
 
 @cache

@@ -133,7 +133,7 @@ def requeue(
         raise ValueError(f"state {state!r}: messages are requeued from {', '.join(REQUEUED)}{way}")
     goal = to or context
     passage = Passage(context, goal)
-    act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
+    act = partial(_requeue, Transitions(context), goal=goal, keep_expiration=keep_expiration)
     return _carried(passage, _each(context, state, ids, filter, act, f"requeued to {goal.name}", dry_run))
 
 
@@ -152,9 +152,8 @@ def _instead_of_requeue(context: QueueContext, state: str, to: QueueContext | No
     return f"; what lies in {state}/ of queue {context.name} waits to be delivered already"
 
 
-def _requeue(message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
+def _requeue(transitions: Transitions, message: Message, goal: QueueContext, *, keep_expiration: bool) -> str | None:
     def act(folder: str) -> str | None:
-        transitions = Transitions(message.context)
         return transitions.requeue(folder, message.file, goal, keep_expiration=keep_expiration)
 
     return _without_reason(message, act)
@@ -283,14 +282,14 @@ def _requeue_to_origin(
     dry_run: bool,
 ) -> Iterator[Outcome]:
     wanted, found = _wanted(ids), set[str]()
-    run = partial(each, context, state, dry_run=dry_run)
+    run, transitions = partial(each, context, state, dry_run=dry_run), Transitions(context)
     for message, goal in _each_with_origin(context, state, filter, wanted):
         found |= {message.id, message.name, message.file}
         if isinstance(goal, DropqError):
             yield Outcome(message.id, message.file, False, f"it stays in {state}/ of {context.name}: {goal}")
             continue
         passage = Passage(context, goal)
-        act = partial(_requeue, goal=goal, keep_expiration=keep_expiration)
+        act = partial(_requeue, transitions, goal=goal, keep_expiration=keep_expiration)
         yield from _carried(passage, run([message], wanted=None, act=act, done=f"requeued to {goal.name}"))
     missing = [id for id in wanted or () if id not in found]
     yield from run([], wanted=missing, act=lambda message: None, done="")
@@ -401,7 +400,7 @@ def _arrived(passage: Passage, outcomes: list[Outcome]) -> Iterator[Outcome]:
         if passage.has_left(given):
             yield replace(outcome, target=passage.arrived.get(given))
         else:
-            detail = f"it is on its way to another file system, and any sweep of this queue goes on with it: {why}"
+            detail = f"it is on its way to another file system, and `dropq sweep` of this queue goes on with it: {why}"
             yield replace(outcome, ok=False, detail=detail, target=None)
 
 

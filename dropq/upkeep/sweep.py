@@ -18,8 +18,8 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from dropq.carrier.passages import carrier_of
-from dropq.errors import DropqError, LeaseLost
+from dropq.carrier.passages import carrier_of, noting
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage
 from dropq.format.claims import Claim, claim_owners
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
@@ -27,7 +27,7 @@ from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import is_death
 from dropq.lifecycle.expiry import expires_by_arrival, has_expired, may_expire
 from dropq.lifecycle.sidecars import PASSES_APART, collect
-from dropq.lifecycle.transfers import stalled
+from dropq.lifecycle.transfers import other_host, stalled
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies import barrier
 from dropq.policies.build import view_of
@@ -277,8 +277,16 @@ def sweep(
     unleased_older_than: float | None = None,
     jobs_older_than: float | None = None,
     ephemeral_older_than: float | None = None,
+    row: str = "",
 ) -> SweepReport:
-    """Bring a queue back in order; ages are in seconds, None leaves such claims, jobs and queues alone."""
+    """Bring a queue back in order, as somebody asks for by hand: this alone also looks at other roots.
+
+    Args:
+        context: the queue.
+        foreign_older_than, unleased_older_than, jobs_older_than, ephemeral_older_than: ages in seconds, as of
+            `Queue.sweep`; None leaves such claims, jobs and queues alone.
+        row: as of `Queue.sweep`.
+    """
     report = SweepReport()
     if temporary.remove_left(context.root, context.layout, ephemeral_older_than):
         report.ephemeral += 1
@@ -293,7 +301,7 @@ def sweep(
         _return_unleased(context, report, unleased_older_than)
     if foreign_older_than is not None:
         _return_foreign(context, report, foreign_older_than)
-    for _ in _upkeep(context, report, jobs_older_than=jobs_older_than):
+    for _ in _upkeep(context, report, jobs_older_than=jobs_older_than, by_hand=True, row=row):
         pass
     if context.config.self_destruct:
         from dropq.upkeep import self_destruct
@@ -513,7 +521,13 @@ def _sweep_jobs(
 
 
 def _upkeep(
-    context: QueueContext, report: SweepReport, *, jobs_older_than: float | None, stalled_for: float = 0
+    context: QueueContext,
+    report: SweepReport,
+    *,
+    jobs_older_than: float | None,
+    stalled_for: float = 0,
+    by_hand: bool = False,
+    row: str = "",
 ) -> Iterator[None]:
     """Do what else a sweep does, in small steps; the ages are as for `jobs.sweep`."""
     _sweep_jobs(context, report, jobs_older_than=jobs_older_than, stalled_for=stalled_for)
@@ -526,7 +540,7 @@ def _upkeep(
             report.leftovers += swept.done
             report.refused += swept.refused
         yield
-    yield from _carry(context, report, stalled_for)
+    yield from _carry(context, report, stalled_for, by_hand=by_hand, named=row)
     if context.layout.is_subscription and reading.exists(context.layout.recovering):
         return  # nothing leaves its target/
     yield from _drop_unwanted(context, report)
@@ -535,12 +549,22 @@ def _upkeep(
     yield from _clear_leftovers(context, report)
 
 
-def _carry(context: QueueContext, report: SweepReport, stalled_for: float) -> Iterator[None]:
-    """Carry to other file systems what dead carriers left."""
+def _carry(
+    context: QueueContext, report: SweepReport, stalled_for: float, *, by_hand: bool, named: str
+) -> Iterator[None]:
+    """Carry to other file systems what dead carriers left, and to other roots only by hand: they may not answer."""
     with _passing_over(context, report, context.layout.transfers):
-        for row in stalled(context, stalled_for):
-            with _passing_over(context, report, row.folder):
-                for sent in carrier_of(row, context).run():
+        found = list(stalled(context, stalled_for))
+        if named and named not in (row.name for row in found):
+            raise NoSuchMessage(f"in row {named} of {context.layout.transfers} no message waits")
+        for row in found:
+            if row.is_abroad and not by_hand:
+                continue
+            if row.host and not row.is_of_this_host and row.name != named:
+                log.warning("sweep of %s: %s", context.layout.home, other_host(row, context.name))
+                continue
+            with _passing_over(context, report, row.folder), noting(row, context):
+                for sent in carrier_of(row, context, named=row.name == named).run():
                     report.carried += sent
                     yield
 

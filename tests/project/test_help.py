@@ -24,7 +24,7 @@ SAMPLE = Path(__file__).parents[2] / "sample_root"
 VALUES = {
     *("QUEUE", "TO", "ID", "RECEIPT", "FILE", "DIR", "KEY", "KEY=VALUE", "NAME[:TYPE]=VALUE", "TYPE", "TEXT", "N"),
     *("DURATION", "FILTER", "STATE", "POINT", "QUEUE... -- CMD...", "NAME", "TOPIC", "CLIENT", "OP", "ROLE", "FORMAT"),
-    *("ADDRESS", "BYTES"),
+    *("ADDRESS", "BYTES", "ROW"),
 }
 #: Examples that wait for what does not come in a test, or need a message that asks for an answer, or a folder that is
 #: not there.

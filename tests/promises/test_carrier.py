@@ -9,6 +9,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +28,13 @@ from dropq.cli import main as cli
 from dropq.diagnosis.fsck import fsck
 from dropq.lifecycle.known_queues import look
 from dropq.lifecycle.transfers import in_transit, rows
+from dropq.staging import jobs
 from dropq.staging.jobs import Attempt, TransferJob
-from dropq.storage import system_calls
+from dropq.storage import mounts, system_calls
 from dropq.storage.files import Storage
 from dropq.topics import subscriptions
 from dropq.upkeep import bulk
+from dropq.upkeep.sweep import QuickSweep
 
 
 class Scene(NamedTuple):
@@ -578,7 +581,7 @@ def die_before_sending(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lists_behind", [1, 2])
-def test_a_copy_of_a_root_that_is_behind_sends_nothing_twice_and_takes_nothing_for_sent(
+def test_a_copy_of_a_root_that_is_behind_gives_nothing_until_its_row_is_ended(
     scene: Scene, tmp_path: Path, lists_behind: int
 ) -> None:
     scene.here.send(b"first")
@@ -592,13 +595,68 @@ def test_a_copy_of_a_root_that_is_behind_sends_nothing_twice_and_takes_nothing_f
     copy.send(b"of the copy")
     outcomes = copy.move(scene.there)
     assert {outcome.ok for outcome in outcomes} == {False}
-    assert f"list 1 was not sent to {scene.there.layout.home}, as list {1 + lists_behind} was" in outcomes[0].detail
-    assert scene.arrived() == came
+    said = f"is 1 here, and {1 + lists_behind} in {scene.there.layout.home}. Nothing is given"
+    assert said in outcomes[0].detail
+    assert (where(copy)["target"], scene.arrived()) == ([b"of the copy", b"second"], came)
+    assert [said in reason.message for reason in health(copy).reasons if reason.kind == "older-state"] == [True]
+    assert [said in each.detail for each in fsck(copy.root.context, "here") if each.kind == "older-state"] == [True]
     (row,) = (base(copy) / ".dropq" / "transfers").iterdir()
-    assert sorted(files(row / "target").values()) == [b"of the copy", b"second"]
-    row.rename(row.with_name("0" * 16))
-    assert copy.sweep().carried == 2
-    assert scene.arrived() == sorted([*came, b"of the copy", b"second"])
+    row.rename(row.with_name(f"{row.name}.ended"))
+    take(copy).ack()  # which the other queue has already
+    assert [outcome.ok for outcome in copy.move(scene.there)] == [True]
+    assert scene.arrived() == sorted([*came, b"of the copy"])
+    assert health(copy).healthy
+
+
+def test_a_queue_restored_from_before_its_first_move_gives_nothing(scene: Scene, tmp_path: Path) -> None:
+    scene.here.send(b"sent")
+    backup = copied(scene, tmp_path / "backup")
+    move(scene)
+    while (message := scene.there.receive()) is not None:
+        message.ack()
+    (outcome,) = backup.move(scene.there)
+    said = f"the last list of row {scene.row.name} is 0 here, and 1 in {scene.there.layout.home}"
+    assert not outcome.ok and said in outcome.detail
+    assert (scene.arrived(), where(backup), backup.in_transit()) == ([], {"target": [b"sent"]}, {})
+    assert [said in reason.message for reason in health(backup).reasons] == [True]
+    take(backup).ack()
+    (row,) = (base(backup) / ".dropq" / "transfers").iterdir()
+    row.rename(row.with_name(f"{row.name}.ended"))
+    backup.send(b"new")
+    assert [outcome.ok for outcome in backup.move(scene.there)] == [True]
+    assert scene.arrived() == [b"new"]
+
+
+def test_a_list_that_is_committed_there_and_not_in_the_ledger_counts(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.here.send(b"sent")
+    backup = copied(scene, tmp_path / "backup")
+    with monkeypatch.context() as dying:
+        dying.setattr(jobs, "finish", lambda *_, **__: os._exit(DIED))
+        assert forked(lambda: move(scene)) == DIED
+    assert not list((base(scene.there) / ".dropq" / "ledger").glob("transfer*"))
+    (outcome,) = backup.move(scene.there)
+    assert not outcome.ok and "is 0 here, and 1 in" in outcome.detail
+    assert where(backup) == {"target": [b"sent"]}
+
+
+def test_an_older_state_that_had_given_before_carries_nothing(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.here.send(b"0")
+    move(scene)
+    scene.here.send(b"1")
+    give(scene, monkeypatch)
+    backup = copied(scene, tmp_path / "backup")
+    for body in (b"2", b"3"):
+        scene.here.send(body)
+        move(scene)
+    came = scene.arrived()
+    assert (backup.sweep().carried, scene.arrived()) == (0, came)
+    assert [reason.kind for reason in health(backup).reasons] == ["older-state"]
+    (explained,) = backup.explain()
+    assert "the last try" in explained.detail and "is 1 here, and 3 in" in explained.detail
 
 
 def test_of_two_copies_that_wrote_a_list_of_one_number_the_second_is_refused(
@@ -815,21 +873,171 @@ def nothing_at_first(look: Callable[..., dict[str, int]]) -> Callable[..., dict[
     return looked
 
 
-# -- who carries, and how durably --------------------------------------------------------------------------------------
+# -- who looks at another root, and where its path leads ---------------------------------------------------------------
 
 
-def test_a_consumer_carries_what_a_dead_mover_left(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
+#: What looks at a path, or opens it.
+LOOKS = ("stat", "lstat", "open", "scandir", "listdir", "access", "readlink", "rename", "mkdir", "statvfs")
 
+
+def touched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list of the paths below a folder that this process looks at from now on."""
+    seen = list[str]()
+
+    def looking(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def look(path: Any = ".", *args: Any, **options: Any) -> Any:
+            if not isinstance(path, int) and os.fsdecode(path).startswith(str(folder)):
+                seen.append(f"{name} {os.fsdecode(path)}")
+            return real(path, *args, **options)
+
+        return look
+
+    for name in LOOKS:
+        monkeypatch.setattr(os, name, looking(name))
+    return seen
+
+
+def test_only_a_sweep_by_hand_looks_at_another_root(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     scene.here.send(b"left")
     give(scene, monkeypatch)
     clock = scene.here.root.context.clock
     assert isinstance(clock, Clock)
     clock.advance(60)
-    root = Root(scene.here.root.path, clock=clock)
-    timed(root, replace(FRESH, first_upkeep=0))
-    assert root.queue("here").receive() is None
+    root = timed(Root(scene.here.root.path, clock=clock), replace(FRESH, first_upkeep=0))
+    queue = root.queue("here")
+    with monkeypatch.context() as looking:
+        seen = touched(scene.there.root.path, looking)
+        assert queue.receive() is None
+        assert queue.route() == {}
+        for sweep in (QuickSweep(queue.context), QuickSweep(queue.context, routes=False)):
+            sweep.run(idle=True)
+        health(queue)
+        list(queue.explain())
+        assert cli.main(["--root", str(root.path), "ls", "--json"]) == 0
+        assert cli.main(["--root", str(root.path), "fsck"]) in (0, 1)
+        assert cli.main(["--root", str(root.path), "graph"]) == 0
+        assert seen == []
+        assert list(scene.given.values()) == [b"left"]
+        queue.sweep()
+        assert seen != []
     assert scene.arrived() == [b"left"]
+
+
+def test_a_consumer_carries_to_another_disk_of_its_own_root_what_a_dead_mover_left(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    root = timed(Root.create(tmp_path / "root", clock=clock), replace(FRESH, first_upkeep=0))
+    home = Path(root.create_queue("there").layout.home)
+    shutil.move(home, elsewhere / "there")
+    home.symlink_to(elsewhere / "there")
+    scene = Scene(root.create_queue("here"), root.queue("there"))
+    scene.here.send(b"left")
+    give(scene, monkeypatch)
+    clock.advance(60)
+    assert scene.here.receive() is None
+    assert scene.arrived() == [b"left"]
+
+
+def on_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "host", lambda: name)
+
+
+def clone(scene: Scene) -> None:
+    """Put a clone of the other root in its place, as another host has it there."""
+    there = scene.there.root.path
+    shutil.copytree(there, there.with_name("clone"), symlinks=True)
+    there.rename(there.with_name("original"))
+    there.with_name("clone").rename(there)
+
+
+def test_what_another_host_gave_is_carried_only_by_who_names_the_row(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_host("one", monkeypatch)
+    scene.here.send(b"given on one")
+    give(scene, monkeypatch)
+    row = scene.row
+    on_host("two", monkeypatch)
+    report = scene.here.sweep()
+    assert (report.carried, report.refused, scene.arrived()) == (0, 0, [])
+    assert "host one wrote row" in caplog.text
+    (explained,) = scene.here.explain()
+    assert f"`dropq sweep here --row {row.name}`" in explained.detail
+    assert [f"--row {row.name}" in note.message for note in health(scene.here).notes] == [True]
+    scene.here.send(b"of two")
+    assert [outcome.ok for outcome in move(scene)] == [True]
+    assert (scene.arrived(), list(files(row / "target").values())) == ([b"of two"], [b"given on one"])
+    root = ["--root", str(scene.here.root.path)]
+    assert cli.main([*root, "sweep", "--row", row.name]) == 2
+    assert cli.main([*root, "sweep", "here", "--row", "0" * 16]) == 1
+    assert cli.main([*root, "sweep", "here", "--row", row.name]) == 0
+    assert scene.arrived() == [b"given on one", b"of two"]
+
+
+def test_a_clone_of_the_other_root_gets_nothing_that_the_other_has(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_host("one", monkeypatch)
+    scene.here.send(b"0")
+    move(scene)
+    scene.here.send(b"1")
+    with monkeypatch.context() as dying:
+        dying.setattr(lists.Carrier, "_settle", lambda self, listed: os._exit(DIED))
+        assert forked(lambda: move(scene)) == DIED
+    clone(scene)
+    on_host("two", monkeypatch)
+    scene.here.sweep()
+    assert [message.body for message in Root(scene.there.root.path).queue("there").browse()] == [b"0"]
+    assert list(scene.given.values()) == [b"1"]
+
+
+def test_a_row_of_an_older_dropq_is_carried_by_name_and_gets_nothing_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.here.send(b"given")
+    give(scene, monkeypatch)
+    row = scene.row
+    said = json.loads((row / "to.json").read_text())
+    (row / "to.json").write_text(json.dumps({key: said[key] for key in ("format", "root", "queue", "mark")}))
+    assert scene.here.sweep().refused == 1
+    assert f"so does `dropq sweep here --row {row.name}`" in caplog.text
+    scene.here.send(b"new")
+    assert [outcome.ok for outcome in move(scene)] == [True]
+    assert scene.arrived() == [b"new"]
+    assert scene.here.sweep(row=row.name).carried == 1
+    assert scene.arrived() == [b"given", b"new"]
+
+
+def test_a_row_that_was_copied_from_another_queue_carries_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.here.send(b"given")
+    give(scene, monkeypatch)
+    other = scene.here.root.create_queue("other", durability="none")
+    shutil.copytree(scene.row, base(other) / ".dropq" / "transfers" / scene.row.name)
+    assert (other.sweep().refused, scene.arrived()) == (1, [])
+    assert "was copied from another queue" in caplog.text
+    assert scene.here.sweep().carried == 1
+
+
+def test_nothing_is_written_to_another_root_at_the_path(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.here.send(b"given")
+    give(scene, monkeypatch)
+    there = scene.there.root.path
+    there.rename(there.with_name("original"))
+    Root.create(there).create_queue("there")
+    before = sorted((str(path), path.lstat().st_ctime_ns) for path in there.rglob("*"))
+    assert scene.here.sweep().refused == 1
+    assert sorted((str(path), path.lstat().st_ctime_ns) for path in there.rglob("*")) == before
+    assert list(scene.given.values()) == [b"given"]
+
+
+# -- how durably -------------------------------------------------------------------------------------------------------
 
 
 def test_lists_and_copies_are_durable_before_what_depends_on_them(

@@ -214,6 +214,8 @@ def test_a_route_leads_to_a_queue_of_another_root_with_all_metadata(root: Root, 
     routed(orders, there.layout.target)
     orders.send(b"a", correlation_id="c" * 300)
     assert orders.route() == {"R": 1}
+    assert orders.in_transit() == {there.layout.home: 1}, "no router looks at another root"
+    orders.sweep()
     assert [message.correlation_id for message in Root(elsewhere / "other").queue("there").browse()] == ["c" * 300]
 
 
@@ -223,6 +225,7 @@ def test_a_route_to_a_queue_of_dropboxmq_on_another_file_system(root: Root, else
     routed(orders, there.layout.target)
     orders.send(b"a")
     assert orders.route() == {"R": 1}
+    orders.sweep()
     assert bodies(Root(elsewhere / "other").queue("there")) == [b"a"]
 
 

@@ -27,6 +27,7 @@ PARTS = (
     "storm",
     "topics",
     "graph",
+    "carrier",
     "records",
     "units",
     "policies",

@@ -260,6 +260,7 @@ VALUES: Mapping[str, Callable[[Scene], Sequence[Any]]] = {
     "move": lambda scene: [True],
     "n": lambda scene: [2],
     "name": lambda scene: ["made"],
+    "row": lambda scene: ["0" * 16],
     "Root.delete_queue.name": lambda scene: ["spare"],
     "Queue.remove_selector.name": lambda scene: [SELECTOR],
     "fsck.name": lambda scene: ["q"],

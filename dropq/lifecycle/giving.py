@@ -1,0 +1,156 @@
+"""Which row a message for another file system is given to, and that an older state of a queue gives nothing.
+
+The ledger of the other queue keeps the number of the last list of each row for good. A queue that lacks a row which the
+ledger has from it, or whose newest list of the row has a lower number, came from a backup, or is a copy of another
+queue: what it would give may be in the other queue already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from dropq.errors import StorageError
+from dropq.format.layout import GONE_PREFIX, QueueLayout
+from dropq.format.transfers import ENDED, GIVEN, GOAL, list_number, list_of_job, sent_list
+from dropq.lifecycle import known_queues
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transfers import Goal, Refusal, Row, marks_of, note_refusal, own_mark, root_of, rows
+from dropq.storage import mounts, reading
+
+
+class OlderState(StorageError):
+    """Raised where a queue is an older state of itself, or a copy: nothing was given or carried."""
+
+
+class _Sent(NamedTuple):
+    """The last list of a row that a queue has: its number, and the JSON file whose `note` is about it."""
+
+    number: int
+    path: str
+
+
+def row_to(source: QueueContext, goal: Goal, asked: dict[str, int] | None = None) -> Row:
+    """Return the row of a queue's messages for another queue; make it if there is none.
+
+    RACE: two processes at once may make two rows to one queue. Both are used from then on.
+
+    Args:
+        source: the queue.
+        goal: the other queue.
+        asked: when each row was last changed as its ledger was asked. A row that is in it, and has not changed, is used
+            at once.
+
+    Raises:
+        OlderState: the queue is an older state of itself: nothing may be given.
+        OSError: the row cannot be read or made, or the ledger cannot be read.
+    """
+    asked = {} if asked is None else asked
+    row = next((row for row in rows(source.layout) if row.leads(source, goal)), None)
+    changed = 0 if row is None else os.stat(row.folder).st_mtime_ns
+    if row is not None and asked.get(row.folder) == changed:
+        return row
+    refuse_older(source, goal)
+    if row is None:
+        return _make(source, goal)
+    note_refusal(source, row.folder, None)
+    asked[row.folder] = changed
+    return row
+
+
+def _make(source: QueueContext, goal: Goal, name: str = "") -> Row:
+    """Make a row, which appears complete."""
+    storage, layout = source.storage, source.layout
+    token = secrets.token_hex(8)
+    draft, folder = f"{layout.private}/{GONE_PREFIX}{token}", f"{layout.transfers}/{name or token}"
+    mark = known_queues.make_known(goal.root, goal.layout.private, storage.at(goal.layout.base))
+    row = Row(folder, root_of(source, goal), goal.queue, mark, own_mark(source), mounts.host())
+    storage.make_folder(layout.transfers)
+    storage.make_folder(f"{draft}/{GIVEN}")
+    content = {"root": row.root, "queue": row.queue, "mark": mark, "from": row.source, "host": row.host}
+    storage.write_small(f"{draft}/{GOAL}", json.dumps({"format": 1, **content}).encode())
+    storage.move_folder(draft, folder)
+    storage.sync(layout.transfers)
+    return row
+
+
+def refuse_older(source: QueueContext, goal: Goal) -> None:
+    """Refuse to give, or to carry, if the ledger of the other queue is ahead of a row of this one.
+
+    Raises:
+        OlderState: it is. The row says so from now on, and is made again if it is missing: `health` looks only here.
+        OSError: the ledger cannot be read.
+    """
+    # RACE: with carriers. A list is written here before the ledger there has it, so the ledger is read first.
+    sent, layout = _sent_lists(goal.layout), source.layout
+    reading.ask_server(layout.transfers)
+    here = reading.names_in(layout.transfers)
+    own = marks_of(layout)
+    for name, last in sorted(sent.items()):
+        if name + ENDED in here or (name not in here and _source_of(last.path) not in own):
+            continue
+        folder = f"{layout.transfers}/{name}"
+        # RACE: one listing may miss the newest list, if that replaces another meanwhile.
+        number = max(newest_list(folder), newest_list(folder))
+        if number < last.number:
+            why = _why(source, goal, name, number, last.number)
+            if name not in here:
+                with suppress(FileExistsError):  # RACE: another process makes it
+                    _make(source, goal, name)
+            note_refusal(source, folder, Refusal(why, is_older=True))
+            raise OlderState(why)
+
+
+def _why(source: QueueContext, goal: Goal, name: str, here: int, there: int) -> str:
+    folder = f"{source.layout.transfers}/{name}"
+    return (
+        f"{source.layout.home} is an older state of itself, as from a backup, or a copy: the last list of row {name} "
+        f"is {here} here, and {there} in {goal.layout.home}. Nothing is given or carried: remove here what that queue "
+        f"has already, move what is left in {folder}/{GIVEN} to {source.layout.target}, and rename {folder} to "
+        f"{name}{ENDED}"
+    )
+
+
+def newest_list(folder: str) -> int:
+    """Return the number of the newest list of a row; 0 if there is none."""
+    reading.ask_server(folder)
+    return max((number for file in reading.names_in(folder) if (number := list_number(file)) is not None), default=0)
+
+
+def _sent_lists(layout: QueueLayout) -> dict[str, _Sent]:
+    """Return the last list of each row that a queue has: those in its ledger, and those that are committed."""
+    reading.ask_server(layout.ledger)
+    found = dict[str, _Sent]()
+    for (row, number), path in (*_in_ledger(layout), *_committed(layout)):
+        found[row] = max(found.get(row, _Sent(0, "")), _Sent(number, path))
+    return found
+
+
+def _in_ledger(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
+    for entry in reading.names_in(layout.ledger):
+        if (known := sent_list(entry)) is not None:
+            yield known, f"{layout.ledger}/{entry}"
+
+
+def _committed(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
+    for folder in reading.names_in(layout.working):
+        if (known := list_of_job(folder)) is None:
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if reading.size_now(path := f"{layout.working}/{folder}/manifest.json") > 0:
+                yield known, path
+
+
+def _source_of(path: str) -> str:
+    """Return the mark of the queue that a list came from; "" where an older dropq sent it."""
+    try:
+        said = reading.parse_json(reading.read_small(path, limit=-1) or b"null")
+    except ValueError:
+        return ""
+    note = said.get("note") if isinstance(said, Mapping) else None
+    source = note.get("from") if isinstance(note, Mapping) else None
+    return source if isinstance(source, str) else ""
