@@ -55,21 +55,38 @@ _OURS = {
     "JMS_dropq_returnTo": ("return_to", "S"),
     "JMS_dropq_from": ("from_client", "S"),
     "JMS_dropq_reason": ("reason", "S"),
-    "JMS_dropq_copied": ("copied", "B"),
+    "JMS_dropq_copied": ("copied", "S"),
     "JMS_dropq_first": ("first", "I"),
     "JMS_dropq_record": ("record", "I"),
     "JMS_dropq_records": ("records", "I"),
     "JMS_dropq_cut": ("cut", "I"),
     "JMS_dropq_replay": ("replayed", "B"),
 }
+#: What `copied` says in a name of an older dropq: the selectors of whichever queue it lies in made their copies.
+COPIED_HERE = "true"
+_COPIED_HERE = "JMS_dropq_copiedB=true"
 #: The attributes that `write` puts before the sender's properties.
 _WRITTEN_FIRST = ("first", "delivery_count")
 _SPILLED_OURS = ("JMS_dropq_origin", "JMS_dropq_returnTo", "JMS_dropq_from")
 #: The attributes with at most MARK_LIMIT bytes.
 _MARKS = frozenset(("copy", "lapsed", "meta", "via", "reason"))
 #: The attributes that `squeeze` leaves out of a name that is too long, in this order.
-_DISPENSABLE = ("records", "died", "lapsed", "replayed", "cancels", "since", "hops", "cut", "via", "record", "first")
+_DISPENSABLE = (
+    "records",
+    "died",
+    "lapsed",
+    "replayed",
+    "cancels",
+    "since",
+    "hops",
+    "cut",
+    "copied",
+    "via",
+    "record",
+    "first",
+)
 _GENERATED = re.compile(r"[0-9]{16}-[0-9]{10}")
+_MARK = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _TOKEN = re.compile(rf"[0-9A-Za-z_-]{{1,{MARK_LIMIT}}}")
 
 
@@ -99,7 +116,7 @@ class Name:
     return_to: str = ""
     from_client: str = ""
     reason: str = ""
-    copied: bool = False
+    copied: str = ""
     first: int = 0
     record: int = 0
     records: int = 0
@@ -259,7 +276,9 @@ def _sort_properties(pairs: Iterable[tuple[str, Typed]], problems: list[str]) ->
             properties[key] = typed
             continue
         attribute, kind = _OURS[key]
-        if _is_valid(attribute, kind, typed):
+        if attribute == "copied" and typed.type == "B":
+            attributes[attribute] = COPIED_HERE if typed.value else ""
+        elif _is_valid(attribute, kind, typed):
             attributes[attribute] = typed.value
         else:
             problems.append(f"{key} cannot be {typed.value!r}; it is dropped")
@@ -271,6 +290,8 @@ def _is_valid(attribute: str, kind: str, typed: Typed) -> bool:
         return isinstance(typed.value, str) and _TOKEN.fullmatch(typed.value) is not None
     if typed.type != kind:
         return False
+    if attribute == "copied":  # becomes part of a path
+        return isinstance(typed.value, str) and _MARK.fullmatch(typed.value) is not None
     if isinstance(typed.value, str):
         return attribute not in _MARKS or len(encode(typed.value)) <= MARK_LIMIT
     return typed.value >= 0
@@ -316,7 +337,8 @@ def write(name: Name, *, typed_replies: bool = False) -> str:
     if not attributes.keys() <= _FROM_SENDER:
         for key, (attribute, letter) in _OURS.items():
             if attribute not in _WRITTEN_FIRST and (value := attributes.get(attribute)):
-                written.append(f"{key}{letter}={encode(Typed(letter, value).text)}")
+                is_older = attribute == "copied" and value == COPIED_HERE
+                written.append(_COPIED_HERE if is_older else f"{key}{letter}={encode(Typed(letter, value).text)}")
     return f"{head}.{expiration}.{correlation}.{reply}.{kind}.{'&'.join(written)}".rstrip(".")
 
 
@@ -388,6 +410,8 @@ def squeeze(name: Name) -> tuple[Name, list[str]]:
         The name, now short enough, and what was left out.
     """
     left_out = []
+    if name.generated and len(write(name)) > room(name):
+        name = replace(name, copy="")  # the token of its new sidecar makes it unique
     for attribute in _DISPENSABLE:
         if len(write(name)) <= room(name):
             break
@@ -516,6 +540,8 @@ PLAIN_PARTS = r"^(?P<priority>[^.]+)\.(?P<id>[^.]+)\.(?P<class>.)$"
 tells_time = re.compile(rf"{_GENERATED_HEAD}(?:\.|\Z)", re.ASCII).match
 #: Matches a name that may have a marker or a counter that only dropq writes.
 may_be_marked = re.compile("JMS_dropq_").search
+#: Whether a name may say that copies were made.
+may_be_copied = re.compile("JMS_dropq_copied").search
 
 #: Matches many names that `tells_time` matches, each followed by NUL, without backtracking.
 _ALL_TELL_TIME = re.compile(rf"(?>{_GENERATED_HEAD}(?>\.[^\0]*+)?+\0)*+", re.ASCII).fullmatch

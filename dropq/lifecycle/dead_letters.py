@@ -59,7 +59,7 @@ def letter(name: Name, origin: str, reason: str, now: int) -> Name:
         not_before=0,
         since=now,
         via="",
-        copied=False,
+        copied="",
         hops=name.hops + 1,
         origin=origin,
         reason=reason,

@@ -38,6 +38,8 @@ from dropq.storage.files import Storage
 from dropq.storage.reading import entries, exists, names_in, read_small
 
 _MARK = re.compile(r"queue-[0-9a-f]{16}")
+#: How the name of a mark begins.
+_QUEUE = "queue-"
 _NOTE = re.compile(r"(?:queue|path)-[0-9a-f]{16}")
 #: The hidden name of a queue whose delete is not decided: the queue may come back.
 UNDECIDED = re.compile(r"\.(?P<name>.+)\.deleting-(?P<since>[0-9]+)-[0-9a-f]{6}", re.DOTALL)
@@ -115,6 +117,20 @@ def forget(root: RootLayout, base: str, private: str, storage: Storage) -> None:
 def marks_in(private: str) -> set[str]:
     """Return the marks in a queue's private folder."""
     return set(filter(_MARK.fullmatch, names_in(private)))
+
+
+def is_copied(private: str, name: names.Name) -> bool:
+    """Return whether the selectors of a queue have made their copies of a message: its name bears a mark of the queue.
+
+    A script that moves it to another queue takes the mark along, where it says nothing. One without a queue's mark, as
+    an older dropq wrote it, counts wherever it lies.
+    """
+    return name.copied == names.COPIED_HERE or bool(name.copied and exists(f"{private}/{_QUEUE}{name.copied}"))
+
+
+def copied_in(mark: str) -> str:
+    """Return what the name of a message says once the selectors of a queue of this mark have made their copies."""
+    return mark.removeprefix(_QUEUE)
 
 
 def absences(root: RootLayout, seen: Seen) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ from dropq.lifecycle import credits, dead_letters, giving, transfers
 from dropq.lifecycle.claims import renewed
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.endings import delay_before, ending
+from dropq.lifecycle.known_queues import copied_in
 from dropq.lifecycle.open_queue import open_queue, open_root
 from dropq.storage import reading
 from dropq.storage.clock import pass_tick, utc
@@ -677,8 +678,8 @@ class Transitions:
 
         Where the folder is a link to a queue on another file system, the file goes to the row for that queue.
         """
-        if may_have_via(file) or "_copiedB=" in file:
-            file = self._sidecars.fit(replace(self._sidecars.parse(file), via="", copied=False))
+        if may_have_via(file) or names.may_be_copied(file):
+            file = self._sidecars.fit(replace(self._sidecars.parse(file), via="", copied=""))
         if not names.tells_time(file) and self._is_ignored_at(folder, file):
             file = self.coded(file, reading.changed_ms(source))
         try:
@@ -765,7 +766,7 @@ class Transitions:
         Returns:
             Its name there, as of `requeue`; None if another process took it first.
         """
-        name = replace(_uncounted(file.name.unmarked), via=str(via), copied=False)
+        name = replace(_uncounted(file.name.unmarked), via=str(via), copied="")
         if name.reason:  # a dead letter that is moved on is none any more
             name = replace(self._sidecars.whole(name), reason="", origin="")
         name = replace(name, hops=name.hops + 1, since=to.clock.now_ms())
@@ -789,7 +790,10 @@ class Transitions:
         """
         name = self._sidecars.file(filename, folder).name.unmarked
         name = replace(_uncounted(name), hops=max(name.hops - 1, 0))
-        name = replace(name, via=str(via or ""), since=to.clock.now_ms(), copied=copied)
+        name = replace(name, via=str(via or ""), since=to.clock.now_ms(), copied="")
+        if copied:
+            with to.error_context("the message stays where it was"):
+                name = replace(name, copied=copied_in(transfers.own_mark(to)))
         try:
             return self._place(folder, filename, to, name)
         except StorageError as error:
@@ -803,7 +807,7 @@ class Transitions:
     def bounce(self, file: MessageFile, to: QueueContext) -> str | None:
         """Move a waiting message to its return address, which is kept as `return_to`; result as of `move_on`."""
         name = self._sidecars.whole(file.name.unmarked)
-        name = replace(_uncounted(name), via="", copied=False, hops=name.hops + 1)
+        name = replace(_uncounted(name), via="", copied="", hops=name.hops + 1)
         name = replace(
             name, reply_to=None, return_to=name.reply_to or "", since=to.clock.now_ms(), reason="", origin=""
         )
@@ -933,7 +937,7 @@ class Transitions:
             to: the subscription that the copy is for.
         """
         name = replace(_uncounted(self._sidecars.parse(filename)), via="")
-        name = replace(name, lapsed="", from_client="", copied=False, since=to.clock.now_ms())
+        name = replace(name, lapsed="", from_client="", copied="", since=to.clock.now_ms())
         return self._copy_to(filename, to, name)
 
     def _copy_to(self, filename: str, to: QueueContext, name: Name) -> str | None:
@@ -965,9 +969,9 @@ class Transitions:
         name = replace(_uncounted(name), via="", hops=0, expiration=0, lapsed="")
         return replace(name, since=to.clock.now_ms(), copied=self._stays_copied(name, to))
 
-    def _stays_copied(self, name: Name, to: QueueContext) -> bool:
-        """Return whether the copies that this queue made of a message count as made in a queue: in no other they do."""
-        return name.copied and to.layout.home == self._layout.home
+    def _stays_copied(self, name: Name, to: QueueContext) -> str:
+        """Return what a name says of copies that were made, as it goes to a queue: nothing to another than this one."""
+        return name.copied if to.layout.home == self._layout.home else ""
 
     def remove(self, state: str, file: str) -> bool:
         """Remove a message for good, with its reason; return False if it is gone."""

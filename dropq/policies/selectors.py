@@ -24,6 +24,7 @@ from dropq.format.layout import RootLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import is_copied
 from dropq.policies.circles import Circles
 from dropq.policies.lock import PolicyLock
 from dropq.policies.wanted import deciding
@@ -259,7 +260,7 @@ class Selectors:
         if not asked and (default := self.of_role("default")) is not None:
             moving = [default]
         moving.sort(key=lambda one: (one.busy, one.selector.name))
-        if file.name.copied:
+        if is_copied(self._context.layout.private, file.name):
             return Choice([], moving, stays=bool(copying))
         return Choice(copying, moving, stays=False)
 

@@ -27,9 +27,9 @@ from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.expiry import has_expired
 from dropq.lifecycle.giving import row_to
-from dropq.lifecycle.known_queues import refuse_away
+from dropq.lifecycle.known_queues import copied_in, is_copied, refuse_away
 from dropq.lifecycle.open_queue import open_queue
-from dropq.lifecycle.transfers import Goal
+from dropq.lifecycle.transfers import Goal, own_mark
 from dropq.lifecycle.transitions import Transitions
 from dropq.policies.lock import PolicyLock
 from dropq.policies.selectors import InUse, Selectors, path_of
@@ -203,7 +203,8 @@ class Mover:
                 if not one.may_spend():
                     return f"it has no credit left of {selector.credit}"
                 below = credits.below(context, file.filename)[: HOPS_LIMIT - 1]
-                one.spend(via, Credit(file.name.id, target.context.name, below, copied=file.name.copied))
+                copied = is_copied(self._context.layout.private, file.name)
+                one.spend(via, Credit(file.name.id, target.context.name, below, copied=copied))
             try:
                 gone = self._transitions.move_on(file, target.context, via) is None
             except DropqError:
@@ -275,12 +276,14 @@ class Mover:
         try:
             targets = [self._target(one.selector.to or "") for one in copies]
             receivers = list(map(self._receiver, targets))
+            with context.error_context("the message stays in target/"):
+                mark = own_mark(context)
         except DropqError as error:
             return self._hold(f"its copies wait: {error}")
         claim = transitions.claim(file, next(self._owners), lease_end(context.clock, LEASE))
         if claim is None:
             return True  # RACE: a consumer or another router took it
-        copied, back = self._copied_names(file, claim)
+        copied, back = self._copied_names(file, claim, mark)
         archived = last and not self._unroutable.has_subscriptions
         try:
             renew = Renewal(transitions, claim)
@@ -313,16 +316,18 @@ class Mover:
         self.moved.update(one.selector.name for one in copies)
         return True
 
-    def _copied_names(self, file: MessageFile, claim: Claim) -> tuple[str, str]:
-        """Return the name of the copies of a claimed message, and the name under which it waits afterwards."""
+    def _copied_names(self, file: MessageFile, claim: Claim, mark: str) -> tuple[str, str]:
+        """Return the name of the copies of a claimed message, and the name under which it waits in the marked queue."""
         sidecars = self._context.sidecars
         name = sidecars.parse(claim.own_name)
         letter = replace(sidecars.whole(name), reason="", origin="") if name.reason else name
         copied = replace(
             letter.unmarked, delivery_count=0, cancels=0, died=0, not_before=0, via="", hops=name.hops + 1, cut=0,
-            copy=os.urandom(5).hex(), foreign=False, since=self._context.clock.now_ms(), copied=False, replayed=False,
+            copy=os.urandom(5).hex(), foreign=False, since=self._context.clock.now_ms(), copied="", replayed=False,
         )  # fmt: skip
-        back = replace(name.unmarked, copied=True, copy=os.urandom(5).hex(), foreign=False)
+        back = replace(
+            name.unmarked, copied=copied_in(mark), copy="" if name.via else os.urandom(5).hex(), foreign=False
+        )
         if not name.generated and not name.since:
             back = replace(back, since=file.arrival or reading.changed_ms(claim.path))  # keeps its place in the order
         return sidecars.fit(copied), sidecars.fit(back)

@@ -626,12 +626,12 @@ def test_records_asked_for_twice_go_on_where_they_were(queue: Queue) -> None:
 
 
 def test_a_record_that_is_nacked_keeps_that_its_copies_are_made(queue: Queue) -> None:
-    name = replace(names.parse("4.1700000000000000-0123456789.B....text"), copied=True)
+    name = replace(names.parse("4.1700000000000000-0123456789.B....text"), copied="0123456789abcdef")
     Path(queue.layout.target, names.write(name)).write_bytes(lines(1, 2))
     message = take(queue)
     for record in message.records():
         record.nack()
-    assert all("copiedB=true" in file for file in os.listdir(queue.layout.target))
+    assert all("copiedS=0123456789abcdef" in file for file in os.listdir(queue.layout.target))
 
 
 def test_a_body_that_cannot_be_opened_waits_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

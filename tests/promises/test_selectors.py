@@ -306,6 +306,78 @@ def test_a_message_that_is_only_copied_is_archived_unless_somebody_is_subscribed
     assert sorted(bodies(audit)) == ["nobody", "somebody"]
 
 
+def copied_by(source: Queue) -> Path:
+    """Let a queue's selectors copy a message that stays there; return its file."""
+    with source.subscribe():
+        run(source)
+    (file,) = Path(source.layout.target).iterdir()
+    return file
+
+
+def two_that_copy(root: Root) -> list[Queue]:
+    names = ("first", "first-audit", "second", "second-audit")
+    queues = [root.create_queue(name, redelivery_delay=0) for name in names]
+    for queue in queues[::2]:
+        queue.add_selector("audit", op="copy", to=f"{queue.name}-audit")
+    return queues
+
+
+def test_what_a_script_moves_on_is_copied_by_the_selectors_of_the_queue_that_it_comes_to(root: Root) -> None:
+    first, audit, second, other = two_that_copy(root)
+    first.send("a")
+    file = copied_by(first)
+    (mark,) = (entry.name for entry in Path(first.layout.private).iterdir() if entry.name.startswith("queue-"))
+    assert f"JMS_dropq_copiedS={mark.removeprefix('queue-')}" in file.name
+    os.rename(file, Path(second.layout.target, file.name))
+    file = copied_by(second)
+    assert (bodies(audit), bodies(other)) == (["a"], ["a"])
+    os.rename(file, Path(first.layout.target, file.name))
+    copied_by(first)
+    assert waiting(audit, other) == [2, 1], "it comes as a message of the second queue"
+
+
+def test_a_message_that_is_only_claimed_and_given_back_is_not_copied_again(root: Root) -> None:
+    first, audit, *_ = two_that_copy(root)
+    first.send("a")
+    copied_by(first)
+    taken(first).nack()
+    copied_by(first)
+    assert waiting(audit) == [1]
+
+
+def test_a_message_that_was_requeued_and_copied_keeps_its_counters(root: Root) -> None:
+    first, *_ = two_that_copy(root)
+    first.send("a")
+    taken(first).reject("no")
+    first.requeue(ids=None)
+    copied_by(first)
+    for _ in range(3):
+        taken(first).nack()
+    message = taken(first)
+    assert (message.cancels, message.delivery_count) == (3, 4)
+
+
+def test_the_mark_of_an_older_dropq_counts_where_the_message_lies(root: Root) -> None:
+    first, audit, *_ = two_that_copy(root)
+    old = "4.1700000000000000-0123456789.B.....JMS_dropq_copyS=x&JMS_dropq_copiedB=true"
+    Path(first.layout.target, old).touch()
+    assert copied_by(first).name == old
+    assert waiting(audit) == [0]
+    taken(first).nack()
+    (file,) = Path(first.layout.target).iterdir()
+    assert "JMS_dropq_copiedB=true" in file.name
+    copied_by(first)
+    assert waiting(audit) == [0]
+
+
+@pytest.mark.parametrize("value", ["..%2F..%2Fx", "x", "", "true", "0123456789abcdeg"])
+def test_a_mark_that_is_none_says_nothing(root: Root, value: str) -> None:
+    first, audit, *_ = two_that_copy(root)
+    Path(first.layout.target, f"4.1700000000000000-0123456789.B.....JMS_dropq_copiedS={value}").touch()
+    copied_by(first)
+    assert waiting(audit) == [1]
+
+
 # -- bounce --------------------------------------------------------------------------------------------------------
 
 
