@@ -17,12 +17,15 @@ from beside import print_rows
 
 import dropq
 from bench import scratch
+from dropq.routing.router import Router
 from dropq.upkeep.sweep import QuickSweep
 
 #: How many messages a round publishes.
 PUBLISHED = 300
 #: How many times a consumer without messages looks whether something waits for it, in a round.
 LOOKS = 20
+#: How many messages a round moves under a credit.
+MOVED = 200
 
 
 class Case(NamedTuple):
@@ -74,10 +77,27 @@ def look(folder: str, topics: int) -> float:
     return (time.process_time() - began) / LOOKS * 1e6
 
 
+def credit(folder: str, waiting: int) -> float:
+    """Return the microseconds that a message takes under a selector with one credit, while so many wait."""
+    root = dropq.Root.create(folder)
+    source, target = (root.create_queue(name, durability="none") for name in ("source", "target"))
+    source.add_selector("on", to="target", credit=1)
+    source.send_many([b"x"] * (waiting + MOVED))
+    router = Router(source.context, sweep=None)
+    with target.subscribe() as subscription:
+        began = time.perf_counter()
+        for _ in range(MOVED):
+            while (message := subscription.receive()) is None:
+                router.one_pass()
+            message.ack()
+        return (time.perf_counter() - began) / MOVED * 1e6
+
+
 CASES = (
     Case("selector rm", removal, 250, 2000),
     Case("publish beside folders", publish, 0, 1),
     Case("idle consumer beside topics", look, 1, 1500),
+    Case("selector with credit 1", credit, 1000, 30000),
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -19,6 +19,7 @@ from dropq.carrier.lists import LIST_LENGTH
 from dropq.carrier.passages import Carriers
 from dropq.errors import DropqError, StorageError
 from dropq.format.claims import router_claims
+from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.policies import routes, selectors
 from dropq.policies.circles import circle_at
@@ -35,7 +36,8 @@ from dropq.topics.distribution import Distributor
 
 log = logging.getLogger("dropq")
 
-#: Seconds after which a router looks at all that waits, although no selector has a credit left: one may be unroutable.
+#: Seconds, at the least, after which a router looks at all that waits, although no selector has a credit left: there
+#: may be something unroutable.
 LOOK_AT_ALL = 1.0
 #: Seconds that the router's claim on a message lasts whose ack came before it, and that it archives.
 LEASE = 60.0
@@ -67,6 +69,7 @@ class Router:
         self._looks = Looks(context)
         self._carriers = Carriers(context)
         self._looks_at_all = 0.0
+        self._rest: deque[MessageFile] | None = None
         self._looks_at = 0.0
         self._paused = False
         self.moved: Counter[str] = Counter()
@@ -137,24 +140,44 @@ class Router:
 
     def _look_at_each(self, stopped: Callable[[], bool]) -> None:
         offers, listings, carried = self._offers, self._offers.listings, self.total
-        offers.refresh()
+        again, stayed = self._go_on(), list[MessageFile]()
+        began, looks_at_all = time.monotonic(), self._looks_at_all
         while not stopped() and self._may_move():
-            if (file := next(offers.view, None)) is None:
+            if (file := again.popleft() if again else next(offers.view, None)) is None:
+                listed = offers.listings
                 if not offers.more(listings):
+                    if self._looks_at_all != looks_at_all:  # it looked at all, though there was no credit
+                        self._rest_from_all(time.monotonic() - began)
                     break
+                if offers.listings > listed:
+                    stayed.clear()  # they are offered again
             elif (name := offers.route_waiting(file)) is not None:
                 self.moved[name] += 1
             else:
                 try:
-                    self._mover.take(file)
+                    if not self._mover.take(file):
+                        stayed.append(file)
                 except StorageError as error:  # the others may be as good as before
                     offers.pass_over(file, error)
                 if self._must_rest():
+                    again.extendleft(reversed(stayed))
+                    self._rest = again
                     break
             if self.total - carried >= LIST_LENGTH:
                 carried = self.total
                 self._carriers.run()
         offers.raise_refused()
+
+    def _go_on(self) -> deque[MessageFile]:
+        """Return what stayed of a view that is fresh, and that a pass left for want of credit; else list target/ again.
+
+        A listing for each credit that is free again would cost the square of the number of messages.
+        """
+        rest, self._rest = self._rest, None
+        if rest is None or time.monotonic() >= self._offers.fresh_until:
+            self._offers.refresh()
+            return deque()
+        return rest
 
     def _must_rest(self) -> bool:
         """Return whether the message that was looked at last stays, and so do those behind it."""
@@ -169,6 +192,11 @@ class Router:
             return True
         self._looks_at_all = time.monotonic() + LOOK_AT_ALL
         return False
+
+    def _rest_from_all(self, took: float) -> None:
+        """Look at all again only after a multiple of the seconds that it took, as a view is listed again."""
+        rest = max(LOOK_AT_ALL, took * self._context.timing.listing_share)
+        self._looks_at_all = time.monotonic() + rest
 
     @property
     def arrivals(self) -> list[str]:

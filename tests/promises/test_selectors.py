@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.policies import selectors
 from dropq.routing import Serving, mover, registry, router
 from dropq.routing.looks import Looks
+from dropq.routing.router import Router
 from dropq.storage import reading
 from dropq.storage.reading import RESERVED_MODE
 
@@ -393,6 +395,68 @@ def test_a_bounce_sends_each_message_to_its_return_address(root: Root) -> None:
     assert (message.body, message.reply_to) == (b"a", None)
     assert sorted(bodies(source, "error")) == ["gone", "itself", "nowhere"]
     assert {message.reason["reason"] for message in source.browse("error") if message.reason} == {"no_return_address"}
+
+
+# -- a view that lasts -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that were listed for their messages, once for each time."""
+    listed, listing = list[str](), reading.listing
+
+    def noted(folder: str, *args: Any, **options: Any) -> Any:
+        listed.append(folder)
+        return listing(folder, *args, **options)
+
+    monkeypatch.setattr(reading, "listing", noted)
+    return listed
+
+
+def lasting(root: Root) -> Root:
+    """Let a view last for as long as a test does."""
+    return timed(root, replace(FRESH, max_age=3600, listing_share=10))
+
+
+def moved_on(passing: Router, goal: Queue) -> str:
+    """Let a router move a message; return what came."""
+    passing.one_pass()
+    return take(goal)
+
+
+def test_a_credit_that_is_free_again_costs_no_listing(root: Root, listings: list[str]) -> None:
+    source, goal = chain(lasting(root), "source", "goal", credit=1)
+    source.send_many([f"{number:02}" for number in range(40)])
+    passing = Router(source.context, sweep=None)
+    assert [moved_on(passing, goal) for _ in range(40)] == [f"{number:02}" for number in range(40)]
+    assert listings.count(source.layout.target) <= 3
+    source.send("more")
+    assert moved_on(passing, goal) == "more"
+
+
+def test_what_waited_for_a_credit_goes_before_what_is_behind_it(root: Root) -> None:
+    source, eu, us = (lasting(root).create_queue(name) for name in ("source", "eu", "us"))
+    for goal in (eu, us):
+        source.add_selector(goal.name, to=goal.name, credit=1, filter=f"region = '{goal.name}'")
+    for number in range(4):
+        for region in ("eu", "us"):
+            source.send(f"{region} {number}", properties={"region": region})
+    passing = Router(source.context, sweep=None)
+    assert [moved_on(passing, eu) for _ in range(3)] == ["eu 0", "eu 1", "eu 2"]
+    assert [moved_on(passing, us) for _ in range(3)] == ["us 0", "us 1", "us 2"]
+
+
+def test_what_others_took_meanwhile_is_passed_over(root: Root) -> None:
+    source, goal = chain(lasting(root), "source", "goal", credit=1)
+    for name in "abcde":
+        drop(source, f"{name}.csv", name.encode())
+    passing = Router(source.context, sweep=None)
+    assert moved_on(passing, goal) == "a"
+    passing.one_pass()
+    for name in "cd":
+        Path(source.layout.target, f"{name}.csv").unlink()
+    assert take(goal) == "b"
+    assert moved_on(passing, goal) == "e"
 
 
 # -- default, unroutable, hops -------------------------------------------------------------------------------------
