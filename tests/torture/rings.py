@@ -112,8 +112,10 @@ class Ways:
             return [self.routes[address]]
         if address in self.topics:
             return [f"{address}/processed", *self.fed(address)]
-        copied = [goal for to in self.copies.get(address, ()) for goal in self.sent(to)] if used else []
-        moved = self.sent(self.moves[address]) if used and address in self.moves else []
+        if not used or not all(map(self.sent, self.copies.get(address, ()))):
+            return [address]  # a copy that cannot be made keeps the message
+        copied = [goal for to in self.copies.get(address, ()) for goal in self.sent(to)]
+        moved = self.sent(self.moves[address]) if address in self.moves else []
         rest = moved or ([f"{address}/processed"] if copied and address not in self.moves else [address])
         return [*copied, *rest]
 
@@ -306,9 +308,13 @@ class Administered:
         self.wrong += [f"{name!r} lies in {address}, {n} times" for (address, name), n in (lying - expected).items()]
 
     def judge_health(self) -> None:
-        """See that each ring is told, where something of it is not used."""
+        """See that each ring is told, where something of it is not used; and of what waits there, why."""
         for address in self.ways.goals():
-            unused = address in (self.ways.moves.keys() | self.ways.routes.keys()) or self.ways.copies.get(address)
+            selects = address in self.ways.moves or self.ways.copies.get(address)
+            unused = selects or address in self.ways.routes
+            why = {explained.why for explained in self.opened().queue(address).explain()}
+            if selects and "ready" in why:
+                self.wrong.append(f"nobody says why what is in {address} waits")
             told = [reason.message for reason in self.opened().queue(address).health().reasons]
             said = any(ROUND in message for message in told)
             if said != bool(unused and self.ways.is_on_a_ring(address)):
