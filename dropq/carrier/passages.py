@@ -102,11 +102,9 @@ def noting(row: Row, source: QueueContext) -> Iterator[None]:
     try:
         yield
     except (DropqError, OSError) as error:
-        with source.error_context("nothing was carried"):
-            note_refusal(source, row.folder, Refusal(describe(error), isinstance(error, OlderState)))
+        note_refusal(source, row.folder, Refusal(describe(error), isinstance(error, OlderState)))
         raise
-    with source.error_context("the messages were carried"):
-        note_refusal(source, row.folder, None)
+    note_refusal(source, row.folder, None)
 
 
 class Carriers:

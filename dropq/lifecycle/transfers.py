@@ -204,11 +204,14 @@ def note_refusal(source: QueueContext, folder: str, refused: Refusal | None) -> 
     path = f"{folder}/{REFUSED}"
     if refused == refusal(folder):
         return
-    if refused is None:
-        source.storage.unlink(path)
-        return
-    content = {"format": 1, "kind": _OLDER if refused.is_older else "refused", "why": refused.why}
-    source.storage.write_small(path, json.dumps(content).encode())
+    try:
+        if refused is None:
+            source.storage.unlink(path)
+            return
+        content = {"format": 1, "kind": _OLDER if refused.is_older else "refused", "why": refused.why}
+        source.storage.write_small(path, json.dumps(content).encode())
+    except OSError as error:  # what was refused is raised, and what was carried is there, all the same
+        log.info("%s is not up to date: %s", path, describe(error))
 
 
 def way_on(row: Row, queue: str) -> str:

@@ -529,7 +529,8 @@ def test_messages_wait_in_sight_while_the_other_queue_is_away(
     (explained,) = scene.here.explain()
     assert (explained.why, explained.message.state, explained.message.body) == ("transit", "in-transit", b"1")
     assert goal in explained.detail
-    assert [note.kind for note in health(scene.here).notes] == ["in-transit"]
+    (note,) = health(scene.here).notes
+    assert note.kind == "in-transit" and "the last try: no queue 'there' in" in note.message
     root = ["--root", str(scene.here.root.path)]
     capsys.readouterr()
     assert cli.main([*root, "ls", "--json"]) == 0
@@ -546,6 +547,26 @@ def test_messages_wait_in_sight_while_the_other_queue_is_away(
     assert scene.here.sweep().carried == 1
     assert scene.arrived() == [b"0", b"1"]
     assert health(scene.here).healthy and scene.here.in_transit() == {}
+    assert not (scene.row / "refused.json").exists()
+
+
+def test_why_nothing_is_carried_is_said_also_where_it_cannot_be_noted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.here.send(b"0")
+    give(scene, monkeypatch)
+    there = scene.there.root.path
+    there.rename(there.with_name("away"))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "here")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Storage, "write_small", full)
+        assert scene.here.sweep().refused == 1
+    assert f"no root at {there}" in caplog.text
+    there.with_name("away").rename(there)
+    assert scene.here.sweep().carried == 1
 
 
 def test_the_sidecar_of_a_given_message_counts_as_used(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
