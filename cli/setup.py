@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from errno import EACCES
 from pathlib import Path
@@ -19,6 +18,7 @@ from dropq.format.addresses import check_address, layouts, topic_layout
 from dropq.format.layout import ALL_STATES, ROUTES_FILE
 from dropq.hints import nearest
 from dropq.lifecycle.known_queues import topics
+from dropq.storage.reading import parse_toml
 
 from . import output
 from .options import DryRun, Json, QueueName, QueueNames, Settings, Yes
@@ -143,7 +143,7 @@ def options_of(settings: Sequence[str] | None) -> dict[str, Any]:
 
 def _toml(text: str) -> object:
     try:
-        table = tomllib.loads(f"value = {text}")
+        table = parse_toml(f"value = {text}")
     except ValueError:
         return text
     return table["value"] if len(table) == 1 else text

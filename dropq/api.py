@@ -227,9 +227,9 @@ class Root:
                     continue  # RACE: its requester, or the sweep of its topic, removed it since it was listed
                 log.error("queue %s was not swept: %s", queue.name, error)
                 errors.append(error)
+        report.add(self.tidy())
         if errors:
             raise errors[0]
-        report.add(self.tidy())
         return report
 
     def tidy(self) -> SweepReport:

@@ -24,10 +24,10 @@ PATIENCE = 30
 _CAPABILITY_VERSION = 0x20080522
 
 
-def in_child(function: Callable[[], T]) -> T:
+def in_child(function: Callable[[], T], *, longest: int = PATIENCE) -> T:
     """Run a function in a forked child; return what it returns, raise what it raises."""
     reading, writing = os.pipe()
-    pid = fork(lambda: _answer(function, writing), longest=PATIENCE)
+    pid = fork(lambda: _answer(function, writing), longest=longest)
     os.close(writing)
     with open(reading, "rb") as pipe:
         answer = pipe.read()
@@ -64,7 +64,7 @@ def killed_at_each_call(build: Callable[[], T], act: Callable[[T], object]) -> I
             return
 
 
-def unprivileged(function: Callable[[], T]) -> T:
+def unprivileged(function: Callable[[], T], *, longest: int = PATIENCE) -> T:
     """Run a function in a forked child that permissions bind, also where the tests run as root."""
 
     def bound() -> T:
@@ -72,7 +72,7 @@ def unprivileged(function: Callable[[], T]) -> T:
             drop_capabilities()
         return function()
 
-    return in_child(bound)
+    return in_child(bound, longest=longest)
 
 
 def drop_capabilities() -> None:

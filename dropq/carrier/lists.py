@@ -112,7 +112,7 @@ class Carrier:
                 if number is None:
                     return None
                 path = f"{self.lists}/{list_name(number)}"
-                data = reading.read_small(path, limit=-1)
+                data = reading.read_small(path, limit=reading.LONG_LIST)
             if data is None:
                 continue  # RACE: a newer one was written, and this one removed
             try:

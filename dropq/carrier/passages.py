@@ -124,16 +124,17 @@ class Carriers:
         What cannot be carried now waits for the next run, or for a sweep; the log says so once for each reason.
         """
         sent, failed = 0, dict[str, str]()
-        for row in stalled(self._context):
+        for row in stalled(self._context, unusable=failed):
             if row.is_abroad:
                 continue
             try:
                 with noting(row, self._context):
                     sent += sum(carrier_of(row, self._context).run())
             except (DropqError, OSError) as error:
-                failed[row.goal] = describe(error)
-                if self._warned.get(row.goal) != failed[row.goal]:
-                    log.warning("queue %s: messages for %s wait: %s", self._context.name, row.goal, failed[row.goal])
+                failed[f"messages for {row.goal} wait"] = describe(error)
+        for what, why in failed.items():
+            if self._warned.get(what) != why:
+                log.warning("queue %s: %s: %s", self._context.name, what, why)
         self._warned = failed
         return sent
 

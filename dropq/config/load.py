@@ -10,8 +10,6 @@ import json
 import os
 import re
 import shlex
-import stat
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from dropq.format.addresses import layouts, topic_layout
 from dropq.format.layout import INCOMING, SUBSCRIPTIONS, TOPIC_INCOMING, TOPIC_ROOT, QueueLayout, unsettled_config
 from dropq.format.names import can_name_queue
 from dropq.hints import nearest
+from dropq.storage.reading import parse_toml, read_opened
 
 #: AMPS's keys of a queue that is hosted by a group of servers.
 _GROUP_LOCAL = frozenset({"initial_owner", "group_local_queue_domain"})
@@ -229,20 +228,18 @@ def _read(path: str) -> dict[str, object] | None:
     try:
         # O_NONBLOCK: if this is a fifo, opening the queue must not wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"{path}: this is not a regular file, and only a regular file is allowed")
-            data = file.read()
+            data = read_opened(file, path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
         raise ConfigError(f"{path}: it cannot be read ({reason})") from error
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))
+        return parse_toml(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}: line {line}: this is not UTF-8, as TOML must be") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         place = re.search(r"at line (\d+)", str(error))
         line = int(place[1]) if place else data.count(b"\n") + 1
         written = _BARE_PERIOD.match(data.decode("utf-8-sig").split("\n")[line - 1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
@@ -18,6 +17,7 @@ from dropq.format.addresses import check_address
 from dropq.format.credits import is_token
 from dropq.format.names import TEMPORARY
 from dropq.hints import nearest
+from dropq.storage.reading import parse_toml
 
 #: How the file of a selector ends.
 SUFFIX = ".toml"
@@ -93,8 +93,8 @@ def parse(name: str, content: bytes, where: str, *, queue: str) -> Selector:
         ConfigError: it has problems; the error lists all of them.
     """
     try:
-        table = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = parse_toml(content.decode())
+    except ValueError as error:
         raise ConfigError(f"{where}: this is no TOML ({error}); the selector takes nothing until it is") from error
     return check(name, table, where, queue=queue)
 

@@ -6,6 +6,7 @@ is `under-way` until an hour has passed without a change.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -136,8 +137,9 @@ def entries(folder: str, now: int, state: str = "") -> Iterator[Entry]:
             except OSError:
                 continue  # RACE: it moved on since the listing
             yield Entry(state, entry.path, status, now - status.st_ctime_ns // 1_000_000)
-    except (PermissionError, NotADirectoryError):
-        return
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP):
+            raise
 
 
 def examine(queue: ExaminedQueue) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.claims import claimed_files, committed_files
 from dropq.lifecycle.context import QueueContext, RootContext
+from dropq.lifecycle.known_queues import addresses
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
@@ -166,12 +167,13 @@ def health_root(
 def queues(root: RootContext) -> list[str]:
     """Return the names of all queues, in order; also of those that are too damaged, or that this user may not enter."""
     found = set(fsck.queues(root))
-    for entry in reading.entries(root.layout.path):
-        if entry.name not in found and entry.name not in _NO_QUEUES and names.can_name_queue(entry.name):
+    closed = list[str]()
+    for name in {*addresses(root.layout, lambda topic, error: closed.append(topic)), *closed} - found:
+        if name not in _NO_QUEUES:
             try:
-                refuse_closed(root.layout.path, entry.name)
+                refuse_closed(root.layout.path, name)
             except StorageError:
-                found.add(entry.name)
+                found.add(name)
     return sorted(found)
 
 
@@ -334,7 +336,11 @@ class _Snapshot:
     def _topic_reasons(self) -> Iterator[Reason]:
         """Yield what keeps published messages from the receivers of a topic; what stands is told at once."""
         age, limit = self._waiting_age, UNSWEPT / 1000
-        if not self._context.layout.is_topic or age is None or self._pause:
+        if not self._context.layout.is_topic:
+            return
+        if why := topic_checks.unlisted(self._context):
+            yield Reason("storage", f"its subscriptions cannot be listed, and are not checked: {why}")
+        if age is None or self._pause:
             return
         text = f"a message has waited for {_duration(age)} to be distributed"
         if why := topic_checks.first_held(self._context):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -18,9 +19,10 @@ from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.format.names import DELETED
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import topics
+from dropq.lifecycle.known_queues import subscription_folders, topics
 from dropq.lifecycle.open_queue import find_layout, open_queue
 from dropq.storage import reading
+from dropq.storage.failures import describe
 from dropq.topics.distribution import Distributor
 from dropq.topics.views import missing_links, view_names
 
@@ -44,6 +46,15 @@ def is_closed(context: QueueContext, file: MessageFile) -> bool:
 def first_held(context: QueueContext) -> str:
     """Return what keeps the first message that waits in a topic from being distributed; "" if nothing does."""
     return Distributor(context).what_holds_first()
+
+
+def unlisted(context: QueueContext) -> str:
+    """Return why the subscriptions of a topic cannot be listed; "" if they can."""
+    try:
+        deque(subscription_folders(context.root.layout, context.name), maxlen=0)
+    except OSError as error:
+        return describe(error)
+    return ""
 
 
 # -- fsck ----------------------------------------------------------------------------------------------------------
@@ -100,7 +111,12 @@ def diagnose(root: RootContext) -> Iterator[Diagnosis]:
         found = find_layout(path, topic)
         if found is not None and not found.is_topic and reading.exists(layout.target):
             yield Diagnosis("two-of-a-name", layout.home, f"{found.home} is a queue of the same name")
-        for entry in reading.subfolders(f"{layout.home}/{SUBSCRIPTIONS}", shared=True):
+        try:
+            subscriptions = reading.subfolders(f"{layout.home}/{SUBSCRIPTIONS}", shared=True)
+        except OSError as error:
+            yield Diagnosis("unusable-queue", layout.home, f"its subscriptions: {describe(error)}", topic)
+            continue
+        for entry in subscriptions:
             home = f"{layout.home}/{SUBSCRIPTIONS}/{entry.name}"
             with suppress(OSError):
                 if reading.exists(layout.base) and reading.device(home) != reading.device(layout.base):

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from dropq.errors import InvalidName
 from dropq.format import names
@@ -117,7 +117,9 @@ def _remove(context: QueueContext, via: Via, file: str) -> tuple[Via, ...]:
 
 def queue_of(root: RootLayout, token: str) -> tuple[str, str] | None:
     """Return the address of a token's queue, and the name of its selector; None for a token that nobody has."""
-    said = _parsed(reading.read_small(f"{root.tokens}/{token}", _LIMIT)) if is_token(token) else None
+    said: object = None
+    with suppress(ValueError):  # it is damaged
+        said = _parsed(reading.read_small(f"{root.tokens}/{token}", _LIMIT)) if is_token(token) else None
     queue, selector = (said.get("queue"), said.get("selector")) if isinstance(said, dict) else (None, None)
     return (queue, selector) if isinstance(queue, str) and isinstance(selector, str) else None
 
@@ -162,7 +164,7 @@ def read_in(folder: int, key: str) -> Credit | None:
 
 def _parsed(content: bytes | None) -> object:
     try:
-        return None if content is None else reading.parse_json(content)
+        return None if content is None else reading.parse_json(content, any_text=True)  # an id may have any
     except ValueError:
         return None
 

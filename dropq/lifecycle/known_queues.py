@@ -14,7 +14,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
@@ -325,7 +325,7 @@ def queue_layouts(root: RootLayout) -> Iterator[QueueLayout]:
         OSError: this user may not look, or a link leads nowhere: there may be a queue.
     """
     seen = set[str]()
-    for address in addresses(root):
+    for address in addresses(root, _refuse_closed):
         for layout in layouts(root.path, address):
             if layout.base in seen:
                 continue  # a topic that has the name of a queue
@@ -336,29 +336,46 @@ def queue_layouts(root: RootLayout) -> Iterator[QueueLayout]:
                 yield layout
 
 
-def addresses(root: RootLayout) -> Iterator[str]:
+#: Hears of a topic that this user may not look into: its address, and the error.
+Closed = Callable[[str, OSError], object]
+
+
+def pass_over(address: str, error: OSError) -> None:
+    """Leave out a topic that this user may not look into: anybody may make one in the root."""
+
+
+def _refuse_closed(address: str, error: OSError) -> None:
+    raise error
+
+
+def addresses(root: RootLayout, closed: Closed = pass_over) -> Iterator[str]:
     """Yield what may be the address of a queue, topic or subscription of a root; some may be none.
 
+    Args:
+        root: the root.
+        closed: hears of what may have others, and is passed over.
+
     Raises:
-        OSError: this user may not look.
+        OSError: this user may not look into the root.
     """
     for entry in entries(root.path):
         if names.can_name_queue(entry.name):
             yield entry.name
-    for topic in topics(root):
+    for topic in topics(root, closed=closed):
         yield topic
-        yield from (f"{topic}/{folder}" for folder in subscription_folders(root, topic))
+        try:
+            yield from [f"{topic}/{folder}" for folder in subscription_folders(root, topic)]
+        except OSError as error:
+            closed(topic, error)
 
 
-def topics(root: RootLayout, own: str = "") -> Iterator[str]:
+def topics(root: RootLayout, own: str = "", closed: Closed = pass_over) -> Iterator[str]:
     """Yield the topics of a root, and the folders above topics, which may have subscriptions.
 
     Args:
         root: the root.
         own: yield only this topic, and those below it, without a look at others.
-
-    Raises:
-        OSError: this user may not look.
+        closed: as of `addresses`.
     """
     if own:
         yield own
@@ -369,9 +386,19 @@ def topics(root: RootLayout, own: str = "") -> Iterator[str]:
         if (real := os.path.realpath(folder)) in seen:
             continue  # a link leads back to a folder above it
         seen.add(real)
-        for entry in entries(folder):
-            if "." not in entry.name and names.can_name_queue(entry.name) and entry.is_dir():
-                topic = f"{above}.{entry.name}" if above else entry.name
+        try:
+            found = [entry for entry in entries(folder) if "." not in entry.name and names.can_name_queue(entry.name)]
+        except OSError as error:
+            closed(above or TOPIC_ROOT, error)
+            continue
+        for entry in found:
+            topic = f"{above}.{entry.name}" if above else entry.name
+            try:
+                is_one = entry.is_dir()
+            except OSError as error:  # a link to itself, or into a folder that this user may not enter
+                closed(topic, error)
+                continue
+            if is_one:
                 yield topic
                 folders.append((entry.path, topic))
 

@@ -74,10 +74,10 @@ def refuse_closed(root: str, name: str) -> None:
             raise storage_error(error, f"queue {name} cannot be opened") from error
 
 
-def queue_names(root: RootContext) -> list[str]:
-    """Return the names of the queues, topics and subscriptions that are there, in order."""
+def queue_names(root: RootContext, closed: known_queues.Closed = known_queues.pass_over) -> list[str]:
+    """Return the names of the queues, topics and subscriptions that are there, in order; `closed`: see `addresses`."""
     with error_context("nothing was changed"):
-        there = set(known_queues.addresses(root.layout))
+        there = set(known_queues.addresses(root.layout, closed))
     return sorted(name for name in there if find_layout(root.layout.path, name))
 
 

@@ -226,7 +226,7 @@ def _base(folder: str) -> str:
 def _content(path: str, name: str | None = None) -> dict[str, object] | None:
     """Return what a reason says; None if it is missing, about another name, or damaged by hand, which fsck reports."""
     try:
-        content = parse_json(read_small(path) or b"null")
+        content = parse_json(read_small(path) or b"null", any_text=True)
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) and name in (None, content.get("name")) else None

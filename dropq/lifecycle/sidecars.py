@@ -36,7 +36,7 @@ PASSES_APART = 3_600_000
 WARNINGS = 1000
 
 #: The errors of a folder, a link or a fifo in a sidecar's place: trying again does not help.
-_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
+_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EFBIG})
 
 
 class Sidecars:
@@ -173,7 +173,7 @@ class Sidecars:
             return name
         path = f"{self.folder}/{os.path.basename(name.meta)}.json"
         try:
-            content = parse_json(read_small(path) or b"null")
+            content = parse_json(read_small(path) or b"null", any_text=True)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_FILE:
                 raise storage_error(error, "the sidecar stays, and nothing was moved") from error

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import NamedTuple
 
-from dropq.format.addresses import layouts
+from dropq.format.addresses import check_address, layouts
 from dropq.format.credits import Via, via_of
 from dropq.format.layout import QueueLayout, RootLayout
 from dropq.format.transfers import GIVEN, GOAL, REFUSED, is_row, own_name_of
@@ -113,15 +113,16 @@ def own_mark(source: QueueContext) -> str:
     )
 
 
-def rows(layout: QueueLayout) -> Iterator[Row]:
-    """Yield the rows of a queue; log those that cannot be read."""
+def rows(layout: QueueLayout, unusable: dict[str, str] | None = None) -> Iterator[Row]:
+    """Yield the rows of a queue; put into `unusable` why others cannot be used, by the paths of their files."""
     for entry in list(reading.entries(layout.transfers)):
         if not is_row(entry.name) or not entry.is_dir(follow_symlinks=False):
             continue
         try:
             row = _read(entry.path)
         except (OSError, ValueError) as error:
-            log.warning("%s/%s cannot be used, and nothing is carried from there: %s", entry.path, GOAL, _why(error))
+            if unusable is not None:
+                unusable[f"{entry.path}/{GOAL}"] = f"nothing is carried from there: {_why(error)}"
             continue
         yield row
 
@@ -133,8 +134,9 @@ def _read(folder: str) -> Row:
         raise ValueError("it names no queue")
     root, queue, mark, *about = (said.get(key, "") for key in ("root", "queue", "mark", "from", "host"))
     source, written_on = about
-    if not all(isinstance(each, str) for each in (root, queue, mark, source, written_on)):
+    if not all(isinstance(each, str) for each in (root, queue, mark, source, written_on)) or root[:1] not in "/":
         raise ValueError("it names no queue")
+    check_address(queue)
     if os.path.islink(f"{folder}/{GIVEN}"):
         raise ValueError(f"{GIVEN}/ is a link")
     return Row(folder, root, queue, mark, source, written_on)
@@ -192,7 +194,7 @@ class Refusal:
 def refusal(folder: str) -> Refusal | None:
     """Return why the last try gave nothing to a row, or carried nothing from it; None where it succeeded."""
     try:
-        said = reading.parse_json(reading.read_small(f"{folder}/{REFUSED}") or b"null")
+        said = reading.parse_json(reading.read_small(f"{folder}/{REFUSED}") or b"null", any_text=True)
     except (OSError, ValueError):
         return None
     why = said.get("why") if isinstance(said, Mapping) else None
@@ -235,18 +237,25 @@ def other_host(row: Row, queue: str) -> str:
     )
 
 
-def stalled(context: QueueContext, stalled_for: float = 0) -> Iterator[Row]:
+def stalled(context: QueueContext, stalled_for: float = 0, *, unusable: dict[str, str] | None = None) -> Iterator[Row]:
     """Yield the rows in which messages wait for a carrier.
 
     Args:
         context: the queue.
+        unusable: as of `rows`.
         stalled_for: leave a row to its carriers if they wrote a list in this many seconds. Consumers may give messages
             to it all the time.
     """
-    for row in list(rows(context.layout)):
-        if stalled_for and context.age_ms(row.folder) < stalled_for * 1000:
+    for row in list(rows(context.layout, unusable)):
+        try:
+            if stalled_for and context.age_ms(row.folder) < stalled_for * 1000:
+                continue
+            waits = any(map(_is_message, reading.entries(row.given)))
+        except OSError as error:
+            if unusable is not None:
+                unusable[row.given] = describe(error)
             continue
-        if any(map(_is_message, reading.entries(row.given))):
+        if waits:
             yield row
 
 

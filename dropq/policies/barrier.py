@@ -342,7 +342,7 @@ class Shares(Transitions):
     def _why(self) -> tuple[str, str, Mapping[str, object]]:
         """Return the barrier's state, reason and details, as written when a share was last set aside."""
         try:
-            why = reading.parse_json(reading.read_small(f"{self._folder}/{_WHY}") or b"null")
+            why = reading.parse_json(reading.read_small(f"{self._folder}/{_WHY}") or b"null", any_text=True)
             state, reason, details = why["state"], why["reason"], dict(why["details"])  # type: ignore[index]
             if state in (*WITH_REASON, DEAD_LETTER):
                 return state, str(reason), details

@@ -369,7 +369,7 @@ class Journal:
     def _written(self, batch: int) -> tuple[list[str], dict[str, BodyVersion]]:
         path = f"{self._folder}/{batch}.json"
         try:
-            content: Any = reading.parse_json(reading.read_small(path, limit=-1) or b"null")
+            content: Any = reading.parse_json(reading.read_small(path, limit=reading.LONG_LIST) or b"null")
             bodies = {key: BodyVersion(int(size), int(at)) for key, (size, at) in content.get("bodies", {}).items()}
             return [str(key) for key in content["claims"]], bodies
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -79,6 +79,6 @@ def all_reasons(verdicts: Iterable[Verdicts]) -> dict[str, str]:
 
 def _reason(path: str) -> str:
     try:
-        return str(reading.parse_json(reading.read_small(path) or b"")["reason"])  # type: ignore[index]
+        return str(reading.parse_json(reading.read_small(path) or b"", any_text=True)["reason"])  # type: ignore[index]
     except (ValueError, TypeError, KeyError):
         return "the body cannot be read"  # somebody damaged the verdict; that it is there is what counts

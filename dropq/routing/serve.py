@@ -159,12 +159,19 @@ class Routers:
 
     def find_credits(self) -> int:
         """Return how many credits without a message were found and removed: this looks twice, a second apart."""
-        return sum(router.find_credits() for router in self._routers.values())
+        found = 0
+        for address, router in list(self._routers.items()):
+            try:
+                found += router.find_credits()
+            except (DropqError, OSError) as error:
+                self._pass_over(address, error)
+        return found
 
     def _list(self) -> None:
         """Begin to serve what has something to serve, and end what has nothing any more."""
         began = time.monotonic()
-        present = queue_names(self._root)
+        closed = dict[str, OSError]()
+        present = queue_names(self._root, closed.__setitem__)
         for address in sorted({*present, *self._routers}):
             try:
                 layout = find_layout(self._root.layout.path, address)
@@ -178,7 +185,10 @@ class Routers:
                     self._routers[address] = Router(context, sweep=self._sweep(context))
             except (DropqError, OSError) as error:
                 self._pass_over(address, error)
-        for address in self.passed_over.keys() - {*present}:
+        below = {f"{topic}/": why for topic, why in closed.items()}  # its subscriptions, and the topics below it
+        for address, why in below.items():
+            self._pass_over(address, why)
+        for address in self.passed_over.keys() - {*present, *below}:
             del self.passed_over[address]
         now = time.monotonic()
         self._lists_at = now + max(RESCAN, self._root.timing.listing_share * (now - began))

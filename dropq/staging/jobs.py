@@ -236,9 +236,12 @@ class Job:
         if overflow:
             self._refuse_unless_open(overflow)
             content["overflow"] = overflow
-        draft = f"{self.folder}/.manifest-{secrets.token_hex(6)}"
+        draft, manifest = f"{self.folder}/.manifest-{secrets.token_hex(6)}", json.dumps(content).encode()
+        if len(manifest) > reading.LONG_LIST:
+            why = f"its manifest has more than {reading.LONG_LIST} bytes: make several jobs"
+            raise StorageError(f"job {self.id} was not committed, nothing was sent: {why}", errno=errno.EFBIG)
         try:
-            self._context.storage.write_new(draft, json.dumps(content).encode())
+            self._context.storage.write_new(draft, manifest)
             self._context.storage.sync(self.folder, self._context.layout.working)
             # RACE: a sweep may drop the job, and another run of it make a new folder. The draft then goes with the old
             # folder. So if it can still be renamed, the files that were checked after it was written are there, too.
@@ -375,7 +378,7 @@ class TransferJob(Epoch):
         path = _ledger_entry(self._context, self._key)
         with error_context("nothing is removed where the messages came from"):
             reading.ask_server(self._context.layout.ledger)
-            data = reading.read_small(path, limit=-1)
+            data = reading.read_small(path, limit=reading.LONG_LIST)
         try:
             content = reading.parse_json(data or b"null")
         except ValueError as error:
@@ -701,10 +704,10 @@ def _manifest(folder: str) -> Mapping[str, Any] | None:
     try:
         if os.path.islink(folder) or not has_manifest(folder):
             return None  # or RACE: the name is only reserved, for a rename that follows, or that a crash prevented
-        data = reading.read_small(path, limit=-1)
+        data = reading.read_small(path, limit=reading.LONG_LIST)
         if data is None:
             return None
-        content = reading.parse_json(data)
+        content = reading.parse_json(data, any_text=True)  # each name in it is looked at
     except ValueError as error:
         raise DropqError(f"{path} is damaged ({error}): set it aside by hand, then sweep again") from error
     if not isinstance(content, dict) or not isinstance(content.get("attempts"), dict):

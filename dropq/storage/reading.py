@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+import tomllib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -26,6 +27,9 @@ RESERVED_MODE = 0o1000
 DEPTH = 50
 #: How many entries of a folder are read together.
 CHUNK = 4096
+#: The most bytes of a small file of ours, and of one that lists the messages of a job, a batch or a transfer.
+SMALL = 1 << 20
+LONG_LIST = 512 << 20
 #: Bytes that one read of a body asks for.
 READ_SIZE = 1 << 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -403,19 +407,32 @@ def _read_open(fd: int, path: str, limit: int | None) -> bytes:
     return b"".join(chunks)
 
 
-def read_small(path: str, limit: int = 1 << 20) -> bytes | None:
+class TooLong(OSError, ValueError):
+    """A file that is longer than any of ours: it cannot be read, and is damaged."""
+
+
+def read_small(path: str, limit: int = SMALL) -> bytes | None:
     """Read a small file of ours; return None when there is no such file.
 
     Raises:
+        TooLong: the file is longer than `limit`, and was not read.
         OSError: the file cannot be read, or is no regular file.
     """
     try:
         with open_body(path) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
-            return file.read(limit)
+            return read_opened(file, path, limit)
     except FileNotFoundError:
         return None
+
+
+def read_opened(file: IO[bytes], path: str, limit: int = SMALL) -> bytes:
+    """Read a small file of ours that is open; arguments and errors as of `read_small`."""
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    if found.st_size > limit:
+        raise TooLong(errno.EFBIG, f"it is longer than {limit} bytes", path)
+    return file.read(max(found.st_size, READ_SIZE))  # the kernel's own files say that they are empty
 
 
 def open_below(folder: str, *names: str) -> int | None:
@@ -469,27 +486,60 @@ def read_in(folder: int, name: str, limit: int = 4096, *, strict: bool = False) 
         os.close(fd)
 
 
-def parse_json(data: bytes) -> object:
+def parse_json(data: bytes, *, any_text: bool = False) -> object:
     """Read JSON that anybody may have written.
 
+    Args:
+        data: the JSON.
+        any_text: accept text that no path can have, too: none of it becomes a path.
+
     Raises:
-        ValueError: the JSON is damaged, or nested more deeply than any of ours.
+        ValueError: the JSON is damaged, or nested more deeply than any of ours, or has such text.
     """
     try:
         content: object = json.loads(data)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    _check_depth(content, DEPTH)
+    _check(content, DEPTH, any_text=any_text or (data.isascii() and b"\\" not in data))
     return content
 
 
-def _check_depth(content: object, left: int) -> None:
+def _check(content: object, left: int, *, any_text: bool) -> None:
+    """Refuse what is nested too deeply and, unless `any_text`, text that no path can have."""
     if not left:
         raise ValueError("it is nested too deeply")
-    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    for value in inner:
+    inner = [*content.keys(), *content.values()] if isinstance(content, dict) else content
+    for value in inner if isinstance(inner, list) else ():
         if isinstance(value, dict | list):
-            _check_depth(value, left - 1)
+            _check(value, left - 1, any_text=any_text)
+        elif not any_text and isinstance(value, str):
+            check_path(value)
+
+
+def check_path(text: str) -> None:
+    """Refuse text that no path can have; calls of the file system raise errors of several kinds for it.
+
+    Raises:
+        ValueError: it has a NUL, or half of a surrogate pair.
+    """
+    if "\0" in text:
+        raise ValueError("it has a NUL, which no name can have")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it has {text[error.start]!r}, which no name can have") from error
+
+
+def parse_toml(text: str) -> dict[str, object]:
+    """Read TOML that anybody may have written.
+
+    Raises:
+        ValueError: the TOML is damaged, or nested too deeply.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def changed_ms(path: str) -> int:

@@ -5,17 +5,21 @@ A subscription is fed from its topic and from all topics below that; a view from
 
 from __future__ import annotations
 
+import logging
 import time
 
 from dropq.config.schema import underlies
-from dropq.errors import NoSuchQueue
+from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import topic_layout
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.ephemeral import TOUCH_INTERVAL, touch
 from dropq.lifecycle.known_queues import topics
 from dropq.lifecycle.open_queue import open_queue
 from dropq.storage import reading
+from dropq.storage.failures import describe
 from dropq.topics.distribution import Distributor
+
+log = logging.getLogger("dropq")
 
 
 class Feeding:
@@ -28,6 +32,7 @@ class Feeding:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self._known: dict[str, Distributor] = {}
+        self._failed: dict[str, str] = {}
         self._keeps_at = 0.0
 
     def distributors(self) -> list[Distributor]:
@@ -40,6 +45,7 @@ class Feeding:
 
     def _all(self) -> list[Distributor]:
         found: dict[str, Distributor] = {}
+        failed: dict[str, str] = {}
         own = "" if self._context.config.underlying_topic is not None else self._context.name.partition("/")[0]
         for topic in topics(self._context.root.layout, own):
             layout = topic_layout(self._context.root.layout.path, topic)
@@ -51,10 +57,15 @@ class Feeding:
                     distributor = Distributor(open_queue(self._context.root, topic))
                 except NoSuchQueue:
                     continue  # RACE: it was deleted just now
+                except (DropqError, OSError) as error:
+                    failed[topic] = describe(error)
+                    if self._failed.get(topic) != failed[topic]:
+                        log.warning("%s is not fed from topic %s: %s", self._context.name, topic, failed[topic])
+                    continue
                 if not distributor.context.layout.is_topic:
                     continue  # a queue has its name
             found[topic] = distributor
-        self._known = found
+        self._known, self._failed = found, failed
         return list(found.values())
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from contextlib import suppress
 
 from dropq.format.addresses import topic_layout
 from dropq.format.layout import FOLDERS, UNSETTLED, QueueLayout
@@ -40,8 +41,11 @@ def tidy_deletes(root: RootContext) -> None:
 
 def _undo_cut_short_deletes(root: RootContext) -> None:
     """Bring back queues whose delete died before it was decided: a send may have returned just before it."""
-    homes = (f"{topic_layout(root.layout.path, topic).home}" for topic in topics(root.layout))
-    for entry in [entry for folder in (root.layout.path, *homes) for entry in reading.entries(folder)]:
+    entries = list(reading.entries(root.layout.path))
+    for topic in topics(root.layout):
+        with suppress(PermissionError):  # another user's, whose sweep does it
+            entries += reading.entries(topic_layout(root.layout.path, topic).home)
+    for entry in entries:
         found = UNDECIDED.fullmatch(entry.name)
         if found is None or root.clock.now_ms() - int(found["since"]) < UNDECIDED_LIMIT or entry.is_symlink():
             continue

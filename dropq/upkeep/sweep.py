@@ -554,7 +554,11 @@ def _carry(
 ) -> Iterator[None]:
     """Carry to other file systems what dead carriers left, and to other roots only by hand: they may not answer."""
     with _passing_over(context, report, context.layout.transfers):
-        found = list(stalled(context, stalled_for))
+        unusable = dict[str, str]()
+        found = list(stalled(context, stalled_for, unusable=unusable))
+        for path, why in unusable.items():
+            report.refused += 1
+            log.warning("sweep of %s: %s: %s", context.layout.home, path, why)
         if named and named not in (row.name for row in found):
             raise NoSuchMessage(f"in row {named} of {context.layout.transfers} no message waits")
         for row in found:

@@ -154,6 +154,18 @@ def fate_of(commit: Callable[[], object]) -> str:
 # -- crashes and errors ----------------------------------------------------------------------------------------
 
 
+def test_a_job_whose_manifest_no_sweep_would_read_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(tmp_path)
+    job = Job(queue.context, "job")
+    staged = stage(queue, job)
+    monkeypatch.setattr("dropq.storage.reading.LONG_LIST", 100)
+    with pytest.raises(StorageError, match=r"nothing was sent: .* make several jobs"):
+        job.commit(staged)
+    assert sent(queue) == [] and not committed(queue)
+
+
 @pytest.mark.usefixtures("either_rename")
 def test_a_driver_that_dies_before_any_step_of_its_commit_sends_all_or_nothing(tmp_path: Path) -> None:
     outcomes = set()
