@@ -34,6 +34,8 @@ DIAGNOSIS = ("level", "check", "kind", "path", "found", "means", "advice")
 
 _DROPBOXMQ = "Use the layout of DropboxMQ 1.2, so that it can share the root."
 
+_LAYOUT = "Use the layout of DropboxMQ 1.2, or dropq's own. Default: its, where a DropboxMQ shares the root."
+
 
 def init(
     ctx: typer.Context,
@@ -56,7 +58,7 @@ def create(
     ctx: typer.Context,
     name: QueueName,
     settings: Settings = None,
-    dropboxmq: Annotated[bool, typer.Option("--dropboxmq", help=_DROPBOXMQ)] = False,
+    dropboxmq: Annotated[bool | None, typer.Option("--dropboxmq/--flat", help=_LAYOUT, show_default=False)] = None,
     json: Json = False,
 ) -> None:
     """Make a queue; prints its path.

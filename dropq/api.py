@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dropq.config.load import has_dropboxmq
 from dropq.config.schema import QueueConfig
 from dropq.durations import parse_duration
 from dropq.errors import ConfigError, DropqError, NoSuchQueue, QueueFull, Unavailable
@@ -151,13 +152,14 @@ class Root:
         return self.topic(name)
 
     def create_queue(
-        self, name: str, *, dropboxmq: bool = False, selector: Sequence[Mapping[str, Any]] = (), **options: Any
+        self, name: str, *, dropboxmq: bool | None = None, selector: Sequence[Mapping[str, Any]] = (), **options: Any
     ) -> Queue:
         """Create a queue; it appears complete, by one rename.
 
         Args:
             name: the queue's name.
-            dropboxmq: lay it out as DropboxMQ 1.2 does, with its folders in `incoming/`.
+            dropboxmq: lay it out as DropboxMQ 1.2 does, with its folders in `incoming/`; None does so where a DropboxMQ
+                shares the root.
             selector: its selectors, each a table with a name and the arguments of `Queue.add_selector`.
             options: keys of queue.toml, which are written there.
 
@@ -170,7 +172,8 @@ class Root:
         from dropq.upkeep import queues
 
         names.check_queue_name(name)
-        queues.create(self.context, name, options, dropboxmq=dropboxmq, selector=selector)
+        shared = has_dropboxmq(self.layout.path) if dropboxmq is None else dropboxmq
+        queues.create(self.context, name, options, dropboxmq=shared, selector=selector)
         return Queue(self, name)
 
     def delete_queue(self, name: str, *, force: bool = False) -> None:

@@ -94,8 +94,13 @@ class _Entry(NamedTuple):
 # The public verbs.
 
 
+def has_dropboxmq(root: str) -> bool:
+    """Return whether a DropboxMQ 1.2 may share a root: it has its own folder there."""
+    return os.path.isdir(f"{root}/dropboxmq")
+
+
 def load_root(path: str) -> RootConfig:
-    """Read dropq.toml; if there is none, return the defaults.
+    """Read dropq.toml; if there is none, return the defaults. Those for replies are DropboxMQ's where it has the root.
 
     Raises:
         ConfigError: the file has problems, in [defaults] or elsewhere; the error lists all of them.
@@ -259,6 +264,9 @@ def _read_topic(topic: str) -> dict[str, object]:
 
 # From tables to entries, by canonical key.
 
+#: A DropboxMQ does not look into .dropq/delayed/: what comes back waits there only where somebody says so.
+_AT_ONCE = {"redelivery_delay": _Entry(0, "redelivery_delay", "default")}
+
 
 def _entries_of(
     name: str, root: RootConfig, root_file: str, layout: QueueLayout
@@ -267,9 +275,7 @@ def _entries_of(
     own = _read_topic(layout.topic) if layout.is_topic else _read(layout.config_file) or {}
     if not layout.topic:
         entries, problems = _queue_entries(root, root_file, own, layout.config_file, name=name, queue=name)
-        # A DropboxMQ does not look into .dropq/delayed/: what comes back waits there only where somebody says so.
-        at_once = {"redelivery_delay": _Entry(0, "redelivery_delay", "default")} if layout.shared else {}
-        return at_once | entries, problems
+        return (_AT_ONCE if layout.shared else {}) | entries, problems
     defaults, problems = _table_entries(root.defaults, root_file, name="")
     entries, more = _table_entries(own, layout.config_file, name=name)
     problems += more
@@ -278,8 +284,7 @@ def _entries_of(
         problems += _keys_of_queues(entries)
         merged = defaults | entries
         obeyed = {key: merged[key] for key in merged if key in _TOPIC_KEYS}
-        # What a distributor gives back was given to nobody, and waits for nothing.
-        return obeyed | {"redelivery_delay": _Entry(0, "redelivery_delay", "default")}, problems
+        return obeyed | _AT_ONCE, problems  # what a distributor gives back was given to nobody
     topic_file = f"{layout.topic}/queue.toml"
     of_topic, more = _table_entries(_read_topic(layout.topic), topic_file, name=None)
     problems += more
@@ -294,6 +299,8 @@ def _entries_of(
     defaults["overflow"] = _Entry(_BLOCKS, "overflow", "default")
     inherited = {key: of_topic[key] for key in of_topic if key not in (*_TOPIC_KEYS, *_OF_QUEUES)}
     inherited |= {key: of_topic[key] for key in of_topic if key == "message_type"}
+    if has_dropboxmq(os.path.dirname(root_file)):
+        defaults = _AT_ONCE | defaults
     merged, more = _with_letters(defaults | inherited | entries, entries, root, root_file, name)
     return merged, problems + more
 
@@ -507,6 +514,8 @@ def _build_root(table: Mapping[str, object], path: str) -> tuple[RootConfig, lis
     values, wrong = _values(RootConfig, entries)
     defaults, unknown = _table_entries(values.get("defaults", {}), f"{path}: [defaults]", name="")
     values["defaults"] = {key: entry.value for key, entry in defaults.items()}
+    if "reply_to_style" not in values and has_dropboxmq(os.path.dirname(path)):
+        values["reply_to_style"] = "typed"
     return RootConfig(**values), problems + wrong + unknown + _build(defaults)[1]
 
 

@@ -7,8 +7,9 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from dropq.config.load import has_dropboxmq
 from dropq.diagnosis import topic_checks
 from dropq.diagnosis.doctor_checks import Probe
 from dropq.diagnosis.doctor_kinds import KINDS, LEVELS, Diagnosis, Kind
@@ -51,6 +52,8 @@ def doctor(root: RootContext, *, queues: Iterable[str] | None = None) -> list[Di
     probes = _probes(root, opened)
     for probe in probes.values():
         probe.run()
+    if has_dropboxmq(root.layout.path):
+        found += _shared(root, opened)
     if queues is None:
         found += topic_checks.diagnose(root)
     roles = set[str]()
@@ -69,6 +72,17 @@ def _root(root: RootContext) -> Diagnosis:
     if reading.exists(root.layout.config_file):
         return Diagnosis("root", path, f"{path} has a dropq.toml")
     return Diagnosis("no-root", path, f"{path} has no dropq.toml")
+
+
+def _shared(root: RootContext, queues: Iterable[QueueContext]) -> Iterator[Diagnosis]:
+    """Report what keeps a DropboxMQ and dropq apart in a root that both use."""
+    if root.config.reply_to_style != "typed":
+        path = root.layout.config_file
+        yield Diagnosis("bare-replies", path, f'{path} has reply_to_style = "bare"; DropboxMQ writes and reads "typed"')
+    flat = [context.name for context in queues if not context.layout.topic and not context.layout.shared]
+    if flat:
+        listed = " and ".join(filter(None, (", ".join(flat[:-1]), flat[-1])))
+        yield Diagnosis("flat-queue", root.layout.path, f"{listed} have their folders beside queue.toml")
 
 
 def _probes(root: RootContext, queues: Iterable[QueueContext]) -> dict[int, Probe]:

@@ -47,6 +47,18 @@ KINDS: Mapping[str, Kind] = {
         "give this user, or a group of this user, rwx on .dropq and .dropq/meta, and rw on .dropq/clock",
     ),
     "unusable-queue": Kind("root", "error", "the queue cannot be opened", "run `dropq fsck {queue}` to find out why"),
+    # -- with DropboxMQ
+    "bare-replies": Kind(
+        "dropboxmq",
+        "warning",
+        "answers to return addresses that one wrote, and the other reads, go astray",
+        'write reply_to_style = "typed" there, or leave it out',
+    ),
+    "flat-queue": Kind(
+        "dropboxmq",
+        "info",
+        "a DropboxMQ does not see them: its queues have their folders in incoming/",
+    ),
     # -- topics
     "two-of-a-name": Kind(
         "topics", "warning", "the name means the queue, and nobody reaches the topic", "rename one of the two"

@@ -300,6 +300,7 @@ class _Snapshot:
         dead, lapsed = self._lost_claims()
         yield from self._unswept("dead-holder", dead, "message", "held by dead consumers")
         yield from self._unswept("lapsed-lease", lapsed, "message", "held by leases that ran out")
+        yield from self._unswept("overdue", self._overdue(), "message", "due, and not back in target/")
         yield from self._killers()
         committed = staged_checks.committed_ages(self._context, self._now)
         yield from self._unswept("unfinished-commit", committed, "message", "committed, whose parts have not arrived")
@@ -321,6 +322,10 @@ class _Snapshot:
         ]
         for why in dict.fromkeys(said):
             yield Reason("older-state", why)
+
+    def _overdue(self) -> list[int]:
+        """Return for how long delayed messages have been due, in ms: dropq's consumers and sweeps deliver them."""
+        return [self._now - due for due in map(self._due, self._delayed)]
 
     def _killers(self) -> Iterator[Reason]:
         """Yield which messages their holders have not survived again and again."""

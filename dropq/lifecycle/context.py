@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dropq.config.load import has_dropboxmq
 from dropq.config.schema import QueueConfig, RootConfig
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.ids import IdSource
@@ -74,6 +75,11 @@ class QueueContext:
     def timing(self) -> Timing:
         """How the root's verbs pace themselves."""
         return self.root.timing
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a DropboxMQ may consume the queue, which does not look into `.dropq/delayed/`."""
+        return self.layout.shared or (self.layout.is_subscription and has_dropboxmq(self.root.layout.path))
 
     @property
     def read_locks(self) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> fl
     """
     config, tries = context.config, max(name.delivery_count - 1, 0)
     wait = _growing(config.redelivery_delay, config.redelivery_backoff, tries, config.redelivery_delay_limit)
-    if not died or context.layout.shared:  # a DropboxMQ does not look into .dropq/delayed/
+    if not died or context.is_shared:
         return wait
     return max(wait, _growing(context.timing.after_death, 2.0, name.died - 1, config.redelivery_delay_limit))
 

@@ -148,7 +148,7 @@ def _committed(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
 def _source_of(path: str) -> str:
     """Return the mark of the queue that a list came from; "" where an older dropq sent it."""
     try:
-        said = reading.parse_json(reading.read_small(path, limit=-1) or b"null")
+        said = reading.parse_json(reading.read_small(path, limit=reading.LONG_LIST) or b"null")
     except ValueError:
         return ""
     note = said.get("note") if isinstance(said, Mapping) else None

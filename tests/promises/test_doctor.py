@@ -437,7 +437,7 @@ OF_TOPICS = {"two-of-a-name", "far-receiver", "missing-view-link"}
 #: Kinds that have tests of their own, because they ask for a user whom permissions bind, or do not.
 APART = (
     OF_TOPICS
-    | {"wide-bounce"}
+    | {"wide-bounce", "bare-replies", "flat-queue"}
     | {"closed-root", "untried", "closed-private", "closed-folder", "closed-delayed", "part", "no-part"}
 )
 

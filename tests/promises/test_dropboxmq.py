@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import FRESH, Clock, Make, base, drop, health, make_queue, names_in, take, where
+from helpers import FRESH, Clock, Make, Run, base, drop, health, make_queue, names_in, reopened, take, where
 
 from dropq import Message, Root
+from dropq.format.message_file import MessageFile
 from dropq.format.names import NAME_BUDGET, SHARED_BUDGET
+from dropq.lifecycle.endings import delay_before
 
 
 def test_dropboxmqs_layout_is_opened_as_it_is(tmp_path: Path) -> None:
@@ -48,6 +51,72 @@ def test_typed_replies_are_written_and_read_as_dropboxmq_does(tmp_path: Path) ->
             again = subscription.receive()
             assert again is not None
             again.ack()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """A root of dropq's own."""
+    return Root.create(tmp_path / "root")
+
+
+def shared_root(path: Path, settings: str = "") -> Root:
+    """A root that a running DropboxMQ made, and dropq only opens."""
+    (path / "dropboxmq" / "transaction").mkdir(parents=True)
+    if settings:
+        (path / "dropq.toml").write_text(settings)
+    return Root(path)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_root_that_has_dropboxmqs_folder_has_typed_replies(tmp_path: Path, made: bool) -> None:
+    root = shared_root(tmp_path)
+    if made:
+        Root.create(tmp_path)
+        root = Root(tmp_path)
+    queue = root.create_queue("q", durability="none")
+    queue.send(b"a", reply_to="answers")
+    (name,) = names_in(queue, "target")
+    assert name.split(".")[5] == "Qanswers"
+    drop(queue, "4.jar.T...TestQ", b"b")
+    assert sorted(str(message.reply_to) for message in queue.browse()) == ["answers", "topic-root/estQ"]
+    assert "bare-replies" not in [diagnosis.kind for diagnosis in root.doctor()]
+
+
+def test_what_dropq_toml_says_of_replies_counts_and_the_doctor_warns(tmp_path: Path) -> None:
+    root = shared_root(tmp_path, 'format = 1\nreply_to_style = "bare"\n')
+    queue = root.create_queue("q", durability="none")
+    queue.send(b"a", reply_to="answers")
+    assert names_in(queue, "target")[0].split(".")[5] == "answers"
+    [found] = [diagnosis for diagnosis in root.doctor() if diagnosis.kind == "bare-replies"]
+    assert found.open and found.path == str(tmp_path / "dropq.toml")
+
+
+def test_new_queues_of_a_root_that_has_dropboxmqs_folder_are_of_its_layout(root: Root, run: Run) -> None:
+    assert not root.create_queue("before", durability="none").layout.shared
+    (root.path / "dropboxmq").mkdir()
+    assert root.create_queue("theirs", durability="none").layout.shared
+    assert not root.create_queue("flat", dropboxmq=False, durability="none").layout.shared
+    for options, shared in (((), True), (("--flat",), False), (("--dropboxmq",), True)):
+        name = f"q{len(options)}{shared}"
+        assert run("create", name, *options).code == 0
+        assert root.queue(name).layout.shared is shared
+    [found] = [diagnosis for diagnosis in root.doctor() if diagnosis.kind == "flat-queue"]
+    assert not found.open and found.found.startswith("before, flat and q1False ")
+
+
+def test_what_comes_back_to_a_subscription_that_a_dropboxmq_may_consume_waits_for_nothing(tmp_path: Path) -> None:
+    root = shared_root(tmp_path)
+    with root.create_topic("t", durability="none") as topic:
+        copies = topic.create_subscription("s", client_id="c")
+        slow = topic.create_subscription("slow", client_id="c")
+        Path(slow.layout.config_file).write_text('redelivery_delay = "1h"\n')
+        topic.publish(b"x")
+    for queue, delayed in ((copies, 0), (reopened(slow), 1)):
+        take(queue).nack()
+        assert queue.counts()["delayed"] == delayed
+    name = replace(MessageFile(names_in(copies, "target")[0]).name, died=3)
+    waits = [delay_before(reopened(queue).context, name, died=True) for queue in (copies, slow)]
+    assert waits == [0, 3600]
 
 
 def test_a_dropboxmq_clients_claim_is_swept_only_when_asked_for(make: Make, clock: Clock) -> None:

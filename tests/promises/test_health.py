@@ -332,6 +332,14 @@ def test_a_lease_that_ran_out_is_reported_until_it_is_swept(queue: Queue, clock:
     swept(queue, "lapsed-lease", clock)
 
 
+def test_what_is_due_and_nobody_delivers_is_reported_until_it_is_swept(queue: Queue, clock: Clock) -> None:
+    queue.send(b"x", delay=HOUR)
+    clock.advance(HOUR - 10)
+    assert health(queue).healthy
+    clock.advance(10)
+    swept(queue, "overdue", clock)
+
+
 @pytest.mark.parametrize("state", ["target", "processing", ".dropq/delayed"])
 def test_a_message_that_kills_its_holders_is_reported_from_the_fourth_death_on(queue: Queue, state: str) -> None:
     (base(queue) / state).mkdir(exist_ok=True)
