@@ -57,6 +57,15 @@ def check_address(address: str) -> None:
         )
 
 
+def is_address(text: str) -> bool:
+    """Return whether a queue, a topic or a subscription can have an address, which a stranger may have written."""
+    try:
+        check_address(text)
+    except InvalidName:
+        return False
+    return True
+
+
 def check_topic_name(topic: str) -> None:
     """Raise InvalidName if a topic cannot have a name."""
     if "/" in topic or not all(topic.split(".")):

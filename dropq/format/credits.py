@@ -13,8 +13,7 @@ import string
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dropq.errors import InvalidName
-from dropq.format.addresses import check_address
+from dropq.format.addresses import is_address
 from dropq.format.claims import split_claim
 from dropq.format.names import parse
 
@@ -69,11 +68,7 @@ class Credit(NamedTuple):
         if not isinstance(value, Mapping):
             return None
         id, to, below = value.get("id"), value.get("to"), value.get("below", [])
-        if not isinstance(id, str) or not isinstance(to, str) or not isinstance(below, list):
-            return None
-        try:
-            check_address(to)
-        except InvalidName:
+        if not isinstance(id, str) or not isinstance(to, str) or not isinstance(below, list) or not is_address(to):
             return None
         vias = [Via.of(one) if isinstance(one, str) else None for one in below[:HOPS_LIMIT]]
         return cls(id, to, tuple(via for via in vias if via is not None), copied=value.get("copied") is True)

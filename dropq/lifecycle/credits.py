@@ -16,9 +16,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from dropq.errors import InvalidName
 from dropq.format import names
-from dropq.format.addresses import check_address, layouts
+from dropq.format.addresses import is_address, layouts
 from dropq.format.credits import Credit, Via, is_key, is_token, via_of
 from dropq.format.layout import PRIVATE, QueueLayout, RootLayout
 from dropq.lifecycle.context import QueueContext
@@ -126,9 +125,7 @@ def queue_of(root: RootLayout, token: str) -> tuple[str, str] | None:
 
 def layout_of(root: RootLayout, address: str) -> QueueLayout | None:
     """Return the layout of the queue that a stranger's file names; None if it names none of this root."""
-    try:
-        check_address(address)
-    except InvalidName:
+    if not is_address(address):
         return None
     return next((layout for layout in layouts(root.path, address) if os.path.isdir(layout.target)), None)
 

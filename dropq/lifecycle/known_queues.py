@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dropq.errors import Unavailable
 from dropq.format import names
-from dropq.format.addresses import SubscriptionName, layouts, subscription_layout, topic_layout
+from dropq.format.addresses import SubscriptionName, is_address, layouts, subscription_layout, topic_layout
 from dropq.format.layout import (
     INCOMING,
     SUBSCRIPTIONS,
@@ -162,8 +162,10 @@ def why_away(root: RootLayout, address: str) -> str:
     """Return why a queue that is not found by its address may come back; "" if it is gone, or never was.
 
     It may while a delete of it is not decided, while a link to it leads nowhere, and while the root misses it. If that
-    cannot be told, it may.
+    cannot be told, it may. What no queue can be called, as a stranger's return address, is not away.
     """
+    if not is_address(address):
+        return ""
     try:
         if hidden := _hidden(root, address):
             return f"queue {address} is being deleted, and may come back: {hidden}"

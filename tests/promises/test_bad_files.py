@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 from children import unprivileged
-from helpers import AT_ONCE, base, timed
+from helpers import AT_ONCE, base, drop, timed, where
 
 from dropq import DropqError, Queue, Root, work
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle.known_queues import marks_in
 from dropq.routing import Routers, looks
+from dropq.routing.serve import Taken
 from dropq.upkeep.sweep import QuickSweep
 
 #: How deeply what is nested is nested.
@@ -215,15 +216,20 @@ def receive_beside(root: Root) -> None:
         message.ack()
 
 
-def route_all(root: Root) -> None:
-    root.queue("b").send("z", properties={"z": 1})
+def one_pass(root: Root) -> dict[str, Taken]:
+    """Let the routers of a root pass once; return what they took."""
     routers = Routers(root.context, sweep=lambda context: QuickSweep(context, routes=False))
     try:
         routers.one_pass()
         routers.find_credits()
+        return routers.taken
     finally:
         routers.close()
-    assert routers.taken["b"].selectors == {"further": 1}
+
+
+def route_all(root: Root) -> None:
+    root.queue("b").send("z", properties={"z": 1})
+    assert one_pass(root)["b"].selectors == {"further": 1}
 
 
 def sweep_all(root: Root) -> None:
@@ -293,6 +299,17 @@ def test_a_folder_that_nobody_may_enter_is_told_once_and_the_others_are_served(
     if place != "u":
         assert len(said) == 1 and "passed over" in said[0]
     assert unhealthy == [place.split("/")[1 if "/" in place else 0]]
+
+
+@pytest.mark.parametrize("address", ["a%00b", "%ED%A0%80", "..%2Fb", "t%2F%00.c"])
+def test_a_return_address_that_no_queue_can_have_ends_nothing(tmp_path: Path, address: str) -> None:
+    root = timed(Root.create(tmp_path / "root"), AT_ONCE)
+    queue = root.create_queue("q", durability="none")
+    queue.add_selector("back", op="bounce", to="*")
+    drop(queue, f"4.x.B...{address}", b"x")
+    assert list(queue.explain()) and root.graph() and root.health()
+    one_pass(root)
+    assert where(queue) == {"error": [b"x"]}
 
 
 class Said(logging.Handler):
