@@ -407,16 +407,16 @@ def _read_open(fd: int, path: str, limit: int | None) -> bytes:
     return b"".join(chunks)
 
 
-class TooLong(OSError, ValueError):
-    """A file that is longer than any of ours: it cannot be read, and is damaged."""
+class _TooLong(OSError, ValueError):
+    """Raised for a file that is longer than any of ours: it cannot be read, and is damaged."""
 
 
 def read_small(path: str, limit: int = SMALL) -> bytes | None:
     """Read a small file of ours; return None when there is no such file.
 
     Raises:
-        TooLong: the file is longer than `limit`, and was not read.
-        OSError: the file cannot be read, or is no regular file.
+        OSError: the file cannot be read, or is no regular file; with EFBIG, it is longer than `limit`, and was not
+            read: that is a ValueError, too, as it is damaged.
     """
     try:
         with open_body(path) as file:
@@ -431,7 +431,7 @@ def read_opened(file: IO[bytes], path: str, limit: int = SMALL) -> bytes:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
     if found.st_size > limit:
-        raise TooLong(errno.EFBIG, f"it is longer than {limit} bytes", path)
+        raise _TooLong(errno.EFBIG, f"it is longer than {limit} bytes", path)
     return file.read(max(found.st_size, READ_SIZE))  # the kernel's own files say that they are empty
 
 

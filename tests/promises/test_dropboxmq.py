@@ -204,7 +204,7 @@ def test_a_queue_of_its_own_layout_keeps_to_its_budget(make: Make) -> None:
 
 def test_what_comes_into_a_shared_queue_gets_its_metadata_back_into_its_name(make: Make) -> None:
     queue = make(dropboxmq=True)
-    other = queue.root.create_queue("other", durability="none")
+    other = queue.root.create_queue("other", dropboxmq=False, durability="none")
     other.send(b"a", correlation_id="c" * 120)
     assert "JMS_dropq_meta" in names_in(other, "target")[0]
     assert [outcome.ok for outcome in other.move(queue)] == [True]
@@ -217,7 +217,7 @@ def test_what_comes_into_a_shared_queue_gets_its_metadata_back_into_its_name(mak
 
 def test_what_comes_into_a_shared_queue_without_its_sidecar_stays_a_message(make: Make) -> None:
     queue = make(dropboxmq=True)
-    other = queue.root.create_queue("other", durability="none")
+    other = queue.root.create_queue("other", dropboxmq=False, durability="none")
     other.send(b"a", correlation_id="c" * 120)
     shutil.rmtree(queue.root.path / ".dropq" / "meta")
     assert [outcome.ok for outcome in other.move(queue)] == [True]
