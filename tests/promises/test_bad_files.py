@@ -82,6 +82,7 @@ def ending(content: str, end: str) -> str:
 
 
 def write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)  # a sweep may have finished what it was in
     path.write_bytes(content.encode("utf-8", "surrogatepass"))
 
 
@@ -185,8 +186,9 @@ def failures(path: Path, file: Path, content: str, matter: str) -> Iterator[str]
 def make_bad(file: Path, content: str, matter: str) -> None:
     """Put a bad file in the place of what is there."""
     if file.is_dir() and not file.is_symlink():
-        file.rmdir()
+        shutil.rmtree(file)
     file.unlink(missing_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     MATTERS[matter](file, content)
 
 
