@@ -19,6 +19,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
+from dropq.config.load import has_dropboxmq
 from dropq.errors import Unavailable
 from dropq.format import names
 from dropq.format.addresses import SubscriptionName, is_address, layouts, subscription_layout, topic_layout
@@ -417,7 +418,7 @@ def subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
 
 def is_shared(root: RootLayout) -> bool:
     """Return whether a DropboxMQ may work in a root, too."""
-    return exists(f"{root.path}/dropboxmq")
+    return has_dropboxmq(root.path)
 
 
 def hidden_subscriptions(root: RootLayout, topic: str) -> Iterator[str]:
