@@ -46,6 +46,7 @@ FILES = {
     "a/.dropq/reasons/error/*.json": "",
     "a/working/.job-x/manifest.json": '{"job": "x", "format": 1, "attempts": {"1": ["4.1.B"]}}',
     f"{ROW}/to.json": "",
+    f"{ROW}/refused.json": '{"why": "because", "format": 1, "kind": "refused"}',
     f"{ROW}/1.json": json.dumps({"list": "0123456789abcdef", "format": 1, "given": [GIVEN]}),
     ".dropq/tokens/*": "",
     ".dropq/views/v": "",
