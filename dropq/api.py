@@ -146,9 +146,9 @@ class Root:
             QueueExists: a topic, or a queue, of that name is there already.
             InvalidName, ConfigError: the name, or an option, cannot be used; nothing was created.
         """
-        from dropq.topics import subscriptions
+        from dropq.upkeep import queues
 
-        subscriptions.create_topic(self.context, name, options)
+        queues.create_topic(self.context, name, options)
         return self.topic(name)
 
     def create_queue(

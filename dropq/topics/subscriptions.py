@@ -60,7 +60,7 @@ UNFINISHED_AGE = 3_600_000
 
 
 def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:
-    """Make a topic, as `Root.create_topic` says."""
+    """Make a topic that closes no circle."""
     check_topic_name(name)
     layout = topic_layout(root.layout.path, name)
     found = find_layout(root.layout.path, name)

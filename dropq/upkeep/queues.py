@@ -21,6 +21,7 @@ from dropq.config.schema import QueueConfig, underlies
 from dropq.config.selectors import SUFFIX, Selector, given, text
 from dropq.errors import ConfigError, DropqError, QueueExists, StorageError, Unavailable
 from dropq.format import names
+from dropq.format.addresses import topic_layout
 from dropq.format.layout import KEEPER, SUBSCRIPTIONS, UNSETTLED, QueueLayout, RootLayout
 from dropq.lifecycle.claims import has_committed
 from dropq.lifecycle.context import QueueContext, RootContext
@@ -88,8 +89,14 @@ def create(root: RootContext, name: str, options: Mapping[str, Any], *, dropboxm
         _undo_circle(root, name, layout)
 
 
+def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> None:
+    """Make a topic, as `Root.create_topic` says."""
+    subscriptions.create_topic(root, name, options)
+    _undo_circle(root, name, topic_layout(root.layout.path, name))
+
+
 def _undo_circle(root: RootContext, name: str, layout: QueueLayout) -> None:
-    """Remove a queue that was just made if it is on a circle, and raise ConfigError.
+    """Remove a queue or topic that was just made if it is on a circle, and raise ConfigError.
 
     RACE: of two who close a circle together, each with a part of it, the later one sees it here, or both do.
     """
@@ -99,8 +106,8 @@ def _undo_circle(root: RootContext, name: str, layout: QueueLayout) -> None:
     try:
         delete(root, name, force=False)
     except StorageError as error:
-        raise ConfigError(f"queue {name!r} was made, and stays, as it cannot be removed again: {circle}") from error
-    raise ConfigError(f"queue {name!r} was made, and is removed again: {circle}")
+        raise ConfigError(f"{name!r} was made, and stays, as it cannot be removed again: {circle}") from error
+    raise ConfigError(f"{name!r} was made, and is removed again: {circle}")
 
 
 def create_temporary(asked: QueueContext) -> tuple[str, Holder]:

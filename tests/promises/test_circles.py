@@ -13,6 +13,7 @@ from helpers import FRESH, Clock, Run, base, names_in, timed
 from dropq import ConfigError, Queue, Root, Topic
 from dropq.policies import selectors
 from dropq.routing import registry
+from dropq.topics import subscriptions
 from dropq.topics.views import show_view
 
 
@@ -236,6 +237,27 @@ def test_of_two_who_close_a_circle_together_a_view_is_removed_again_that_comes_l
         root.create_queue("view", underlying_topic="t", selector=[{"name": "on", "to": "one"}])
     assert not root.queue("view").exists() and not names_in_views(root)
     assert [each.to for each in one.selectors()] == ["t"]
+
+
+def test_of_two_who_close_a_circle_together_a_topic_is_removed_again_that_comes_later(root: Root) -> None:
+    topic_with(root, "again")
+    one = root.create_queue("one")
+    root.queue("t/again.c").add_selector("on", to="one")
+    root.create_queue("view", underlying_topic="t.eu")
+    build = subscriptions._build
+
+    def meanwhile(*arguments: Any) -> None:
+        one.add_selector("on", to="view")
+        build(*arguments)
+
+    with (
+        mock.patch.object(subscriptions, "_build", meanwhile),
+        pytest.raises(
+            ConfigError, match=r"'t\.eu' was made, and is removed again: messages would go round: t\.eu -> t/"
+        ),
+    ):
+        root.create_topic("t.eu")
+    assert not (root.path / "topic-root" / "t" / "eu").exists()
 
 
 def test_a_copy_of_what_is_published_has_made_the_hops_of_the_message(root: Root) -> None:

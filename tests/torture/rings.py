@@ -372,7 +372,7 @@ def by_chance(options: Options) -> Row:
 
 
 class Step(NamedTuple):
-    """What an administrator makes: a selector of an address, a view on `t` with a selector, or a topic."""
+    """What an administrator makes: a selector of an address, one of the views, perhaps with a selector, or a topic."""
 
     kind: str
     address: str
@@ -385,7 +385,8 @@ class Step(NamedTuple):
             if self.kind == "selector":
                 root.queue(self.address).add_selector("on", **selector)
             elif self.kind == "view":
-                root.create_queue(self.address, underlying_topic="t", selector=[{"name": "on", **selector}])
+                tables = [{"name": "on", **selector}] if self.to else []
+                root.create_queue(self.address, underlying_topic=VIEWS[self.address][0], selector=tables)
             else:
                 root.create_topic(self.address)
         except DropqError as error:
@@ -397,7 +398,7 @@ class Step(NamedTuple):
         if self.kind == "topic":
             return Path(root.path, "topic-root", *self.address.split("."), ".incoming").is_dir()
         address = self.address.replace("t/", "topic-root/t/.subscriptions/")
-        return Path(root.path, address, "selectors", "on.toml").exists()
+        return Path(root.path, address, "selectors/on.toml" if self.to else "target").exists()
 
     def enter(self, ways: Ways) -> None:
         """Let a model have it."""
@@ -406,8 +407,9 @@ class Step(NamedTuple):
             return
         if self.kind == "view":
             ways.queues.add(self.address)
-            ways.views[self.address] = "t", "t"
-        ways.moves[self.address] = self.to
+            ways.views[self.address] = VIEWS[self.address]
+        if self.to:
+            ways.moves[self.address] = self.to
 
 
 #: What is there before, and what two administrators make at once.
@@ -417,6 +419,11 @@ PAIRS = (
     ((), Step("selector", "t/again.c", "one"), Step("selector", "one", "t.eu")),
     ((), Step("view", "seen", "one"), Step("selector", "one", "t")),
     ((Step("selector", "t/again.c", "one"),), Step("topic", "t.us"), Step("selector", "one", "t.us")),
+    (
+        (Step("selector", "t/again.c", "one"), Step("view", "late")),
+        Step("topic", "t.us"),
+        Step("selector", "one", "late"),
+    ),
     ((), Step("view", "seen", "t/again.c"), Step("selector", "t/again.c", "t")),
     (
         (Step("selector", "one", "three"), Step("selector", "two", "four")),
