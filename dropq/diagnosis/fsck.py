@@ -41,6 +41,8 @@ __all__ = ["KINDS", "Finding", "Kind", "fsck", "fsck_root", "queues"]
 #: What an error says when something cannot be listed.
 UNFINISHED = "the rest was not checked, and nothing was changed"
 #: The folder of a root's topics, and the folder of a topic's subscriptions.
+#: What a DropboxMQ leaves of the temporary queue, or topic, of a request.
+_OF_REQUEST = re.compile(r"temp-.+\.deleted-[0-9]+")
 _TOPICS, _SUBSCRIPTIONS = "topic-root", ".subscriptions"
 #: Folders of a root that are no queues and belong there.
 _KNOWN = ("dropboxmq", _TOPICS)
@@ -96,6 +98,7 @@ def fsck_root(root: RootContext, *, repair: bool = False) -> list[Finding]:
             found += _absent_letters(root, layout.config_file, queue)
         found += [*_deleted_topics(f"{layout.path}/{TOPIC_ROOT}", now), *topic_checks.examine_topic_root(root, now)]
         found += selector_checks.examine_tokens(layout, now)
+    found = list(_summed_up(found))
     if not repair:
         return [_repairable(finding, "dropq fsck --repair") for finding in found]
     return [_repaired(finding, layout.path, Storage()) for finding in found]
@@ -184,6 +187,20 @@ def _deleted_topics(folder: str, now: int) -> Iterator[Finding]:
             yield from _deleted_topics(entry.path, now)
         elif entry.name == SUBSCRIPTIONS:
             yield from (sub.finding("deleted-queue") for sub in entries(entry.path, now) if DELETED.search(sub.name))
+
+
+def _summed_up(found: list[Finding]) -> Iterator[Finding]:
+    """Yield findings, and one for all the temporary queues that a DropboxMQ deleted: it leaves one for each request."""
+    of_requests = [each for each in found if each.kind == "deleted-queue" and _OF_REQUEST.match(_name(each))]
+    yield from (each for each in found if each not in of_requests)
+    if of_requests:
+        first = min(of_requests, key=lambda each: each.path)
+        others = f"this and {len(of_requests) - 1} other temporary queues: " if len(of_requests) > 1 else ""
+        yield replace(first, detail=f"{others}{first.detail}")
+
+
+def _name(finding: Finding) -> str:
+    return os.path.basename(finding.path)
 
 
 def _left_queues(root: RootContext, now: int) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dropq.config.schema import underlies
 from dropq.errors import DropqError, NoSuchQueue, Unavailable
 from dropq.format.addresses import SubscriptionName, ancestors, layouts, topic_layout
-from dropq.format.layout import SUBSCRIPTIONS, QueueLayout
+from dropq.format.layout import FOLDERS, SUBSCRIPTIONS, QueueLayout
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import linked_queue, refuse_away, undecided_subscriptions
@@ -30,6 +30,8 @@ log = logging.getLogger("dropq")
 
 #: What tells whether the files of a queue's configuration have changed.
 Version = list[tuple[int, ...] | None]
+#: Milliseconds in which a DropboxMQ makes the folders of a subscription, one by one.
+MAKING = 2000
 #: Seconds for which the configurations of the feeds are relied on before their files are looked at again.
 CONFIG_AGE = 1.0
 
@@ -290,18 +292,28 @@ class Feeds:
             if receiver.device != self._device:
                 raise Unavailable(f"{address} is on another file system than topic {topic.name}: no rename leads there")
             if not os.access(context.layout.target, os.W_OK | os.X_OK):
+                reading.device(context.layout.target)  # RACE: it may be gone by now, which is no question of rights
                 raise Unavailable(f"this user may not send to {address}: somebody else distributes what is published")
             make_known(topic.layout, receiver, topic.storage)
             return Feed(topic, address, receiver, context, version)
         except Unavailable:
             raise
         except (DropqError, OSError) as error:
+            made = self._is_being_made(address)
             if not isinstance(error, NoSuchQueue | FileNotFoundError) and not self._lacks_target(address):
-                raise Unavailable(f"{address} cannot be used: {describe(error)}") from error
-            if address not in self._broken:
+                why = "a DropboxMQ is just making its folders" if made else describe(error)
+                raise Unavailable(f"{address} cannot be used: {why}") from error
+            if address not in self._broken and not made:
                 self._broken.add(address)
                 log.warning("topic %s: %s gets nothing: %s", topic.name, address, describe(error))
             return None
+
+    def _is_being_made(self, address: str) -> bool:
+        """Return whether a subscription lacks folders, and is so new that a DropboxMQ may be about to make them."""
+        topic = self._topic
+        (layout, *_) = layouts(topic.root.layout.path, address)
+        lacks = [folder for folder in FOLDERS if not os.path.lexists(layout.folder(folder))]
+        return bool(lacks) and layout.is_subscription and topic.age_ms(layout.home) < MAKING
 
     def _lacks_target(self, address: str) -> bool:
         """Return whether a feed has no target/, and so was never whole: it must not hold the topic.

@@ -42,6 +42,18 @@ def test_what_a_dropboxmq_deleted_is_found_once(deleted: Root) -> None:
     assert [(finding.kind, finding.level) for finding in found] == [("deleted-queue", "info")]
 
 
+def test_the_temporary_queues_that_a_dropboxmq_deleted_are_one_finding(deleted: Root) -> None:
+    for number in range(3):
+        (deleted.path / f"temp-179533298243000{number}-0000000001.deleted-17" / "target").mkdir(parents=True)
+    (deleted.path / "topic-root" / "temp-1795332982430009-0000000001.deleted-17").mkdir(parents=True)
+    found = [finding for finding in fsck_root(deleted.context) if finding.kind == "deleted-queue"]
+    assert [os.path.basename(finding.path) for finding in found] == [
+        "temp.deleted-1700000000000",
+        "temp-1795332982430000-0000000001.deleted-17",
+    ]
+    assert found[1].detail.startswith("this and 3 other temporary queues: a DropboxMQ deleted this queue")
+
+
 @pytest.mark.parametrize(
     "path",
     ["temp-1.deleted-17", "a/b.deleted-17", "a/.subscriptions/s.c.deleted-17", "a/b/.subscriptions/s.c.deleted-17"],

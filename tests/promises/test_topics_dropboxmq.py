@@ -419,6 +419,42 @@ def test_a_view_gets_only_its_own_topics_although_dropboxmq_s_link_is_in_one_abo
     assert not where(plain)
 
 
+@pytest.mark.parametrize("many", [1, 2, 5])
+def test_a_subscription_that_dropboxmq_is_just_making_is_waited_for_and_called_so(
+    root: Root, caplog: pytest.LogCaptureFixture, many: int
+) -> None:
+    topic = root.create_topic("a")
+    home = Path(topic.queue.layout.topic) / ".subscriptions" / "s.c"
+    states = ["working", "target", "processing", "processed", "expired", "error"]
+    for state in states[:many]:
+        (home / state).mkdir(parents=True)
+
+    assert topic.publish(b"1").distributed is (many == 1)
+    told = ["topic a waits: a/s.c cannot be used: a DropboxMQ is just making its folders"] * (many > 1)
+    assert [record.getMessage() for record in caplog.records] == told
+    for state in states[many:]:
+        (home / state).mkdir()
+    assert opened(root).topic("a").publish(b"2").distributed
+    assert {message.body for message in root.queue("a/s.c").browse()} == ({b"2"} if many == 1 else {b"1", b"2"})
+
+
+def test_a_subscription_that_goes_as_its_rights_are_looked_at_holds_nothing(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    home = base(copies)
+    access = os.access
+
+    def going(path: str, mode: int) -> bool:
+        monkeypatch.setattr(os, "access", access)
+        home.rename(f"{home}.deleted-1795333235623")  # as DropboxMQ removes it
+        return access(path, mode)
+
+    monkeypatch.setattr(os, "access", going)
+    assert opened(root).topic("a").publish(b"1").distributed
+
+
 # -- removals while DropboxMQ publishes ------------------------------------------------------------------------------
 
 
