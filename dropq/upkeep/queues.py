@@ -230,29 +230,20 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
         refuse_unsettled(context)
     mark = f"{root.clock.now_ms()}-{os.urandom(3).hex()}"
     hidden = layout.base if layout.is_topic else f"{root.layout.path}/.{cut(name)}"
-    layout = QueueLayout.flat(layout.base) if layout.is_topic else layout
-    away = f"{hidden}.deleted-{mark}"
-    store = context.storage
+    away, store = f"{hidden}.deleted-{mark}", context.storage
     try:
-        if context.layout.is_topic:
-            subscriptions.unsettle_config(context.layout, store)
-        if force and not context.layout.is_topic:
+        if force and not layout.is_topic:
             store.rename_folder(layout.home, away)
         else:
-            undecided = f"{hidden}.deleting-{mark}"
-            if not context.layout.is_topic:
-                note_name(context)
-            store.rename_folder(layout.home, undecided)
-            _restore_if_unsettled(context, layout.moved(undecided), layout.home, force=force)
-            store.rename_folder(undecided, away)
-        gone = layout.moved(away)
+            _decide(context, f"{hidden}.deleting-{mark}", away, force=force)
+        gone = (QueueLayout.flat(layout.base) if layout.is_topic else layout).moved(away)
         forget(root.layout, layout.base, gone.private, store)
         for folder in (gone.target, gone.delayed):
             store.drain(folder)
         # RACE: a call of a send that was under way at the rename makes its file now, and goes with the queue.
         store.drain(os.path.realpath(away))  # where the queue is a link, what it leads to goes first
         store.remove_tree(away)
-        if context.layout.is_topic:
+        if layout.is_topic:
             with suppress(OSError, DropqError):  # a sweep of the root does it
                 link_views(root)  # a topic below may be the topmost of a view now
             _remove_empty_folders(root, context)
@@ -260,6 +251,29 @@ def delete(root: RootContext, name: str, *, force: bool) -> None:
             forget_view(root, name, store)
     except OSError as error:
         raise storage_error(error, f"queue {name!r} is not wholly removed: what is left is in {away}") from error
+
+
+def _decide(context: QueueContext, undecided: str, away: str, *, force: bool) -> None:
+    """Rename a queue that is to be deleted to a hidden name, and from there to another if it may go.
+
+    Args:
+        context: the queue.
+        undecided: the name from which a sweep brings it back if this process dies.
+        away: the name of what is being removed.
+        force: remove messages that are to be worked on, too.
+    """
+    layout, store = context.layout, context.storage
+    if layout.is_topic:
+        subscriptions.unsettle_config(layout, store)
+        layout = QueueLayout.flat(layout.base)
+    else:
+        note_name(context)
+    store.rename_folder(layout.home, undecided)
+    if context.layout.is_topic:
+        _restore_if_subscribed(context, layout.moved(undecided), layout.home)
+    if not force:
+        _restore_if_unsettled(context, layout.moved(undecided), layout.home)
+    store.rename_folder(undecided, away)
 
 
 def refuse_subscriptions(root: RootContext, topic: QueueContext) -> None:
@@ -310,18 +324,21 @@ def refuse_unsettled(context: QueueContext) -> None:
         )
 
 
-def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str, *, force: bool) -> None:
-    """RACE: a send that returned before the rename is not lost: the queue comes back, to its `home`.
+def _restore_if_subscribed(context: QueueContext, gone: QueueLayout, home: str) -> None:
+    """RACE: a topic that somebody subscribed to before the rename comes back, to its `home`, also by force.
 
-    So does a topic that somebody has subscribed to, also by force. After the rename nobody can: a subscription is made
-    in the topic's own folder.
+    After the rename nobody can subscribe: a subscription is made in the topic's own folder.
     """
+    if any(True for _ in subscription_folders(context.root.layout, context.name)):
+        _restore(context, gone, home)
+        refuse_subscriptions(context.root, context)
+        raise Unavailable(f"somebody subscribed to topic {context.name!r} for a moment: try again; nothing was removed")
+
+
+def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str) -> None:
+    """RACE: a send that returned before the rename is not lost: the queue comes back, to its `home`."""
     name, store = context.name, context.storage
     try:
-        if context.layout.is_topic and any(True for _ in subscription_folders(context.root.layout, name)):
-            raise OSError(errno.ENOTEMPTY, "somebody has subscribed", context.layout.home)
-        if force:
-            return
         for folder in (gone.target, gone.delayed, gone.processing):
             store.unlink(f"{folder}/{KEEPER}")
             store.remove_folder(folder)  # from here on whatever was half-way into it fails
@@ -332,12 +349,7 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str, *
         if routes.routed(gone, context.config.ignore) or in_transit(gone):
             raise OSError(errno.ENOTEMPTY, "a consumer routed a message", gone.routing)
     except OSError:
-        for folder in (gone.target, gone.processing):
-            store.make_folder(folder)
-        store.move_folder(gone.home, home)
-        if context.layout.is_topic:
-            subscriptions.settle_config(context.layout, store)
-            refuse_subscriptions(context.root, context)
+        _restore(context, gone, home)
         jobs.sweep(context)
         joining.sweep(context)
         refuse_unsettled(context)
@@ -347,6 +359,15 @@ def _restore_if_unsettled(context: QueueContext, gone: QueueLayout, home: str, *
             path=home,
             errno=errno.ENOTEMPTY,
         ) from None
+
+
+def _restore(context: QueueContext, gone: QueueLayout, home: str) -> None:
+    """Bring a queue back whose delete is not decided."""
+    for folder in (gone.target, gone.processing):
+        context.storage.make_folder(folder)
+    context.storage.move_folder(gone.home, home)
+    if context.layout.is_topic:
+        subscriptions.settle_config(context.layout, context.storage)
 
 
 def tidy(root: RootContext) -> SweepReport:
