@@ -23,6 +23,8 @@ from torture.table import NotRun, Options, Row
 #: The oldest and the newest release whose Python will do.
 SUITES = ("bookworm", "trixie")
 VERBS = ("demo", "test")
+#: The folder that gets what the commands printed that failed.
+PRINTED = "build/fresh"
 #: The ways to start a command, which stands for `{}`.
 WAYS = {
     "plainly": "{}",
@@ -61,6 +63,10 @@ def _release(suite: str, release: Path, verbs: Sequence[str], ways: Sequence[str
             row = Row(f"{told}: Debian {suite}", cases=int(passed[1]) if passed else 1)
             if done.returncode or (verb == "test" and not passed):
                 row.wrong += [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-20:]
+                whole = Path(PRINTED, f"{suite}-{way}-{verb}.log")
+                whole.parent.mkdir(parents=True, exist_ok=True)
+                whole.write_text(done.stdout)
+                row.wrong.append(f"{whole} has all that it printed")
             yield row
     shutil.rmtree(release)
 
