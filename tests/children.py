@@ -19,7 +19,7 @@ from torture.crashes import Dying, Moment
 T = TypeVar("T")
 
 #: Seconds after which a child is given up.
-PATIENCE = 30
+PATIENCE = 600
 #: The version of the kernel's capability calls that has 64 bits.
 _CAPABILITY_VERSION = 0x20080522
 

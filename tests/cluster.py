@@ -36,7 +36,7 @@ HOSTS = ("127.0.0.2", "127.0.0.3")
 #: The umask of the workers' shells, and so of the executors; drivers have an ordinary one.
 UMASK, DRIVER_UMASK = 0o077, 0o022
 #: Seconds that a daemon may take to start, and executors to end.
-PATIENCE = 60.0
+PATIENCE = 600.0
 
 #: Quickly started and small, as nothing here runs for long.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"

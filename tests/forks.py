@@ -18,7 +18,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 #: Seconds after which the kernel ends a child that is still there.
-LONGEST = 120
+LONGEST = 900
 #: What a child ends with if its work raises; and, as tests have it, if it dies in the midst of its work.
 FAILED, DIED = 1, 77
 

@@ -222,7 +222,7 @@ def other_file_system(folder: Path) -> Path | None:
     return next((place for place in places if place.is_dir() and reading.device(str(place)) != device), None)
 
 
-def until(condition: Callable[[], object], what: str, *, timeout: float = 15.0) -> None:
+def until(condition: Callable[[], object], what: str, *, timeout: float = 600.0) -> None:
     """Wait until something is so; fail with `what` was waited for when it is not within the timeout."""
     deadline = time.monotonic() + timeout
     while not condition():

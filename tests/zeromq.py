@@ -21,7 +21,7 @@ from dropq.worker.loop import Stop  # noqa: E402
 from dropq.zmq.server import Server, Terms  # noqa: E402
 
 #: Milliseconds after which a test gives up on a frame.
-PATIENCE = 15_000
+PATIENCE = 120_000
 #: A port that the system chooses.
 ANY = "tcp://127.0.0.1:*"
 

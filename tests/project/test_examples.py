@@ -58,7 +58,7 @@ def module(name: str) -> ModuleType:
 def sh(script: str, *arguments: str | Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
     """Run a script of examples/shell."""
     command = [SH, str(SHELL / script), *map(str, arguments)]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, **kwargs)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, **kwargs)  # type: ignore[call-overload, no-any-return]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -150,7 +150,7 @@ def take_tour(commands: Sequence[str], folder: Path) -> list[str]:
             break
         printed += chunk
     os.close(leader)
-    assert child.wait(timeout=10) is not None
+    assert child.wait() is not None
     plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.decode())
     return plain.replace("\r\n", "\n").split(f"{mark}\n")[1:]
 
@@ -289,7 +289,7 @@ def test_a_signal_gives_back_what_take_sh_holds_or_ends_it_after_that(queue: dro
     child = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
     until(started.exists, "the command to run")
     os.killpg(child.pid, signal.SIGTERM)
-    assert child.wait(timeout=10) == 143
+    assert child.wait() == 143
     message = queue.receive()
     assert message is not None
     assert (message.body, message.delivery_count) == (b"body", 2)
@@ -321,7 +321,7 @@ def test_shell_and_dropq_share_a_queue_and_each_message_is_handled_once(queue: d
     thread.start()
     while any(dropper.poll() is None for dropper in droppers) or queue.counts()["target"]:
         takers = [subprocess.Popen(command, env=ENVIRONMENT) for _ in range(3)]
-        assert [taker.wait(timeout=60) for taker in takers] == [0, 0, 0]
+        assert [taker.wait() for taker in takers] == [0, 0, 0]
     thread.join()
     handled = [line for path in seen.iterdir() for line in path.read_text().split()] + got
     assert Counter(handled) == Counter(str(number) for number in range(40))
@@ -380,7 +380,7 @@ def test_shell_and_dropq_ask_and_answer_each_other(
             respond()
             return all(one.poll() is not None for one in requesters)
 
-        until(are_done, "all answers", timeout=30)
+        until(are_done, "all answers")
         assert [one.communicate()[0] for one in requesters] == [f"QUESTION {number}" for number in range(3)]
     finally:
         for process in [process for group in (requesters, responders) for process in group]:
@@ -411,7 +411,7 @@ def test_ask_sh_leaves_no_queue_when_a_signal_ends_it(queue: dropq.Queue, number
     child = subprocess.Popen(command, env=ENVIRONMENT)
     until(lambda: where(queue), "the request")
     child.send_signal(number)
-    assert child.wait(timeout=10) == 128 + number
+    assert child.wait() == 128 + number
     assert not [name for name in os.listdir(queue.root.path) if "temp-" in name]
 
 
@@ -482,7 +482,7 @@ class Shop:
         """Book what waits in postings, all of which must go well; return what is booked for each order."""
         handle = f"{quote(str(SHELL / 'book.sh'))} {quote(str(self.book))}"
         command = f"dropq --root {quote(str(self.orders.root.path))} work postings --until-empty -- {handle}"
-        subprocess.run([SH, "-c", command], env=ENVIRONMENT, check=True, capture_output=True, timeout=60)
+        subprocess.run([SH, "-c", command], env=ENVIRONMENT, check=True, capture_output=True)
         return module("demo").book(self.book, "order")  # type: ignore[no-any-return]
 
     def reasons(self) -> dict[bytes, str]:
@@ -536,7 +536,7 @@ def test_a_stream_cut_off_before_its_commit_posts_nothing_twice(shop: Shop) -> N
     shop.drop_order(4, "none")
     query = shop.start(processingTime="1 hour")  # which acknowledges its first batch when it plans the second
     commit = shop.checkpoint / "commits" / "0"
-    until(commit.exists, "the first batch", timeout=120)
+    until(commit.exists, "the first batch")
     query.stop()
     commit.unlink()
     (commit.parent / ".0.crc").unlink()
@@ -675,7 +675,7 @@ def test_a_log_that_grows_is_in_a_database_and_bad_lines_are_repaired_and_requeu
     root = {**ENVIRONMENT, "DROPQ_ROOT": str(queue.root.path)}
 
     def run(script: str) -> str:
-        done = subprocess.run([SH, "-c", script], env=root, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([SH, "-c", script], env=root, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode in (0, 1), done.stderr
         return done.stdout
 
@@ -694,7 +694,7 @@ def test_a_log_that_grows_is_in_a_database_and_bad_lines_are_repaired_and_requeu
             file.write("c'3 2026-11-23T14:02:13 7\nd4 yesterday 3\n")
         until(waits(4), "the next lines")
         tail.terminate()
-        assert sender.wait(timeout=30) == 0
+        assert sender.wait() == 0
     run(work)
     assert run(rows) == "a1|35\nc'3|7\n"
     bad = sorted(queue.browse("error"), key=lambda message: message.body)
@@ -715,7 +715,7 @@ def test_insert_sh_asks_for_another_try_where_the_database_cannot_be_written_to(
     queue.send(b"a1 2026-11-23T14:02:11 35\n", type="text")
     command = ["dropq", "work", "q", "--until-empty", "--records", "--", str(SHELL / "insert.sh"), "missing/x.db"]
     environment = {**ENVIRONMENT, "DROPQ_ROOT": str(queue.root.path)}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "unable to open database" in done.stderr
     assert where(queue) == {"delayed": [b"a1 2026-11-23T14:02:11 35\n"]}
 
@@ -834,7 +834,7 @@ def test_the_demo_sees_how_its_stream_ends(
 def test_the_demo_accounts_for_every_file_and_fails_where_one_is_missing(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     command = [sys.executable, str(TOP / "examples" / "demo.py"), "--keep", str(folder)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=270, check=False)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "Every file is accounted for." in done.stdout
     assert "order-1105\tok\trequeued to shipping" in done.stdout

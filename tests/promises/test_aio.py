@@ -658,7 +658,7 @@ from dropq import Root, aio
 queue = Root({str(queue.root.path)!r}).queue({queue.name!r})
 q = aio.Queue(queue)
 """
-    done = subprocess.run([sys.executable, "-c", begin + text], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", begin + text], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -964,7 +964,7 @@ class Crew:
             self._complete()
             return condition()
 
-        until(looked, what, timeout=60)
+        until(looked, what)
 
     def until_settled(self, count: int) -> None:
         """Wait until so many messages are settled."""

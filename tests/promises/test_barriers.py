@@ -637,13 +637,13 @@ def test_many_consumers_of_whom_some_are_killed_pass_barrier_after_barrier(tmp_p
     consumers = [start("lane", tmp_path / "root", notes) for _ in range(3)]
     stage += consumers
     for done in (10, 25, 40):
-        until(partial(lambda n: processed(queue) >= n, done), f"{done} messages to be processed", timeout=30)
+        until(partial(lambda n: processed(queue) >= n, done), f"{done} messages to be processed")
         victim = consumers.pop(0)
         victim.send_signal(signal.SIGKILL)
         victim.wait(10)
         consumers.append(start("lane", tmp_path / "root", notes))
         stage.append(consumers[-1])
-    until(lambda: processed(queue) == 60, "all to be processed", timeout=60)
+    until(lambda: processed(queue) == 60, "all to be processed")
     assert os.listdir(notes / "violations") == []
     assert where(queue).keys() == {"processed"}
     assert len(set(where(queue)["processed"])) == 60

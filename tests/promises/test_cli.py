@@ -115,7 +115,7 @@ def ran(*argv: str | bytes, input: bytes = b"", **options: Any) -> Ran:
     """Run a command line as a process of its own, with no terminal anywhere near."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with process(*argv, **{**pipes, **options}) as child:
-        out, err = child.communicate(input, timeout=60)
+        out, err = child.communicate(input)
     return Ran(child.returncode, out or b"", (err or b"").decode())
 
 
@@ -138,7 +138,7 @@ def on_terminal(*argv: str, typed: bytes = b"") -> tuple[int, str]:
                 os.write(master, typed)
                 typed = b""
         os.close(master)
-        return child.wait(timeout=60), shown.decode().replace("\r\n", "\n")
+        return child.wait(), shown.decode().replace("\r\n", "\n")
 
 
 def failed(queue: Queue, *bodies: bytes, reason: str = "no good") -> list[str]:
@@ -213,7 +213,7 @@ def test_every_example_of_the_manual_runs(tmp_path: Path) -> None:
     examples = "\n".join(re.findall(r"^```sh\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL))
     assert examples.count("dropq ") > 25
     env = environment(PATH=f"{shim.parent}:{os.environ['PATH']}")
-    done = subprocess.run(["sh", "-eux", "-c", examples], cwd=folder, env=env, capture_output=True, timeout=120)
+    done = subprocess.run(["sh", "-eux", "-c", examples], cwd=folder, env=env, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert b"error:" not in done.stderr, done.stderr.decode()
 
@@ -1140,7 +1140,7 @@ def imported(*argv: str) -> set[str]:
         "import sys; from dropq.cli.main import main; code = main(sys.argv[1:]); "
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, check=True)
     return set(done.stderr.decode().split())
 
 
@@ -1174,7 +1174,7 @@ def test_text_is_taken_as_it_is_and_the_rest_is_converted(run: Run, q: Queue) ->
 def test_a_reader_that_has_seen_enough_ends_it_quietly(root: Root, q: Queue) -> None:
     q.send_many([b"x"] * 3000)
     command = f'"{sys.executable}" -m dropq --root "{root.path}" browse q | head -1'
-    done = subprocess.run(["sh", "-c", command], env=environment(), capture_output=True, timeout=60)
+    done = subprocess.run(["sh", "-c", command], env=environment(), capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.count(b"\n") == 1
 
@@ -1200,7 +1200,7 @@ def test_a_full_disk_under_stdout_is_an_error(root: Root, q: Queue) -> None:
 def test_closed_streams_do_no_harm(root: Root, q: Queue) -> None:
     command = f'"{sys.executable}" -m dropq --root "{root.path}"'
     script = f"{command} ls >&- 2>&- && {command} browse nosuch 2>&-; test $? = 66"
-    done = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, timeout=60)
+    done = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
@@ -1236,7 +1236,7 @@ def test_ctrl_c_ends_a_wait_without_a_traceback(root: Root, q: Queue) -> None:
         id = q.send(b"x").id
         assert child.stdout.readline().startswith(id.encode())
         child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate()
     assert child.returncode == 130
     assert b"Traceback" not in err
 
@@ -1475,7 +1475,7 @@ def test_lines_are_sent_as_they_come(root: Root, q: Queue) -> None:
         child.stdin.flush()
         assert child.stdout.readline().strip()
         until(lambda: q.counts()["target"] == 1, "the first line is sent")
-        child.communicate(b"two\n", timeout=60)
+        child.communicate(b"two\n")
     assert [message.body for message in q.browse()] == [b"one", b"half of two"]
 
 

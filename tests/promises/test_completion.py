@@ -62,7 +62,7 @@ class Terminal:
         started = [shutil.which(shell), *(() if installed else SHELLS[shell]), "-i"]
         self.shell, self.home = shell, home
         self.child = pexpect.spawn(
-            str(started[0]), started[1:], env=env, cwd=str(folder), timeout=90, dimensions=(50, 250), encoding="utf-8"
+            str(started[0]), started[1:], env=env, cwd=str(folder), timeout=600, dimensions=(50, 250), encoding="utf-8"
         )
         if shell == "fish":
             self.child.send(f"function fish_prompt; echo -n '{PROMPT}'; end\r")
@@ -209,7 +209,6 @@ def test_a_root_or_queue_that_is_missing_completes_nothing_and_prints_nothing(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
         )
         assert (done.returncode, done.stdout.strip("\n"), done.stderr) == (0, printed, "")
 

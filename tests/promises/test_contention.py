@@ -50,13 +50,13 @@ def test_racing_consumers_of_whom_some_are_killed_process_each_message_once(
     stage += [start("sweep", root, notes), *(start("produce", root, notes, f"p{n}", 100) for n in range(2))]
     expected = sorted(f"p{n}-{number}".encode() for n in range(2) for number in range(100))
     for done in (15, 60, 120):
-        until(partial(_done, queue, done), f"{done} messages to be processed", timeout=30)
+        until(partial(_done, queue, done), f"{done} messages to be processed")
         victim = consumers.pop(dice.randrange(len(consumers)))
         victim.send_signal(signal.SIGKILL)
         victim.wait(10)
         consumers.append(start("consume", root, notes, lease, backlog))
         stage.append(consumers[-1])
-    until(partial(_done, queue, len(expected)), "all messages to be processed", timeout=30)
+    until(partial(_done, queue, len(expected)), "all messages to be processed")
     assert os.listdir(notes / "violations") == []
     acked = Counter(name.partition(".")[0] for name in os.listdir(notes / "acked"))
     assert set(acked.values()) == {1}
@@ -113,7 +113,7 @@ def test_one_that_hangs_without_a_lease_keeps_its_messages(tmp_path: Path, stage
     assert queue.receive() is None
     assert where(queue) == {"processing": [b"a"]}
     holder.send_signal(signal.SIGCONT)
-    holder.communicate(b"go\n", timeout=10)
+    holder.communicate(b"go\n")
     accounted(queue, [b"a"])
 
 
@@ -132,7 +132,7 @@ def test_one_that_hangs_loses_its_messages_with_its_lease_and_its_late_ack_chang
     assert message.delivery_count == 2
     before = names_in(queue, "processing")
     holder.send_signal(signal.SIGCONT)
-    said_last, _ = holder.communicate(b"go\n", timeout=10)
+    said_last, _ = holder.communicate(b"go\n")
     assert said_last == b"lost\n"
     assert names_in(queue, "processing") == before
     message.ack()

@@ -743,7 +743,7 @@ def test_a_job_of_spark_is_let_in_as_a_whole(spark: SparkSession, full: Make, th
         save(spark, queue, 11)
 
     def drain() -> None:
-        until(lambda: len(list(base(queue).glob("working/.job-*/*/*"))) == 4, "a job that is staged", timeout=60)
+        until(lambda: len(list(base(queue).glob("working/.job-*/*/*"))) == 4, "a job that is staged")
         for number in range(4):
             assert unprocessed(queue) == 10 - number  # nothing of the job came before there is room for all of it
             take(queue).ack()

@@ -42,7 +42,7 @@ def elsewhere(queue: Queue) -> Queue:
 def together(*functions: Callable[[], object]) -> list[object]:
     """Run functions at the same time, each in a thread; return what they returned."""
     with ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(function) for function in functions]]
+        return [future.result() for future in [pool.submit(function) for function in functions]]
 
 
 # -- threads -----------------------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ def test_closing_a_subscription_wakes_the_thread_that_waits_on_it(
     got: list[Message | None] = []
     waiting = threading.Thread(target=lambda: got.append(subscription.receive(None)))
     waiting.start()
-    assert looked.wait(timeout=10)
+    assert looked.wait()
     subscription.close()
-    waiting.join(timeout=10)
+    waiting.join()
     assert not waiting.is_alive() and got == [None]
     with pytest.raises(DropqError, match="is closed"):
         subscription.receive()
@@ -251,7 +251,7 @@ def test_a_child_cannot_give_back_what_its_parent_holds(
         other = take(subscription)
         child = Process(target=behave, args=(queue, subscription))
         child.start()
-        child.join(timeout=30)
+        child.join()
         assert child.exitcode == (3 if behave is exits else 0)
         assert elsewhere(queue).sweep().dead == 0  # the child did not let go of the parent's sign of life
         assert where(queue) == {"processing": [b"1", b"2"]}
@@ -281,7 +281,7 @@ own.ack()
 def test_a_child_that_ends_as_programs_do_takes_nothing_of_its_parents_along(queue: Queue) -> None:
     queue.send_many([b"1", b"2"])
     done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(queue.root.path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FORKING, str(queue.root.path)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert where(queue) == {"processed": [b"1", b"2"]}
@@ -307,7 +307,7 @@ def test_a_parent_that_dies_is_dead_also_while_its_child_lives(queue: Queue) -> 
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         try:
-            parent.wait(timeout=30)
+            parent.wait()
             until(lambda: elsewhere(queue).sweep().dead == 1, "the dead parent's message to come back")
             assert where(queue) == {"delayed": [b"x"]}
         finally:
@@ -336,7 +336,7 @@ def test_a_script_and_many_processes_share_a_queue(queue: Queue) -> None:
     for consumer in consumers:
         consumer.start()
     for consumer in consumers:
-        consumer.join(timeout=60)
+        consumer.join()
         assert consumer.exitcode == 0
     assert sorted(os.listdir(base(queue) / "processed")) == sorted(f"{number}.csv" for number in range(30))
 

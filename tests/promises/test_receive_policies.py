@@ -107,7 +107,7 @@ def test_no_more_than_max_backlog_are_held_by_consumers_of_whom_some_are_killed(
     consumers = [start("limited", tmp_path / "root", notes, 2) for _ in range(4)]
     stage += consumers
     for done in range(20, 300, 40):
-        until(lambda done=done: processed(queue) >= done, f"{done} messages to be processed", timeout=30)  # type: ignore[misc]
+        until(lambda done=done: processed(queue) >= done, f"{done} messages to be processed")  # type: ignore[misc]
         if removed:
             # It is missing where nobody asked for it since the last time.
             (base(queue) / ".dropq" / "lock").unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def test_no_more_than_max_backlog_are_held_by_consumers_of_whom_some_are_killed(
         victim.wait(10)
         consumers.append(start("limited", tmp_path / "root", notes, 2))
         stage.append(consumers[-1])
-    until(lambda: processed(queue) == 300, "all messages to be processed", timeout=30)
+    until(lambda: processed(queue) == 300, "all messages to be processed")
     assert os.listdir(notes / "violations") == []
     assert set(Counter(name.rpartition(".")[0] for name in os.listdir(notes / "acked")).values()) == {1}
     assert where(queue).keys() == {"processed"}

@@ -332,7 +332,7 @@ def test_a_queue_that_is_deleted_in_the_middle_of_a_block_refuses_the_rest(make:
     queue.root.delete_queue("q", force=True)
     writer.write("2")
     with pytest.raises(NoSuchQueue):
-        writer.send("3").result(timeout=15)
+        writer.send("3").result()
     with pytest.raises(NoSuchQueue, match="not sent"):
         writer.close()
     assert writer._waiting() == 2
@@ -426,7 +426,7 @@ def test_records_that_come_while_one_is_being_sent_share_the_next_message(
         futures: list[Future[Sent]] = [writer.send(str(number)) for number in range(20)]
         assert not any(future.done() for future in futures)
         goes_on.set()
-        ids = {future.result(timeout=15).id for future in futures}
+        ids = {future.result().id for future in futures}
         first.join()
     assert len(ids) == 1
     assert bodies(queue) == [b"first\n", b"".join(b"%d\n" % number for number in range(20))]
@@ -440,7 +440,7 @@ def test_each_of_many_threads_has_its_records_sent_once(make: Make) -> None:
             for number in range(25):
                 record = f"{name}-{number}"
                 if number % 3:
-                    writer.send(record).result(timeout=60)
+                    writer.send(record).result()
                 else:
                     writer.write(record)
 
@@ -461,7 +461,7 @@ def test_a_record_that_has_lingered_is_sent_with_what_came_after_it(make: Make) 
     with queue.record_writer("text", linger="50ms") as writer:
         writer.write("1")
         future = writer.send("2")
-        assert future.result(timeout=15).accepted
+        assert future.result().accepted
         writer.write("3")
         until(lambda: len(bodies(queue)) == 2, "the third record is sent")
     assert bodies(queue) == [b"1\n2\n", b"3\n"]

@@ -745,7 +745,7 @@ def test_a_signal_ends_the_command_and_leaves_nothing(queue: Queue, number: sign
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stderr is not None and child.stderr.readline().startswith(b"sent ")  # it waits from here on
     child.send_signal(number)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate()
     assert (child.returncode, out) == (130 if number == signal.SIGINT else -number, b"")
     assert (b"was sent, and no answer is awaited" in err) == (number == signal.SIGINT)
     assert temporary(queue.root) == []

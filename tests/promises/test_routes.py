@@ -675,7 +675,7 @@ def test_route_serves_a_queue_until_a_signal_and_prints_the_sum(tmp_path: Path, 
         switch.touch()
         until(lambda: len(routed(queue)) == 2, "what came")
         router.send_signal(number)
-        out, err = router.communicate(timeout=30)
+        out, err = router.communicate()
     assert (router.returncode, out, err) == (0, "q\troute\thi\t2\n", "routed=2 selected=0 distributed=0\n")
 
 

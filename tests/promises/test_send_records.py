@@ -165,7 +165,7 @@ def test_a_pipe_is_followed_and_its_records_are_sent_when_they_have_lingered(que
         assert heard(process).endswith(b"\t1\n")
         assert bodies(queue) == [b"1\n", b"2+2\n"]
         put(process, b"3")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     assert (process.returncode, err) == (0, b"")
     assert out.endswith(b"\t1\n")
     assert bodies(queue)[-1] == b"3\n"
@@ -182,7 +182,7 @@ def test_a_signal_lets_the_command_send_what_it_has_read_and_no_half_record(
         assert process.stdin is not None
         until(lambda: _is_read(process), "the command has read its pipe")
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     assert bodies(queue) == [b"1\n2\n3\n", b"4\n5\n"]
     assert out.endswith(b"\t2\n")
@@ -208,7 +208,7 @@ def test_a_queue_that_is_full_for_a_while_gets_the_records_of_a_pipe_later(root:
         assert message is not None
         message.ack()
         assert process.stdout.readline().endswith(b"\t1\n")
-        process.communicate(timeout=60)
+        process.communicate()
     assert process.returncode == 0
     assert bodies(small) == [b"1\n"]
 
@@ -218,7 +218,7 @@ def test_a_reader_of_ids_that_leaves_keeps_no_record_back(queue: Queue) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as closed:
-        done = subprocess.run(argv, input=b"1\n2\n", stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False)
+        done = subprocess.run(argv, input=b"1\n2\n", stdout=closed, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 0
     assert b"not all ids were read" in done.stderr
     assert bodies(queue) == [b"1\n2\n"]

@@ -206,7 +206,7 @@ def test_an_ack_downstream_wakes_a_process_that_serves(root: Root, queue: list[s
             until(lambda body=body: bodies(third) == [body], f"message {body}")  # type: ignore[misc]
             take(third).ack()
         router.send_signal(signal.SIGTERM)
-        out, err = router.communicate(timeout=30)
+        out, err = router.communicate()
     assert (router.returncode, out) == (0, "second\tselector\tfurther\t3\n"), err
     assert err == "routed=0 selected=3 distributed=0\n"
 
@@ -224,7 +224,7 @@ def test_an_ack_at_the_end_of_a_chain_lets_each_queue_before_it_move_one(root: R
         take(third).ack()
         until(lambda: (bodies(first), bodies(second), bodies(third)) == (["3"], [], ["2"]), "the second message")
         router.send_signal(signal.SIGTERM)
-        out, err = router.communicate(timeout=30)
+        out, err = router.communicate()
     assert (router.returncode, out, err) == (0, "{'first': {'on': 2}, 'second': {'further': 2}}\n", "")
 
 

@@ -96,7 +96,7 @@ def test_scripts_and_dropq_share_a_queue_and_each_body_is_processed_once(
     scripts += [sh(CONSUMER, queue, notes) for _ in range(2)]
     scripts += [start("consume", root, notes), start("sweep", root, notes)]
     expected = {f"{kind}{number}-{n}" for kind in "sd" for number in range(2) for n in range(each)}
-    until(lambda: _bodies(queue, "processed") == len(expected), "all to be processed", timeout=60)
+    until(lambda: _bodies(queue, "processed") == len(expected), "all to be processed")
     until(lambda: len(_taken(notes)) >= len(expected), "all to be noted")
     assert Counter(_taken(notes)) == Counter(expected)
     assert os.listdir(notes / "violations") == []
@@ -177,7 +177,7 @@ def test_a_script_that_moves_error_back_to_target_is_a_requeue(tmp_path: Path, s
                 message.ack() if tries[message.body] == 3 else message.reject("not yet")
             return _bodies(queue, "processed") == 20
 
-        until(acked, "all to be acked at their third try", timeout=30)
+        until(acked, "all to be acked at their third try")
     assert where(queue) == {"processed": expected}
     assert {f"s-{n}.txt" for n in range(10)} <= set(names_in(queue, "processed"))
 

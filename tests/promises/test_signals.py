@@ -25,7 +25,7 @@ from dropq import DropqError, LeaseLost, Message, Queue
 from dropq.format.ids import IdSource
 
 #: Seconds after which a child says where it hangs, and ends.
-PATIENCE = 25.0
+PATIENCE = 600.0
 #: How often a handler comes at a random moment.
 ROUNDS = 300
 

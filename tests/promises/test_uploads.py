@@ -155,7 +155,7 @@ def uploads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Upload]:
             running = {program: subprocess.Popen(["sh", "-c", way]) for program, way in ways.items()}
             pauses = longest_pauses(running, paths)
             left = [path for program, path in paths.items() if running[program].returncode == 0]
-            until(lambda: not any(path.exists() for path in left), "all uploads are taken", timeout=60)
+            until(lambda: not any(path.exists() for path in left), "all uploads are taken")
             worker.send_signal(signal.SIGTERM)
             worker.wait(60)
         finally:

@@ -47,7 +47,7 @@ def root(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Root:
         root.create_queue(name, **CONFIGURED.get(name, {}))
     with cluster.driver(DRIVER, str(root.path)) as driver:
         at_last = root.path / f"at-{list(SCENARIOS)[-1]}"
-        driver.wait_until(at_last.exists, f"the driver at its last commit, with notes beside {root.path}", timeout=300)
+        driver.wait_until(at_last.exists, f"the driver at its last commit, with notes beside {root.path}")
     cluster.wait_until_idle()
     return root
 

@@ -36,7 +36,7 @@ def test_a_client_of_spark_connect_writes_reads_claims_and_streams(tmp_path: Pat
             stdout=subprocess.PIPE, stderr=errors, cwd=tmp_path, start_new_session=True,
         )  # fmt: skip
         try:
-            output, _ = driver.communicate(timeout=150)
+            output, _ = driver.communicate()
         finally:
             kill_session(driver.pid)
     assert driver.returncode == 0, log.read_text()

@@ -1032,7 +1032,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
             until(
                 lambda: driver.poll() is not None or (folder / "at-claim").exists(),
                 f"a driver that has claimed, see {log}",
-                timeout=150,
             )
             assert driver.poll() is None, log.read_text()
             before = where(queue)

@@ -581,7 +581,6 @@ def killed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Roo
             until(
                 lambda: driver.poll() is not None or len(list(root.path.glob("at-*"))) == 3,
                 f"a driver that stops at three places, see {log}",
-                timeout=120,
             )
             assert driver.poll() is None, log.read_text()
         finally:

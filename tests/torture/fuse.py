@@ -607,7 +607,7 @@ def _race(case: Case, roots: list[Path], count: int, folder: Path) -> None:
     lease = "5"  # it frees what the dead held also where locks tell nothing
     consumers = [actors.start("consume", root, notes, lease, 3) for root in roots]
     try:
-        until(lambda: len(os.listdir(notes / "acked")) > count // 10, "a tenth to be acked", timeout=300)
+        until(lambda: len(os.listdir(notes / "acked")) > count // 10, "a tenth to be acked")
         consumers[0].kill()
         consumers.append(actors.start("consume", roots[-1], notes, lease, 3))
         until(lambda: not _to_do(queue), "all to be acked", timeout=600)
@@ -863,7 +863,7 @@ def in_layers(fs: Mounted, row: Row, options: Options) -> None:
     notes = options.folder / "in-layers-notes"
     consumers = [actors.start("consume", fs.path / name, notes, "0", 1) for _ in range(2)]
     try:
-        until(lambda: queue.counts()["processed"] == len(names), "all to be acked", timeout=60)
+        until(lambda: queue.counts()["processed"] == len(names), "all to be acked")
     finally:
         (notes / "stop").touch()
         actors.finish(*consumers)

@@ -136,7 +136,7 @@ def storm(folder: Path, seed: int, seconds: float, elsewhere: Path | None = None
     _sweep(root)
     row.wrong += [*_books(whole), *whole.noted("wrong")]
     _judge(row, whole)
-    until(lambda: settled(root), "all that was sent to be settled", timeout=120)
+    until(lambda: settled(root), "all that was sent to be settled")
     _sweep(root)
     row.wrong += [*_books(whole), *(f"credit {each} is left" for each in Books.of(*whole.folders).spent)]
     _judge(row, whole)
@@ -153,7 +153,7 @@ def settled(root: Root) -> bool:
 
 
 def _sweep(root: Root) -> None:
-    until(lambda: not root.sweep().total, "sweeps to find nothing more to do", timeout=120)
+    until(lambda: not root.sweep().total, "sweeps to find nothing more to do")
 
 
 def _books(whole: Storm) -> list[str]:

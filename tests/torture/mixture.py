@@ -96,10 +96,10 @@ def storm(options: Options) -> Row:
         Path(root.queue(START).layout.base, SWITCH).unlink(missing_ok=True)
         row = Row("storm of topics, views, selectors, routes and dead letters", kills=whole.kills)
         row.wrong += whole.wrong
-        until(lambda: not root.sweep().total, "sweeps to find nothing more to do", timeout=120)
+        until(lambda: not root.sweep().total, "sweeps to find nothing more to do")
         row.wrong += [*Books.of(folder / "root").overdrawn(), *Books.of(folder / "root").leaked()]
-        until(lambda: _is_settled(root), "all that was published to be settled", timeout=240)
-        until(lambda: not root.sweep().total, "sweeps to find nothing more to do", timeout=120)
+        until(lambda: _is_settled(root), "all that was published to be settled")
+        until(lambda: not root.sweep().total, "sweeps to find nothing more to do")
     _judge(row, whole)
     row.wrong += [f"credit {each} is left" for each in Books.of(folder / "root").spent]
     return row

@@ -119,7 +119,7 @@ def _consume(folder: Path) -> list[Given]:
     base, most, seen = queue.layout.base, queue.config.max_backlog, list[Given]()
     with queue.subscribe() as subscription:
         (folder / f"ready-{subscription.id}").touch()
-        until(lambda: len(list(folder.glob("ready-*"))) == CONSUMERS, "all consumers to begin", timeout=60)
+        until(lambda: len(list(folder.glob("ready-*"))) == CONSUMERS, "all consumers to begin")
         while True:
             message = subscription.receive(WAIT)
             if message is None:

@@ -138,7 +138,7 @@ def storm(folder: Path, seed: int, seconds: float) -> Row:
         _work(queue)
         return not any(queue.counts()[state] for state in ("target", "processing", "delayed"))
 
-    until(settled, "all that was sent to be settled", timeout=120)
+    until(settled, "all that was sent to be settled")
     row = Row("storm", kills=whole.kills)
     row.wrong += whole.wrong
     judge(row, whole)

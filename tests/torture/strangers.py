@@ -43,7 +43,7 @@ from torture.account import body, judge, look
 from torture.table import Options, Row
 
 #: Seconds after which a verb is taken to hang, as one does that waits for the other end of a fifo.
-PATIENCE = 20
+PATIENCE = 300
 #: Days that the clock of the root is ahead of its files: whatever grows old is old.
 AHEAD = 100
 STATES = ("target", "processing", "processed", "expired", "error", "working", ".dropq/delayed")

@@ -93,7 +93,7 @@ def storm(folder: Path, seed: int, seconds: float) -> Row:
             _take(_queue(root, name))
         return not any(topic.queue.counts()[state] for state in ("target", "processing", "delayed"))
 
-    until(settled, "all that was published to be distributed", timeout=120)
+    until(settled, "all that was published to be distributed")
     row = Row("storm", kills=whole.kills)
     row.wrong += whole.wrong
     _judge(row, whole, root)

@@ -169,7 +169,7 @@ class Storm:
     def _start_all(self, clients: Iterable[str]) -> None:
         for name in (*SERVERS, *clients):
             self._start(name)
-        until(lambda: self.queue.counts()["processed"], "the first ack", timeout=60)
+        until(lambda: self.queue.counts()["processed"], "the first ack")
 
     def _start(self, name: str) -> None:
         notes = self.notes / f"{name}.{len(self.past) + len(self._actors)}"
@@ -217,10 +217,10 @@ class Storm:
         """Ask servers to end, which can be asked once they have said where they are bound, and wait until they have."""
         actors = [self._actors[name] for name in names]
         for actor in actors:
-            until(partial(_is_bound, actor.out), f"{actor.name} to be bound", timeout=60)
+            until(partial(_is_bound, actor.out), f"{actor.name} to be bound")
             os.kill(actor.pid, signal.SIGTERM)
         for actor in actors:
-            until(partial(self._sees_end, actor), f"{actor.name} to end", timeout=60)
+            until(partial(self._sees_end, actor), f"{actor.name} to end")
             self.ends += 1
             self._leave(actor)
 
@@ -252,7 +252,7 @@ class Storm:
         try:
             self._start(SERVERS[0])
             self._start(HEALTHY)
-            until(self._is_empty, "all that is left to be acknowledged", timeout=120)
+            until(self._is_empty, "all that is left to be acknowledged")
             self._end(SERVERS[0])
         finally:
             self._kill_all()

@@ -364,7 +364,7 @@ def test_a_file_that_an_nfs_client_was_lent_is_opened_once_it_gives_it_back(tmp_
         else:
             ServerClock(path).now_ms()
             assert os.stat(path).st_mtime > 0  # it was measured
-        assert borrower.wait(timeout=15) == 0
+        assert borrower.wait() == 0
 
 
 # -- mounts that do not know each other's locks ----------------------------------------------------------------------
