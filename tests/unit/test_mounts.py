@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dropq.storage import mounts
 from dropq.storage.mounts import Mount, mount_of
 
 TOP = "20 1 0:1 / / rw - ext4 /dev/vda rw\n"
@@ -98,3 +99,17 @@ def test_options_are_told_by_name() -> None:
 def test_this_machine_tells_what_is_mounted_here(tmp_path: Path) -> None:
     found = mount_of(str(tmp_path))
     assert found is None or (str(tmp_path).startswith(found.point) and found.options)
+
+
+def test_hosts_of_one_name_are_told_apart_by_their_machine_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def host_with(machine: str) -> str:
+        (tmp_path / "machine-id").write_text(machine)
+        return mounts.host.__wrapped__()
+
+    monkeypatch.setattr(mounts, "_MACHINE", str(tmp_path / "machine-id"))
+    one, other = host_with("one"), host_with("other")
+    assert one != other
+    assert host_with("one") == one
+    assert one.startswith(f"{os.uname().nodename}-")
+    (tmp_path / "machine-id").unlink()
+    assert mounts.host.__wrapped__() not in (one, other)
