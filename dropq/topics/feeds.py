@@ -299,11 +299,11 @@ class Feeds:
         except Unavailable:
             raise
         except (DropqError, OSError) as error:
-            made = self._is_being_made(address)
             if not isinstance(error, NoSuchQueue | FileNotFoundError) and not self._lacks_target(address):
+                made = self._is_being_made(address)
                 why = "a DropboxMQ is just making its folders" if made else describe(error)
                 raise Unavailable(f"{address} cannot be used: {why}") from error
-            if address not in self._broken and not made:
+            if address not in self._broken:
                 self._broken.add(address)
                 log.warning("topic %s: %s gets nothing: %s", topic.name, address, describe(error))
             return None
