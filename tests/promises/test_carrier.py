@@ -542,7 +542,8 @@ def test_messages_wait_in_sight_while_the_other_queue_is_away(
     assert isinstance(clock, Clock)
     clock.advance(2 * 86_400)
     assert [reason.kind for reason in health(scene.here).reasons] == ["unfinished-move"]
-    assert [finding.kind for finding in fsck(scene.here.root.context, "here") if finding.open] == ["unfinished-move"]
+    (found,) = (finding for finding in fsck(scene.here.root.context, "here") if finding.open)
+    assert found.kind == "unfinished-move" and "no queue 'there' in" in found.detail
     Path(f"{home}.away").rename(home)
     assert scene.here.sweep().carried == 1
     assert scene.arrived() == [b"0", b"1"]
