@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from beside import print_rows
@@ -63,10 +64,18 @@ def publish(folder: str, folders: int) -> float:
     return (time.perf_counter() - began) / PUBLISHED * 1e6
 
 
-def look(folder: str, topics: int) -> float:
-    """Return the microseconds of a processor that one look of an idle subscription takes, beside so many topics."""
+def look(folder: str, topics: int, *, view: bool = False) -> float:
+    """Return the microseconds of a processor that one look of an idle consumer takes, beside so many topics.
+
+    Args:
+        folder: the root's.
+        topics: how many topics do not feed the consumer.
+        view: whether its queue is a view on a topic, and not a subscription.
+    """
     root = dropq.Root.create(folder)
     own = root.create_topic("own", durability="none").create_subscription("s", client_id="c")
+    if view:
+        own = root.create_queue("v", underlying_topic="own", durability="none")
     for number in range(topics):
         os.makedirs(f"{folder}/topic-root/other{number}/.incoming/target")
     sweep = QuickSweep(own.context)
@@ -97,6 +106,7 @@ CASES = (
     Case("selector rm", removal, 250, 2000),
     Case("publish beside folders", publish, 0, 1),
     Case("idle consumer beside topics", look, 1, 1500),
+    Case("idle view beside topics", partial(look, view=True), 1, 1500),
     Case("selector with credit 1", credit, 1000, 30000),
 )
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 
-from dropq.config.schema import underlies
+from dropq.config.schema import is_expression, underlies
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format.addresses import topic_layout
 from dropq.lifecycle.context import QueueContext
@@ -46,8 +47,7 @@ class Feeding:
     def _all(self) -> list[Distributor]:
         found: dict[str, Distributor] = {}
         failed: dict[str, str] = {}
-        own = "" if self._context.config.underlying_topic is not None else self._context.name.partition("/")[0]
-        for topic in topics(self._context.root.layout, own):
+        for topic in self._possible():
             layout = topic_layout(self._context.root.layout.path, topic)
             if not is_fed_by(self._context, topic) or not reading.is_folder(layout.target):
                 continue
@@ -67,6 +67,13 @@ class Feeding:
             found[topic] = distributor
         self._known, self._failed = found, failed
         return list(found.values())
+
+    def _possible(self) -> Iterable[str]:
+        """Return the topics that the queue may be fed from; look at no others where its configuration names them."""
+        expression, root = self._context.config.underlying_topic, self._context.root.layout
+        if expression is None:
+            return topics(root, self._context.name.partition("/")[0])
+        return topics(root) if is_expression(expression) else [expression]
 
     def close(self) -> None:
         """End the signs of life of its distributors."""

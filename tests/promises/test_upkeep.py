@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,41 @@ def test_a_consumer_forgets_publishers_that_were_killed_though_nothing_waits_in_
     with audit.subscribe(max_backlog=None) as subscription:
         while subscription.receive() is not None or os.listdir(topic.queue.layout.consumers):
             pass
+
+
+@pytest.mark.parametrize("underlying", ["", "a"])
+def test_an_idle_look_lists_no_folder_of_topics_that_do_not_feed_the_queue(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, underlying: str
+) -> None:
+    root = timed(Root.create(tmp_path, clock=clock), replace(FRESH, first_upkeep=1000))
+    queue = root.create_topic("a", durability="none").create_subscription("audit", client_id="c")
+    if underlying:
+        queue = root.create_queue("view", underlying_topic=underlying, default_publish_target="a", durability="none")
+    sweep, listed = QuickSweep(queue.context), Counter[str]()
+
+    def listing(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(folder: Any = ".") -> Any:
+            listed["folders"] += 1
+            return real(folder)
+
+        return call
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, listing(getattr(os, name)))
+
+    def look() -> int:
+        clock.advance(60)  # the folders changed long ago
+        sweep.run()
+        listed.clear()
+        sweep.run()
+        return listed.total()
+
+    before = look()
+    for number in range(20):
+        os.makedirs(tmp_path / "topic-root" / f"b{number}" / "c" / ".incoming" / "target")
+    assert look() == before
+    root.create_topic("a.b" if not underlying else "d").publish(b"x")
+    assert look() >= before
 
 
 def test_publishers_that_were_killed_delay_no_message(
