@@ -1,4 +1,5 @@
-"""Measure what a message costs where much lies beside it: many topics, a folder in target/, much that comes back.
+"""Measure what a message costs where much lies beside it: many topics or queues, a folder in target/, much that
+comes back.
 
 Each case is measured with little and with much in turn, and what counts is the ratio of the two within a round: near 1,
 what lies beside costs nothing. With another checkout on PYTHONPATH the same is measured there.
@@ -9,8 +10,10 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +26,10 @@ from dropq.upkeep.sweep import QuickSweep
 
 #: How many messages a round publishes.
 PUBLISHED = 300
+#: How many messages go to one of many queues in a round, and how long, in seconds, no message comes.
+ROUTED, IDLE = 30, 60.0
+#: Routers have begun once they use so few seconds of a processor in a second, or after so many seconds.
+AT_REST, STARTS = 0.05, 60.0
 #: How many times a consumer without messages looks whether something waits for it, in a round.
 LOOKS = 20
 #: How many messages a round moves under a credit.
@@ -102,7 +109,54 @@ def credit(folder: str, waiting: int) -> float:
         return (time.perf_counter() - began) / MOVED * 1e6
 
 
+def _used(thread: threading.Thread) -> float:
+    """Return the seconds of a processor that a thread has used."""
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
+
+
+@contextmanager
+def _served(folder: str, queues: int) -> Iterator[tuple[dropq.Root, threading.Thread]]:
+    """Yield a root with so many queues, each with a selector, and the thread that serves it, once that has no work."""
+    root, stop = dropq.Root.create(folder), threading.Event()
+    root.create_queue("sink", durability="none")
+    for number in range(queues):
+        root.create_queue(f"q{number}", durability="none", selector=[{"name": "on", "to": "sink", "credit": 100_000}])
+    thread = threading.Thread(target=dropq.route, args=(root,), kwargs={"stop": stop})
+    thread.start()
+    try:
+        before, give_up = -1.0, time.monotonic() + STARTS
+        while (used := _used(thread)) - before > AT_REST and time.monotonic() < give_up:
+            before = used
+            time.sleep(1)
+        yield root, thread
+    finally:
+        stop.set()
+        thread.join()
+
+
+def idle(folder: str, queues: int) -> float:
+    """Return the microseconds of a processor that routers of so many queues take in a second, while nothing comes."""
+    with _served(folder, queues) as (_, thread):
+        began = _used(thread)
+        time.sleep(IDLE)
+        return (_used(thread) - began) / IDLE * 1e6
+
+
+def routed(folder: str, queues: int) -> float:
+    """Return the microseconds of a processor that routers of so many queues take for a message to one of them."""
+    with _served(folder, queues) as (root, thread):
+        queue, began = root.queue("q0"), _used(thread)
+        for number in range(ROUTED):
+            queue.send(b"x")
+            while len(os.listdir(root.queue("sink").layout.target)) <= number:
+                time.sleep(0.002)
+            time.sleep(0.05)  # what comes at once would share a pass
+        return (_used(thread) - began) / ROUTED * 1e6
+
+
 CASES = (
+    *(Case(f"a message of {much} routed queues", routed, 10, much) for much in (100, 400)),
+    *(Case(f"{much} idle routed queues", idle, 10, much) for much in (100, 400)),
     Case("selector rm", removal, 250, 2000),
     Case("publish beside folders", publish, 0, 1),
     Case("idle consumer beside topics", look, 1, 1500),

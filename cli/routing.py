@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -33,11 +32,11 @@ def route(
     """
     from dropq.routing import Router, Routers, Serving
     from dropq.routing.serve import Taken, serve_once
-    from dropq.upkeep.sweep import QuickSweep
+    from dropq.upkeep.sweep import sweeps_of_routers
     from dropq.worker.loop import Stop, stop_on_signals
 
     shell = Shell(ctx, json)
-    sweep = partial(QuickSweep, routes=False)
+    sweep = sweeps_of_routers()
     served: Router | Routers
     if name is None:
         shell.check_root()
@@ -45,7 +44,7 @@ def route(
     else:
         queue = shell.queue(name)
         served = Router(queue.context, sweep=sweep(queue.context))
-    serving = Serving(served, shell.root.context.timing)
+    serving = Serving(served)
     with despite_closed_stdout(), stop_on_signals(Stop()) as stop, stop.waking(serving.wake):
         try:
             if once:

@@ -1296,9 +1296,9 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
     """Serve the routes and selectors of every queue and subscription of a root, and distribute what is published.
 
     It runs until it is asked to stop. A queue that comes later, or gets its first route or selector, is served within a
-    second. A queue that cannot be served, or is deleted, is passed over, with a warning in the log; the others go on.
-    What no route and no selector takes stays in target/. SIGTERM, SIGHUP and Ctrl-C ask to stop, if this is the main
-    thread and the program does not handle them.
+    second; among thousands of queues within some. A queue that cannot be served, or is deleted, is passed over, with a
+    warning in the log; the others go on. What no route and no selector takes stays in target/. SIGTERM, SIGHUP and
+    Ctrl-C ask to stop, if this is the main thread and the program does not handle them.
 
     Args:
         root: the root.
@@ -1313,11 +1313,11 @@ def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None
     """
     from dropq.routing import Routers, Serving
     from dropq.routing.serve import serve_once
-    from dropq.upkeep.sweep import QuickSweep
+    from dropq.upkeep.sweep import sweeps_of_routers
     from dropq.worker.loop import stop_if_asked
 
-    routers = Routers(root.context, sweep=partial(QuickSweep, routes=False))
-    serving = Serving(routers, root.context.timing)
+    routers = Routers(root.context, sweep=sweeps_of_routers())
+    serving = Serving(routers)
     with stop_if_asked(stop) as asked, asked.waking(serving.wake):
         try:
             if once:

@@ -246,9 +246,10 @@ def overflow(folder: Path) -> None:
     """Let more files come into a folder than the kernel keeps events of, and leave again."""
     if not MOST_EVENTS.exists() or int(MOST_EVENTS.read_text()) > 100_000:
         pytest.skip("this kernel keeps too many events to lose any")
-    inside, outside = folder / ".comes-and-goes", folder.parent / ".comes-and-goes"
+    outside = folder.parent / ".comes-and-goes"
     outside.touch()
-    for _ in range(int(MOST_EVENTS.read_text()) + 1):
+    for number in range(int(MOST_EVENTS.read_text()) + 1):
+        inside = folder / f".comes-and-goes-{number % 2}"  # two equal events, one after the other, would be one
         os.rename(outside, inside)
         os.rename(inside, outside)
     outside.unlink()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dropq.storage.watch import RESCAN
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -45,3 +47,7 @@ class Timing:
     lock_patience: float = 1.0
     #: Seconds of a sender's wait after which the log says why it waits.
     first_word: float = 1.0
+
+    def rest(self, took: float) -> float:
+        """Return for how many seconds to rest after a look that moved nothing, and took so many of a processor."""
+        return min(took * self.listing_share, RESCAN) if took > self.long_look else 0.0

@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from dropq.carrier.lists import LIST_LENGTH
 from dropq.carrier.passages import Carriers
@@ -21,6 +22,7 @@ from dropq.errors import DropqError, StorageError
 from dropq.format.claims import router_claims
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.transfers import in_transit
 from dropq.policies import routes, selectors
 from dropq.policies.circles import circle_at
 from dropq.queue.offers import UNTOUCHED, Offers
@@ -43,6 +45,13 @@ LOOK_AT_ALL = 1.0
 LEASE = 60.0
 
 
+class Folders(NamedTuple):
+    """Folders of a queue that are watched: a file that comes into an arrival, or leaves a departure, may let one go."""
+
+    arrivals: Sequence[str] = ()
+    departures: Sequence[str] = ()
+
+
 class Router:
     """Moves the waiting messages of a queue into the folders of its routes, and where its selectors say.
 
@@ -53,6 +62,7 @@ class Router:
     Attributes:
         moved: how many messages went to which route until now.
         distributed: how many messages of a topic were distributed until now; those that went to a route count, too.
+        has_moved, rests_for: of the last `serve`, as `Served` says.
     """
 
     def __init__(self, context: QueueContext, *, sweep: SweepOnTheWay | None) -> None:
@@ -74,6 +84,8 @@ class Router:
         self._paused = False
         self.moved: Counter[str] = Counter()
         self.distributed = 0
+        self.has_moved = False
+        self.rests_for = 0.0
         with context.error_context(UNTOUCHED):
             self._distributor = Distributor(context) if context.layout.is_topic else None
 
@@ -100,8 +112,7 @@ class Router:
             StorageError: target/ cannot be listed; or a message was not moved, or moved and not synced, after all
                 others were moved.
         """
-        if self._sweep is not None and self._sweep.due:
-            self._sweep_on_the_way(self._sweep)
+        self.sweep()
         try:
             self._route(stopped)
         finally:
@@ -198,12 +209,20 @@ class Router:
         rest = max(LOOK_AT_ALL, took * self._context.timing.listing_share)
         self._looks_at_all = time.monotonic() + rest
 
+    def serve(self, stopped: Callable[[], bool], changed: frozenset[str] | None) -> dict[str, Folders]:
+        """Make a pass whatever has changed, as `Served` says."""
+        before, began = self.total, time.thread_time()
+        self.one_pass(stopped)
+        self.has_moved = self.total > before
+        self.rests_for = 0.0 if self.has_moved else self._context.timing.rest(time.thread_time() - began)
+        return {self._context.name: Folders(self.arrivals, self.departures)}
+
     @property
     def arrivals(self) -> list[str]:
         """The folders of which a file that comes may let a message go."""
         layout = self._context.layout
         with self._context.error_context(UNTOUCHED):
-            changing = filter(reading.is_folder, (layout.base, layout.routing, layout.selectors))
+            changing = filter(reading.is_folder, (layout.base, layout.routing, layout.selectors, layout.delayed))
             return [layout.target, *changing]
 
     @property
@@ -211,6 +230,22 @@ class Router:
         """The folders of which a file that leaves may let a message go."""
         with self._context.error_context(UNTOUCHED):
             return self._mover.credit_folders
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is there that time may change: what comes, comes into one of the folders of `arrivals`."""
+        layout, ignored = self._context.layout, self._context.sidecars.ignored
+        known = self._mover.selectors
+        with self._context.error_context(UNTOUCHED):
+            if known.are_removed or known.out_of_credit or not reading.is_folder(layout.delayed):
+                return False
+            # RACE: what goes to processing/ was in one of the others, and who puts it back there gives an event.
+            listed = (layout.target, layout.delayed, layout.processing)
+            if any(not ignored(name) for folder in listed for name in reading.names_in(folder)):
+                return False
+            if reading.names_in(layout.staged):
+                return False
+            return not in_transit(layout) and not (layout.is_subscription and reading.exists(layout.recovering))
 
     @property
     def again(self) -> float:
@@ -244,9 +279,11 @@ class Router:
             self._looks_at = time.monotonic() + self._context.timing.max_age
         return bool(self._offers.routes.in_use or self._mover.selectors.in_use) and not self._paused
 
-    def _sweep_on_the_way(self, sweep: SweepOnTheWay) -> None:
+    def sweep(self) -> None:
+        """Sweep on the way, if that is due."""
         try:
-            sweep.run()
+            if self._sweep is not None and self._sweep.due:
+                self._sweep.run()
         except (OSError, DropqError) as error:  # no reason not to route; `dropq sweep` raises it
             log.warning("queue %s was not swept: %s", self._context.name, describe(error))
 

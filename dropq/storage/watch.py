@@ -6,6 +6,8 @@ folder: listings find the messages, events only make that soon. The kernel drops
 unread, and those end a wait: so even then the listing comes after the last message. Only the name of a file that was
 moved in is read from an event, by who wants to know that.
 
+Who waits for many folders may ask of which the events were, and lists those alone; all others it lists now and then.
+
 The waiting thread asks for the events itself, and polls for them: a thread in between would cost as much as the whole
 way from the kernel to here.
 """
@@ -13,6 +15,7 @@ way from the kernel to here.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import select
@@ -20,13 +23,16 @@ import struct
 import sys
 import weakref
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from dropq.storage.mounts import MOUNTS, mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from watchdog.observers.inotify_c import WatchDescriptor
 
 log = logging.getLogger("dropq")
 
@@ -44,6 +50,14 @@ NOBODY: Mapping[str, Callable[[str], object]] = MappingProxyType({})
 _CHUNK = 4096
 #: How an event of the kernel begins: the number of the folder, what happened, a cookie, the length of the name behind.
 _EVENT = struct.Struct("iIII")
+
+
+class Watched(NamedTuple):
+    """A folder of a group: its path, and the number that events have of it."""
+
+    group: str
+    folder: str
+    number: int
 
 
 class Watch:
@@ -72,6 +86,7 @@ class Watch:
         self._moved_in = moved_in
         self._poll = poll
         self._events: Events | None = None
+        self._followed: dict[str, frozenset[Watched]] = {}
         self._pause = FIRST_PAUSE
         self._paused = 0.0
         self._woken_fd, self._wake_fd = _pipe(self)
@@ -92,6 +107,41 @@ class Watch:
             self._events = None if self._poll else _events(self._folders, self._leaving, self._moved_in, self.wake)
             self._poll = self._events is None
         return self.events
+
+    def follow(self, group: str, folders: Sequence[str] = (), leaving: Sequence[str] = ()) -> bool:
+        """Wait for the folders of a group, too, and no longer for others of it; see whether the paths lead elsewhere.
+
+        Args:
+            group: what `changed` returns when something comes into a folder, or leaves one.
+            folders, leaving: as of the watch itself; none ends the group.
+
+        Returns:
+            Whether there is a new folder among them: list them once more, as what came before gave no event.
+        """
+        before = self._followed.pop(group, frozenset())
+        if not self.observe() or self._events is None:
+            return False
+        try:
+            asked = [(folder, False) for folder in folders] + [(folder, True) for folder in leaving]
+            added = [self._events.add(group, folder, leaves) for folder, leaves in asked]
+        except (OSError, RuntimeError) as error:
+            _say_polled(group, error)
+            self._events, self._poll = None, True
+            return True
+        found = frozenset(watched for watched in added if watched is not None)
+        for watched in before - found:
+            self._events.drop(watched)
+        if found:
+            self._followed[group] = found
+        if found <= before:
+            return False
+        if not events_reach(folders[0]):
+            self._events, self._poll = None, True
+        return True
+
+    def changed(self) -> frozenset[str] | None:
+        """Return the groups that events were of since the last call; None if any may have changed."""
+        return None if self._events is None else self._events.changed()
 
     def fileno(self) -> int:
         """Return a descriptor for the caller's own poll: it is readable when a wait would end at once.
@@ -173,7 +223,16 @@ class Events(Protocol):
         """Read all events, so that the file is not readable any more."""
 
     def renew(self) -> None:
-        """Report on the folders that the paths lead to now."""
+        """Report on the folders that the paths lead to now, but for those of groups."""
+
+    def add(self, group: str, folder: str, leaves: bool) -> Watched | None:
+        """Report on the folder of a group that a path leads to now; return None if it leads to none."""
+
+    def drop(self, watched: Watched) -> None:
+        """Report on a folder of a group no more."""
+
+    def changed(self) -> frozenset[str] | None:
+        """Return the groups that events were of since the last call; None if any may have changed."""
 
 
 def _events(
@@ -188,8 +247,12 @@ def _events(
         return _Inotify(folders, leaving, moved_in) if linux else _observed(folders, leaving, wake)
     except (ImportError, OSError, RuntimeError) as error:
         # Too many watches or instances for this user, mostly. Polling finds the same messages.
-        log.warning("%s: no events (%s): looking every %s s instead", ", ".join(folders), error, PAUSE)
+        _say_polled(", ".join(folders), error)
         return None
+
+
+def _say_polled(folders: str, error: Exception) -> None:
+    log.warning("%s: no events (%s): looking every %s s instead", folders, error, PAUSE)
 
 
 class _Inotify:
@@ -198,17 +261,24 @@ class _Inotify:
     def __init__(
         self, folders: Sequence[str], leaving: Sequence[str], moved_in: Mapping[str, Callable[[str], object]]
     ) -> None:
-        from watchdog.observers.inotify_c import InotifyConstants, inotify_add_watch, inotify_init
+        from watchdog.observers.inotify_c import (
+            InotifyConstants,
+            inotify_add_watch,
+            inotify_init,
+            inotify_rm_watch,
+        )
 
         # What leaves target/ is no event: each claim would be one.
-        comes = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
-        leaves = InotifyConstants.IN_DELETE | InotifyConstants.IN_MOVED_FROM
-        self._masks = {os.fsencode(folder): comes for folder in folders}
-        self._masks |= {os.fsencode(folder): leaves for folder in leaving}
-        self._add_watch = inotify_add_watch
-        self._moves = InotifyConstants.IN_MOVED_TO
+        self._comes = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
+        self._leaves = InotifyConstants.IN_DELETE | InotifyConstants.IN_MOVED_FROM
+        self._masks = {os.fsencode(folder): self._comes for folder in folders}
+        self._masks |= {os.fsencode(folder): self._leaves for folder in leaving}
+        self._add_watch, self._remove_watch = inotify_add_watch, inotify_rm_watch
+        self._moves, self._lost = InotifyConstants.IN_MOVED_TO, InotifyConstants.IN_Q_OVERFLOW
         self._moved_in = {os.fsencode(folder): note for folder, note in moved_in.items()}
         self._notes: dict[int, Callable[[str], object]] = {}  # by the number that events have of a folder
+        self._groups: dict[int, dict[str, bool]] = {}
+        self._changed: set[str] | None = set()
         self.fd = _done(inotify_init())
         weakref.finalize(self, os.close, self.fd)
         os.set_inheritable(self.fd, False)
@@ -226,20 +296,71 @@ class _Inotify:
         if (note := self._moved_in.get(path)) is not None:
             self._notes[number] = note
 
+    def add(self, group: str, folder: str, leaves: bool) -> Watched | None:
+        try:
+            number = _done(self._add_watch(self.fd, os.fsencode(folder), self._leaves if leaves else self._comes))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):  # no more folders may be watched
+                raise
+            return None
+        self._groups.setdefault(number, {})[group] = leaves  # two paths may lead to one folder
+        return Watched(group, folder, number)
+
+    def drop(self, watched: Watched) -> None:
+        groups = self._groups.get(watched.number, {})
+        if groups.pop(watched.group, None) is not None and not groups:
+            del self._groups[watched.number]
+            self._remove_watch(
+                self.fd, cast("WatchDescriptor", watched.number)
+            )  # fails if the folder is gone: then the kernel has removed it
+
+    def changed(self) -> frozenset[str] | None:
+        changed, self._changed = self._changed, set()
+        return None if changed is None else frozenset(changed)
+
     def read(self) -> None:
         for events in _chunks(self.fd):
             at = 0
-            while self._notes and at < len(events):
+            while (self._notes or self._groups) and at < len(events):
                 number, mask, _, length = _EVENT.unpack_from(events, at)
                 at += _EVENT.size + length
+                name = events[at - length : at].rstrip(b"\0")
+                if mask & self._lost:
+                    self._changed = None
+                elif self._changed is not None:
+                    # What leaves under such a name was a draft.
+                    left = name.startswith(b".")
+                    self._changed.update(
+                        group for group, leaves in self._groups.get(number, {}).items() if not (leaves and left)
+                    )
                 if mask & self._moves and (note := self._notes.get(number)) is not None:
-                    note(os.fsdecode(events[at - length : at].rstrip(b"\0")))
+                    note(os.fsdecode(name))
 
 
 class _Observed:
-    """The events of watchdog's observer, on systems other than Linux."""
+    """The events of watchdog's observer, on systems other than Linux.
+
+    Args:
+        schedule: reports on a folder into which something comes, or which something leaves; returns what ends it.
+    """
 
     fd = None
+
+    def __init__(self, schedule: Callable[[str, bool], Callable[[], None]]) -> None:
+        self._schedule = schedule
+        self._ends: dict[str, Callable[[], None]] = {}
+
+    def add(self, group: str, folder: str, leaves: bool) -> Watched:
+        if folder not in self._ends:
+            self._ends[folder] = self._schedule(folder, leaves)
+        return Watched(group, folder, 0)
+
+    def drop(self, watched: Watched) -> None:
+        if (end := self._ends.pop(watched.folder, None)) is not None:
+            end()
+
+    def changed(self) -> None:
+        """Return None: any group may have changed."""
 
     def read(self) -> None:
         """Do nothing: there is no file."""
@@ -269,12 +390,17 @@ def _observed(folders: Sequence[str], leaving: Sequence[str], wake: Callable[[],
     observer = Observer()
     if isinstance(observer, PollingObserver):
         return None  # it looks at every file each time: our own polling is better
+
+    def schedule(folder: str, leaves: bool) -> Callable[[], None]:
+        kinds: list[type[FileSystemEvent]] = [FileDeletedEvent if leaves else FileCreatedEvent, FileMovedEvent]
+        return partial(observer.unschedule, observer.schedule(Handler(), folder, event_filter=kinds))
+
     for folder in folders:
-        observer.schedule(Handler(), folder, event_filter=[FileCreatedEvent, FileMovedEvent])
+        schedule(folder, False)
     for folder in leaving:
-        observer.schedule(Handler(), folder, event_filter=[FileDeletedEvent, FileMovedEvent])
+        schedule(folder, True)
     observer.start()
-    events = _Observed()
+    events = _Observed(schedule)
     weakref.finalize(events, observer.stop)
     return events
 

@@ -12,9 +12,10 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,26 @@ class SweepReport:
         self.next_due = min((due for due in (self.next_due, other.next_due) if due is not None), default=None)
 
 
+class RootUpkeep:
+    """When a process does the upkeep of a root that is of no one queue: once a minute, however many it sweeps."""
+
+    def __init__(self) -> None:
+        self._again = 0.0
+
+    def is_due(self) -> bool:
+        """Return whether it is to be done now; the next time is a minute later."""
+        now = time.monotonic()
+        if now < self._again:
+            return False
+        self._again = now + UPKEEP_INTERVAL
+        return True
+
+
+def sweeps_of_routers() -> Callable[[QueueContext], QuickSweep]:
+    """Return what makes the sweeps that the routers of a root do on the way."""
+    return partial(QuickSweep, routes=False, of_root=RootUpkeep())
+
+
 class QuickSweep:
     """The sweeps that a consumer makes on the way: each second what may bring it a message, in slices the upkeep.
 
@@ -126,11 +147,13 @@ class QuickSweep:
     Args:
         context: the queue.
         routes: whether it does what the queue's selectors say; False for a router, which does that itself.
+        of_root: when it does the root's upkeep, too; None for its own minutes.
     """
 
-    def __init__(self, context: QueueContext, *, routes: bool = True) -> None:
+    def __init__(self, context: QueueContext, *, routes: bool = True, of_root: RootUpkeep | None = None) -> None:
         self._context = context
         self._routes = routes
+        self._of_root = of_root or RootUpkeep()
         self._timing = context.timing
         self._first_lock = random.randrange(1 << 16)  # consumers are to try different holders' locks
         #: When to sweep again, on the monotonic clock.
@@ -254,13 +277,12 @@ class QuickSweep:
         context = self._context
         context.storage.stamp(context.layout.swept)
         if self._upkeep is None:
-            self._upkeep_report = SweepReport()
+            report = self._upkeep_report = SweepReport()
             self._upkeep = chain(
-                _upkeep(context, self._upkeep_report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
-                _clear_temporary(context, self._upkeep_report),
-                _destroy_alone(context, self._upkeep_report),
-                _collect(context, self._upkeep_report),
-                self._keep_up_topics(self._upkeep_report),
+                _upkeep(context, report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
+                _destroy_alone(context, report),
+                _upkeep_of_root(context, report) if self._of_root.is_due() else (),
+                self._keep_up_topics(report),
             )
         done, started = self._upkeep_report.total, time.monotonic()
         for _ in self._upkeep:
@@ -630,12 +652,28 @@ def _clear_temporary(context: QueueContext, report: SweepReport) -> Iterator[Non
 
 
 def _destroy_alone(context: QueueContext, report: SweepReport) -> Iterator[None]:
-    """Let the queues of the root go that are to destroy themselves, and look whether this one is."""
+    """Let the queue go if it is to destroy itself."""
+    from dropq.upkeep import self_destruct
+
+    with _passing_over(context, report, context.layout.home):
+        report.destroyed += self_destruct.look(context)
+    yield
+
+
+def _upkeep_of_root(context: QueueContext, report: SweepReport) -> Iterator[None]:
+    """Do the upkeep that is of no one queue."""
+    yield from _clear_temporary(context, report)
+    yield from _destroy_all_alone(context, report)
+    yield from _collect(context, report)
+
+
+def _destroy_all_alone(context: QueueContext, report: SweepReport) -> Iterator[None]:
+    """Let the queues of the root go that are to destroy themselves."""
     from dropq.upkeep import hidden, self_destruct
 
     with _passing_over(context, report, context.root.layout.path):
         hidden.tidy_deletes(context.root)  # what another sweep began to destroy, and was killed
-        for destroyed in chain([self_destruct.look(context)], self_destruct.look_at_all(context.root)):
+        for destroyed in self_destruct.look_at_all(context.root):
             report.destroyed += destroyed
             yield
 

@@ -640,7 +640,7 @@ def test_an_ack_downstream_wakes_a_router(root: Root, monkeypatch: pytest.Monkey
     source.add_selector("on", to="goal")
     for body in ("first", "second"):
         source.send(body)
-    serving = Serving(router.Router(source.context, sweep=None), source.context.timing)
+    serving = Serving(router.Router(source.context, sweep=None))
     ended = threading.Event()
     thread = threading.Thread(target=serving.run, args=(ended.is_set,))
     thread.start()

@@ -5,21 +5,31 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import drop, take, until, where
+from helpers import FRESH, drop, leave_claimed, take, timed, until, where
 
 import dropq
 from dropq import Queue, Root, Stop
 from dropq.cli import main as cli
-from dropq.routing import Router
+from dropq.lifecycle.context import RootContext
+from dropq.routing import Router, Routers
+from dropq.routing.router import Folders
+from dropq.storage import watch
+from dropq.upkeep import self_destruct
+from dropq.upkeep.sweep import sweeps_of_routers
 
 #: Runs a command line, or `dropq.route`, in a process that looks at nothing again unless an event makes it: neither
 #: the rescan nor a sweep comes before the test is over.
@@ -190,6 +200,189 @@ def test_a_queue_that_has_lost_its_last_selector_is_not_served_any_more_and_its_
         until(lambda: bodies(root.queue("third")) == ["3"], "the other queue")
     assert bodies(first) == ["2"]
     assert returned == [{"first": {"on": 1}, "second": {"further": 2}}]
+
+
+# -- what it looks at --------------------------------------------------------------------------------------------------
+
+
+class Listed:
+    """Counts the folders that are listed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in ("scandir", "listdir"):
+            monkeypatch.setattr(os, name, partial(self._call, getattr(os, name)))
+
+    def _call(self, call: Callable[..., Any], *args: Any) -> Any:
+        self.count += 1
+        return call(*args)
+
+    def during(self, act: Callable[[], object]) -> int:
+        before = self.count
+        act()
+        return self.count - before
+
+
+def many(path: Path, queues: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Root, Routers]:
+    """A root with so many queues whose selectors lead to `sink`; its routers have looked, and time stands still."""
+    root = timed(Root.create(path), replace(FRESH, long_look=3600.0))
+    root.create_queue("sink", durability="none")
+    for number in range(queues):
+        root.create_queue(f"q{number}", durability="none").add_selector("on", to="sink", credit=100)
+    routers = Routers(root.context, sweep=sweeps_of_routers())
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    for _ in range(2):
+        routers.serve(bool, None)
+    return root, routers
+
+
+def test_a_message_to_one_queue_makes_no_more_listings_however_many_queues_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listings(queues: int) -> int:
+        with monkeypatch.context() as patched:
+            root, routers = many(tmp_path / str(queues), queues, patched)
+            root.queue("q1").send("a")
+            listed = Listed(patched)
+            assert listed.during(lambda: routers.serve(bool, frozenset())) == 0
+            count = listed.during(lambda: routers.serve(bool, frozenset({"q1"})))
+            assert bodies(root.queue("sink")) == ["a"] and routers.has_moved
+            routers.close()
+            return count
+
+    assert listings(2) == listings(40) > 0
+
+
+def test_where_nothing_waits_routers_look_the_more_seldom_the_more_queues_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, routers = many(tmp_path / "many", 40, monkeypatch)
+    for seconds, looked in ((0.5, 0), (61.0, 40)):
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: 1000.0 + seconds)
+        routers._lists_at = 5000.0
+        assert len(routers.serve(bool, frozenset())) == looked
+    routers.close()
+
+
+def test_where_a_message_waits_its_router_looks_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, routers = many(tmp_path / "many", 3, monkeypatch)
+    sink = root.queue("sink")
+    sink.pause()
+    Path(sink.layout.write_lock).touch()
+    root.queue("q1").send("a")
+    routers.serve(bool, frozenset({"q1"}))
+    for service in routers._services.values():
+        service.due = max(service.due, 1001.5) if service.is_idle else service.due
+    monkeypatch.setattr(time, "monotonic", lambda: 1001.0)
+    assert list(routers.serve(bool, frozenset())) == ["q1"]
+    Path(sink.layout.write_lock).unlink()
+    monkeypatch.setattr(time, "monotonic", lambda: 1002.1)
+    routers.serve(bool, frozenset())
+    assert bodies(sink) == ["a"]
+    routers.close()
+
+
+def delayed(queue: Queue) -> None:
+    queue.send("a", delay="1h")
+
+
+def held(queue: Queue) -> None:
+    queue.send("a")
+    leave_claimed(queue, "1h")
+
+
+def staged(queue: Queue) -> None:
+    Path(queue.layout.staged, "r-1.x,processed~4.a.B").mkdir(parents=True)
+
+
+def half_removed(queue: Queue) -> None:
+    Path(queue.layout.selectors, "on.toml").rename(Path(queue.layout.selectors, ".on.removed"))
+
+
+def out_of_credit(queue: Queue) -> None:
+    queue.send("a")
+    assert queue.route() == {"on": 1}
+
+
+def without_delayed(queue: Queue) -> None:
+    os.rmdir(queue.layout.delayed)
+
+
+@pytest.mark.parametrize(
+    ("act", "idle"),
+    [
+        (lambda queue: None, True),
+        (lambda queue: drop(queue, "upload.part", b"x"), True),
+        (lambda queue: queue.send("a"), False),
+        (delayed, False),
+        (held, False),
+        (staged, False),
+        (half_removed, False),
+        (out_of_credit, False),
+        (without_delayed, False),
+    ],
+)
+def test_a_queue_is_idle_while_nothing_is_there_that_time_may_change(
+    root: Root, act: Callable[[Queue], object], idle: bool
+) -> None:
+    queue = root.queue("first")
+    act(queue)
+    router = Router(queue.context, sweep=None)
+    router._mover.look()
+    assert router.is_idle is idle
+
+
+def test_without_events_every_queue_is_looked_at(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "events_reach", lambda path: False)
+    with serving(root):
+        for body in ("1", "2"):
+            root.queue("first").send(body)
+        for body in ("1", "2"):
+            until(lambda body=body: bodies(root.queue("third")) == [body], f"message {body}")  # type: ignore[misc]
+            take(root.queue("third")).ack()
+
+
+def test_a_queue_that_was_replaced_is_served_anew(root: Root) -> None:
+    first = root.queue("first")
+    routers = Routers(root.context, sweep=sweeps_of_routers())
+    routers.serve(bool, None)
+    shutil.copytree(first.layout.home, root.path / ".copy")
+    shutil.rmtree(first.layout.home)
+    os.rename(root.path / ".copy", first.layout.home)
+    first.send("a")
+    routers._lists_at = 0.0
+    assert "first" in routers.serve(bool, frozenset())
+    assert bodies(root.queue("second")) == ["a"]
+    routers.close()
+
+
+def test_a_queue_that_goes_while_it_is_looked_at_is_passed_over_with_a_warning(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    routers = Routers(root.context, sweep=sweeps_of_routers())
+    routers.serve(bool, None)
+    shutil.rmtree(root.queue("first").layout.home)
+    assert routers.serve(bool, frozenset({"first"}))["first"] == Folders(), "nothing there is to be watched any more"
+    assert "first is passed over: queue 'first' is gone" in caplog.text
+    routers.close()
+
+
+def test_the_upkeep_of_the_root_is_done_once_however_many_queues_routers_sweep(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[str]()
+
+    def look(of: RootContext) -> list[int]:
+        made.append(of.layout.path)
+        return []
+
+    monkeypatch.setattr(self_destruct, "look_at_all", look)
+    own = sweeps_of_routers()
+    for name in ("first", "second", "third"):
+        quick = own(root.queue(name).context)
+        quick._upkeep_at = 0.0
+        quick.run()
+    assert made == [str(root.path)]
 
 
 # -- a process, which waits for events ---------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ def play(role: str, name: str, folder: Path, seed: str) -> None:
             notes.write(f"{words}\n")
 
         if part == "route":
-            Serving(_router(root, queue, chance), root.context.timing).run(lambda: False)
+            Serving(_router(root, queue, chance)).run(lambda: False)
         if part == "send":
             _send(root.queue("start"), name, chance, note)
         while True:

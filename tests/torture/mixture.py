@@ -163,7 +163,7 @@ def play(role: str, name: str, folder: Path, seed: str) -> None:
 
         if part == "route":
             routers = Routers(root.context, sweep=partial(QuickSweep, routes=False))
-            Serving(routers, root.context.timing).run(lambda: False)
+            Serving(routers).run(lambda: False)
         if part in ("publish", "send-to-view"):
             _publish(root, root.queue(TOPIC if part == "publish" else "view"), name, chance, note)
         while True:

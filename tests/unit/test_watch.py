@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import subprocess
@@ -229,6 +230,137 @@ def test_when_the_kernel_has_dropped_events_the_wait_ends_after_the_last_of_them
     assert not watching.wait(0)
     arrive(folder, "next")
     assert watching.wait(LONG)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """The folders of two groups."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "a", tmp_path / "b"
+
+
+def following(*folders: Path) -> Watch:
+    """A watch of groups, each of one folder of its name."""
+    watching = Watch()
+    for folder in folders:
+        assert watching.follow(folder.name, [str(folder)])
+    return watching
+
+
+def changed(watching: Watch) -> set[str] | None:
+    watching.wait(0)
+    found = watching.changed()
+    return None if found is None else set(found)
+
+
+def test_a_watch_tells_in_which_groups_something_happened(two: tuple[Path, Path]) -> None:
+    watching = following(*two)
+    assert changed(watching) == set()
+    arrive(two[0], "x")
+    arrive(two[0], "y")
+    assert changed(watching) == {"a"}
+    assert changed(watching) == set()
+    for folder in two:
+        (folder / "z").touch()
+    assert changed(watching) == {"a", "b"}
+
+
+def test_a_group_has_folders_that_something_leaves_but_no_drafts(two: tuple[Path, Path]) -> None:
+    watching = Watch()
+    assert watching.follow("both", [str(two[0])], [str(two[1])])
+    for name in ("left", ".draft"):
+        (two[1] / name).touch()
+    (two[1] / ".draft").unlink()
+    assert changed(watching) == set()
+    (two[1] / "left").unlink()
+    assert changed(watching) == {"both"}
+
+
+def test_a_group_that_ended_and_a_folder_that_it_has_no_longer_are_not_told_of(two: tuple[Path, Path]) -> None:
+    watching = following(*two)
+    assert not watching.follow("a")
+    arrive(two[0], "x")
+    assert changed(watching) == set()
+    assert watching.follow("b", [str(two[0])])
+    changed(watching)  # the kernel tells that the other is watched no more
+    arrive(two[1], "y")
+    assert changed(watching) == set()
+    arrive(two[0], "z")
+    assert changed(watching) == {"b"}
+
+
+def test_two_groups_may_have_one_folder(two: tuple[Path, Path]) -> None:
+    link = two[0].parent / "link"
+    link.symlink_to(two[0])
+    watching = following(two[0], link)
+    arrive(two[0], "x")
+    assert changed(watching) == {"a", "link"}
+    assert not watching.follow("a")
+    arrive(two[0], "y")
+    assert changed(watching) == {"link"}
+
+
+def test_a_folder_of_a_group_that_was_replaced_is_new_when_the_group_is_followed_again(two: tuple[Path, Path]) -> None:
+    watching = following(*two)
+    assert not watching.follow("a", [str(two[0])])
+    two[0].rename(two[0].parent / "old")
+    two[0].mkdir()
+    assert watching.follow("a", [str(two[0])])
+    changed(watching)
+    arrive(two[0], "x")
+    assert changed(watching) == {"a"}
+
+
+def test_a_folder_of_a_group_that_is_missing_is_new_once_it_is_there(two: tuple[Path, Path]) -> None:
+    watching = Watch()
+    late = two[0] / "late"
+    assert watching.follow("a", [str(two[0]), str(late)])
+    assert not watching.follow("a", [str(two[0]), str(late)])
+    late.mkdir()
+    assert watching.follow("a", [str(two[0]), str(late)])
+
+
+def test_when_the_kernel_has_dropped_events_any_group_may_have_changed(two: tuple[Path, Path]) -> None:
+    watching = following(*two)
+    overflow(two[0])
+    assert changed(watching) is None
+    assert changed(watching) == set()
+
+
+def test_where_no_more_folders_can_be_watched_any_group_may_have_changed(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watching = following(two[0])
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "inotify watch limit reached")
+
+    monkeypatch.setattr(watching._events, "add", refuse)
+    assert watching.follow("b", [str(two[1])]), "what was watched is to be looked at, too"
+    assert changed(watching) is None and not watching.events
+    assert not watching.follow("a", [str(two[0])])
+    assert caplog.text.count("inotify watch limit reached") == 1
+
+
+def test_one_group_without_events_makes_it_poll_all(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "events_reach", lambda path: path == str(two[0]))
+    watching = following(*two)
+    assert changed(watching) is None and not watching.events
+
+
+def test_groups_on_other_systems_may_all_have_changed(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module("watchdog.observers")
+    monkeypatch.setattr(sys, "platform", "another")
+    watching = Watch()
+    assert watching.follow("both", [str(two[0])], [str(two[1])])
+    arrive(two[0], "x")
+    assert waited(watching, LONG) < SOON
+    assert watching.changed() is None
+    assert not watching.follow("both")
 
 
 @pytest.mark.parametrize("poll", [False, True])
