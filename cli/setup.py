@@ -34,7 +34,8 @@ DIAGNOSIS = ("level", "check", "kind", "path", "found", "means", "advice")
 
 _DROPBOXMQ = "Use the layout of DropboxMQ 1.2, so that it can share the root."
 
-_LAYOUT = "Use the layout of DropboxMQ 1.2, or dropq's own. Default: its, where a DropboxMQ shares the root."
+_SHARED = "Use the layout of DropboxMQ 1.2: the default where a DropboxMQ shares the root."
+_FLAT = "Use the layout of dropq alone."
 
 
 def init(
@@ -58,7 +59,8 @@ def create(
     ctx: typer.Context,
     name: QueueName,
     settings: Settings = None,
-    dropboxmq: Annotated[bool | None, typer.Option("--dropboxmq/--flat", help=_LAYOUT, show_default=False)] = None,
+    dropboxmq: Annotated[bool, typer.Option("--dropboxmq", help=_SHARED)] = False,
+    flat: Annotated[bool, typer.Option("--flat", help=_FLAT)] = False,
     json: Json = False,
 ) -> None:
     """Make a queue; prints its path.
@@ -66,9 +68,11 @@ def create(
     VALUE is TOML, such as `10`, `true` or `["*.bak"]`. Anything else is text, so `30s` needs no quotes.
     """
     shell = Shell(ctx, json)
+    if dropboxmq and flat:
+        raise UsageError("give --dropboxmq or --flat, but not both")
     if shell.doubt and not shell.root.queues():
         shell.report_no_queues()
-    made = shell.root.create_queue(name, dropboxmq=dropboxmq, **options_of(settings))
+    made = shell.root.create_queue(name, dropboxmq=dropboxmq or (False if flat else None), **options_of(settings))
     shell.line({"queue": made.name, "path": made.layout.home}, ("path",))
 
 

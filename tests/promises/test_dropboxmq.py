@@ -100,6 +100,7 @@ def test_new_queues_of_a_root_that_has_dropboxmqs_folder_are_of_its_layout(root:
         name = f"q{len(options)}{shared}"
         assert run("create", name, *options).code == 0
         assert root.queue(name).layout.shared is shared
+    assert run("create", "both", "--flat", "--dropboxmq").code == 2
     [found] = [diagnosis for diagnosis in root.doctor() if diagnosis.kind == "flat-queue"]
     assert not found.open and found.found.startswith("before, flat and q1False ")
 
