@@ -100,6 +100,8 @@ def open_queue(root: RootContext, name: str, public: object = None) -> QueueCont
         refuse_closed(root.layout.path, name)
         if any(map(is_hidden, layouts(root.layout.path, name))):
             raise NoSuchQueue(f"subscription {name} was removed; its folder goes when no DropboxMQ writes to it")
+        if away := known_queues.why_away(root.layout, name):
+            raise NoSuchQueue(away)
         if reading.exists(home := layouts(root.layout.path, name)[0].home):
             raise NoSuchQueue(f"{home} is no queue: it has no folder target/; `dropq ls` shows the queues of the root")
         there = queue_names(root)

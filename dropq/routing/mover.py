@@ -228,7 +228,7 @@ class Mover:
         address = return_address(self._context, file)
         details: dict[str, object] = {"return_address": address} if address else {}
         if why := why_not_bounced(self._context, selector, address):
-            log.warning("queue %s: message %s has no return address: %s", self._context.name, file.name.id, why)
+            log.warning("queue %s: message %s is not bounced: %s", self._context.name, file.name.id, why)
             self._set_aside(file, "no_return_address", {**details, "detail": why})
             return False
         try:

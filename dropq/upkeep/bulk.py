@@ -215,7 +215,8 @@ def _requeue_whole(
         if wanted is None or not known.isdisjoint(wanted):
             found |= known
             bundles.setdefault((bundle, "" if bundle else message.file), []).append(message)
-    act, done = partial(_requeue, goal=context, keep_expiration=keep_expiration), f"requeued to {context.name}"
+    act = partial(_requeue, Transitions(context), goal=context, keep_expiration=keep_expiration)
+    done = f"requeued to {context.name}"
     for (bundle, _), parts in bundles.items():
         if bundle and len(parts) > 1:
             yield _put_together(context, state, bundle, parts, keep_expiration=keep_expiration, dry_run=dry_run)

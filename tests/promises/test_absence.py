@@ -15,7 +15,7 @@ import pytest
 from children import unprivileged
 from helpers import Clock, base, make_queue, where
 
-from dropq import Queue, Root, Unavailable, route
+from dropq import NoSuchQueue, Queue, Root, Unavailable, route
 from dropq.diagnosis.fsck import fsck_root
 from dropq.lifecycle import known_queues, sidecars
 from dropq.storage.files import Storage
@@ -488,6 +488,8 @@ def test_a_send_to_a_queue_that_is_away_is_unavailable_and_no_dead_letter(servic
         with pytest.raises(Unavailable, match="queue answers is"):
             queue.send_many([b"pay"])
     assert where(service.queue("dead")) == {}
+    with pytest.raises(NoSuchQueue, match="queue answers is"):
+        service.queue("answers").receive()
 
 
 @pytest.mark.parametrize("hide", HIDDEN)
