@@ -97,14 +97,18 @@ def forget_view(root: RootContext, name: str, storage: Storage) -> None:
     """Stop feeding a view that is gone, also by the links of a DropboxMQ.
 
     RACE: another view of its name may have appeared meanwhile, or appear now where there are no locks: it stays noted.
+    So does one that went away, and may come back: as what it was, since a note without topics would hold all of them.
     """
-    layout = root.layout
+    layout, known = root.layout, ""
     with _alone(root):
         if _expression(root, name) is None:
+            with suppress(OSError):  # this user may not read it, and nothing is known
+                known = noted_expression(layout, name)
             storage.unlink(f"{layout.views}/{name}")
         expression = _expression(root, name)
         if expression is not None:
-            note_view(layout, name, expression)
+            if expression or known:
+                note_view(layout, name, expression or known)
             link_views(root)
             return
         for topic in topics(layout):

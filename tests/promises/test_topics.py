@@ -47,10 +47,12 @@ from dropq import (
     work,
 )
 from dropq.config.load import check_file
+from dropq.lifecycle.context import RootContext
 from dropq.lifecycle.transitions import Transitions
 from dropq.staging import fan_out
 from dropq.staging.jobs import Job
 from dropq.storage.files import Storage
+from dropq.topics import views
 from dropq.upkeep import recovery
 
 #: What a queue is without, whose configuration does not matter to a test: the wait for a disk, and for a second try.
@@ -1230,6 +1232,31 @@ def test_a_view_that_is_deleted_gets_nothing_and_holds_nobody(root: Root) -> Non
     assert topic.publish(b"2").distributed
     assert opened(root).topic("a").publish(b"3").distributed
     assert sorted(bodies(other)) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["before both looks", "between the looks"])
+def test_the_note_of_a_view_that_goes_away_as_it_is_forgotten_keeps_its_topics(
+    root: Root, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    root.create_topic("a")
+    root.create_topic("other")
+    view = root.create_queue("view", underlying_topic="a")
+    note, real, looks = Path(root.path, ".dropq/views/view"), views._expression, list[str]()
+
+    def leaving(context: RootContext, name: str) -> str | None:
+        looks.append(name)
+        if len(looks) > after:
+            away = Path(root.path, f".view.deleting-{context.clock.now_ms()}-abcdef")
+            if not away.exists():
+                os.rename(view.layout.home, away)
+            return real(context, name)
+        return None
+
+    monkeypatch.setattr(views, "_expression", leaving)
+    views.forget_view(root.context, "view", Storage())
+    monkeypatch.undo()
+    assert note.read_text() == "a"
+    assert opened(root).topic("other").publish(b"x").distributed
 
 
 def test_a_views_reject_refuses_its_own_senders_and_holds_the_topic_for_others(root: Root) -> None:
