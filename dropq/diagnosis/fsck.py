@@ -29,7 +29,7 @@ from dropq.format.layout import FOLDERS, PRIVATE, SUBSCRIPTIONS, TOPIC_ROOT, Que
 from dropq.format.names import DELETED
 from dropq.lifecycle import dead_letters, ephemeral
 from dropq.lifecycle.context import RootContext
-from dropq.lifecycle.known_queues import absences, addresses
+from dropq.lifecycle.known_queues import absences, addresses, remedy
 from dropq.lifecycle.known_queues import look as look_below
 from dropq.lifecycle.open_queue import open_queue
 from dropq.storage import reading
@@ -172,7 +172,7 @@ def _absent_letters(root: RootContext, file: str, queue: str | None) -> Iterator
     if queue is not None and dead_letters.find_layout(root.layout.path, queue) is None:
         of_root = file == root.layout.config_file and queue == root.config.dead_letter_queue
         sends = ", and sends to queues that do not exist are refused" if of_root else ""
-        says = f"{KINDS['absent-letters'].says}{sends}; `dropq create {shlex.quote(queue)}` makes it"
+        says = f"{KINDS['absent-letters'].says}{sends}; {remedy(root.layout, queue)}"
         yield Finding("absent-letters", file, says)
 
 

@@ -27,7 +27,7 @@ from dropq.format.message_file import MessageFile
 from dropq.lifecycle import dead_letters
 from dropq.lifecycle.claims import claimed_files, committed_files
 from dropq.lifecycle.context import QueueContext, RootContext
-from dropq.lifecycle.known_queues import addresses
+from dropq.lifecycle.known_queues import addresses, remedy
 from dropq.lifecycle.open_queue import open_queue, refuse_closed
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import given_messages, refusal, rows, way_on
@@ -363,7 +363,7 @@ class _Snapshot:
     def _selector_reasons(self) -> Iterator[Reason]:
         """Yield which selectors can take nothing, and which removed ones are not finished."""
         for why in selector_checks.unusable(self._context):
-            yield Reason("selector", f"a selector takes nothing: {why}; correct its file, or remove it")
+            yield Reason("selector", f"a selector takes nothing: {why}")
         if why := selector_checks.why_nothing_is_unroutable(self._context):
             yield Reason("selector", f"what no selector takes waits for ever: {why}; let routers write it")
         ages = selector_checks.removal_ages(self._context, self._now)
@@ -376,7 +376,7 @@ class _Snapshot:
             return
         if selector_checks.may_have_letters(self._context):
             text = f"its dead-letter queue {letters} is missing: what should go there goes to error/"
-            yield Reason("absent-letters", f"{text}; `dropq create {shlex.quote(letters)}` makes it")
+            yield Reason("absent-letters", f"{text}; {remedy(self._context.root.layout, letters)}")
 
     def notes(self) -> Iterator[Reason]:
         """Yield what does no harm, but explains much."""

@@ -105,9 +105,9 @@ def why_missing(context: QueueContext, selector: Selector) -> str:
 def unusable(context: QueueContext) -> Iterator[str]:
     """Yield why each selector takes nothing that can take nothing at all."""
     found, problems = selectors.read(context)
-    yield from problems
+    yield from (f"{problem}; correct the file, or remove it" for problem in problems)
     if found and (circle := circle_at(context.layout)):
-        yield circle
+        yield f"{circle}; remove a selector or a route on that way"
     for one in found:
         if missing := why_missing(context, one):
             yield f"selector {one.name}: {missing}"

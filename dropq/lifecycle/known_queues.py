@@ -14,6 +14,7 @@ import errno
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -173,7 +174,8 @@ def why_away(root: RootLayout, address: str) -> str:
         for layout in layouts(root.path, address):
             for path in (layout.home, layout.base, layout.target):
                 if os.path.islink(path) and not os.path.exists(path):
-                    return f"queue {address} is away: {path} is a link to {os.readlink(path)}, which is not there"
+                    there = os.readlink(path)
+                    return f"queue {address} is away: {path} is a link to {there}, which is not there: bring it back"
         if missed := _missed(root, address):
             return (
                 f"queue {address} is away, as when its disk is not mounted: bring it back; if it is gone for good, "
@@ -182,6 +184,11 @@ def why_away(root: RootLayout, address: str) -> str:
     except OSError as error:
         return f"whether queue {address} is away is not known: {describe(error)}"
     return ""
+
+
+def remedy(root: RootLayout, address: str) -> str:
+    """Return how a queue that is missing gets there: it is brought back, or made."""
+    return why_away(root, address) or f"`dropq create {shlex.quote(address)}` makes it"
 
 
 def _hidden(root: RootLayout, address: str) -> str:

@@ -493,6 +493,16 @@ def test_a_send_to_a_queue_that_is_away_is_unavailable_and_no_dead_letter(servic
 
 
 @pytest.mark.parametrize("hide", HIDDEN)
+def test_health_tells_how_a_dead_letter_queue_that_is_away_comes_back(service: Root, hide: Away) -> None:
+    paid = service.create_queue("paid", exhausted="dead-letter")
+    hide(service.path / "dead")
+    (reason,) = paid.health().reasons
+    assert reason.kind == "absent-letters"
+    assert "queue dead is" in reason.message
+    assert "dropq create" not in reason.message
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
 def test_a_reply_to_a_queue_that_is_away_is_unavailable_and_no_dead_letter(service: Root, hide: Away) -> None:
     service.queue("asked").send(b"price?", reply_to="answers")
     hide(service.path / "answers")
