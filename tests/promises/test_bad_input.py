@@ -315,7 +315,7 @@ def test_a_queue_that_goes_while_it_is_open_takes_and_gives_nothing_any_more(tmp
         queue.send(b"x")
     with pytest.raises(NoSuchQueue):
         queue.receive(timeout=1)
-    with pytest.raises(NoSuchQueue, match="dropq create q"):
+    with pytest.raises(NoSuchQueue, match="queue q is away"):
         reopened(queue).receive()
 
 
