@@ -1295,10 +1295,10 @@ class Topic:
 def route(root: Root, *, once: bool = False, stop: Stop | threading.Event | None = None) -> dict[str, dict[str, int]]:
     """Serve the routes and selectors of every queue and subscription of a root, and distribute what is published.
 
-    It runs until it is asked to stop. A queue that comes later, or gets its first route or selector, is served within a
-    second; among thousands of queues within some. A queue that cannot be served, or is deleted, is passed over, with a
-    warning in the log; the others go on. What no route and no selector takes stays in target/. SIGTERM, SIGHUP and
-    Ctrl-C ask to stop, if this is the main thread and the program does not handle them.
+    It runs until it is asked to stop. A queue that comes later, or gets its first route or selector, is served within
+    about a second; among thousands of queues within about five. A queue that cannot be served, or is deleted, is passed
+    over, with a warning in the log; the others go on. What no route and no selector takes stays in target/. SIGTERM,
+    SIGHUP and Ctrl-C ask to stop, if this is the main thread and the program does not handle them.
 
     Args:
         root: the root.

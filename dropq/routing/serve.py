@@ -35,6 +35,8 @@ log = logging.getLogger("dropq")
 IDLE_SHARE = 300
 #: Seconds after which such a queue is looked at however many there are.
 IDLE_LIMIT = 60.0
+#: Seconds after which the root is listed however many queues there are: a new one waits no longer.
+LIST_LIMIT = 5.0
 
 
 class Served(Protocol):
@@ -265,15 +267,15 @@ class Routers:
 
     def _list_if_due(self) -> None:
         """Begin to serve what has something to serve now, and end what is gone."""
-        began = time.monotonic()
-        if began < self._lists_at:
+        if time.monotonic() < self._lists_at:
             return
+        began, opening = time.thread_time(), 0.0
         closed = dict[str, OSError]()
         with error_context("nothing was changed"):
             present = set(addresses(self._root.layout, closed.__setitem__))
         for address in sorted({*present, *self._services}):
             try:
-                self._begin_or_end(address, is_there=address in present)
+                opening += self._begin_or_end(address, is_there=address in present)
             except (DropqError, OSError) as error:
                 self._pass_over(address, error)
         below = {f"{topic}/": why for topic, why in closed.items()}  # its subscriptions, and the topics below it
@@ -282,10 +284,14 @@ class Routers:
         for address in self.passed_over.keys() - below.keys():
             if address not in present or find_layout(self._root.layout.path, address) is None:
                 del self.passed_over[address]
-        self._lists_at = _in_about(max(RESCAN, IDLE_SHARE * (time.monotonic() - began)))
+        took = time.thread_time() - began - opening  # the next one does not open them again
+        self._lists_at = _in_about(min(max(RESCAN, IDLE_SHARE * took), LIST_LIMIT))
 
-    def _begin_or_end(self, address: str, *, is_there: bool) -> None:
+    def _begin_or_end(self, address: str, *, is_there: bool) -> float:
         """Begin to serve a queue that has something to serve, and end one whose folder is another now.
+
+        Returns:
+            The seconds of a processor that it took to open the queue; 0 if that was not to be done.
 
         Raises:
             DropqError: it is gone, or cannot be served.
@@ -294,12 +300,15 @@ class Routers:
             inode = reading.inode_or_none(service.layout.target)
             _refuse_gone(address, is_there=is_there and inode is not None)
             if inode == service.inode:
-                return
+                return 0.0
             self._end(address)
         layout = find_layout(self._root.layout.path, address)
-        if layout is not None and _has_something(layout):
-            context = open_queue(self._root, address)
-            self._services[address] = _Service(Router(context, sweep=self._sweep(context)), layout)
+        if layout is None or not _has_something(layout):
+            return 0.0
+        began = time.thread_time()
+        context = open_queue(self._root, address)
+        self._services[address] = _Service(Router(context, sweep=self._sweep(context)), layout)
+        return time.thread_time() - began
 
     def _pass_over(self, address: str, error: DropqError | OSError) -> None:
         """Serve a queue no more until the root is listed again; log why, unless the log says so already."""

@@ -25,7 +25,7 @@ import dropq
 from dropq import Queue, Root, Stop
 from dropq.cli import main as cli
 from dropq.lifecycle.context import RootContext
-from dropq.routing import Router, Routers
+from dropq.routing import Router, Routers, serve
 from dropq.routing.router import Folders
 from dropq.storage import watch
 from dropq.upkeep import self_destruct
@@ -279,6 +279,39 @@ def test_where_a_message_waits_its_router_looks_each_second(tmp_path: Path, monk
     monkeypatch.setattr(time, "monotonic", lambda: 1002.1)
     routers.serve(bool, frozenset())
     assert bodies(sink) == ["a"]
+    routers.close()
+
+
+@pytest.mark.parametrize(
+    ("slow", "clocks", "seconds"),
+    [
+        ("open_queue", ("monotonic", "thread_time"), 2.0),
+        ("addresses", ("monotonic",), 2.0),
+        ("addresses", ("monotonic", "thread_time"), 6.0),
+    ],
+    ids=["it opened many", "the machine is busy", "there are very many"],
+)
+def test_a_queue_that_comes_later_is_served_within_seconds_however_long_a_listing_took(
+    slow: str, clocks: tuple[str, ...], seconds: float, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = dict.fromkeys(("monotonic", "thread_time"), 1000.0)
+    for name in clock:
+        monkeypatch.setattr(time, name, partial(clock.__getitem__, name))
+
+    def slowly(call: Callable[..., Any], *args: Any) -> Any:
+        clock.update({name: clock[name] + 100 for name in clocks})
+        return call(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(serve, slow, partial(slowly, getattr(serve, slow)))
+        routers = Routers(root.context, sweep=sweeps_of_routers())
+        routers.serve(bool, None)
+    later = root.create_queue("later", durability="none")
+    later.add_selector("on", to="third")
+    later.send("a")
+    clock["monotonic"] += seconds
+    routers.serve(bool, frozenset())
+    assert bodies(root.queue("third")) == ["a"]
     routers.close()
 
 
