@@ -36,7 +36,7 @@ from dropq.format.layout import (
     ignoring,
 )
 from dropq.format.message_file import MessageFile
-from dropq.format.transfers import GIVEN, GOAL, is_row, list_name, list_number
+from dropq.format.transfers import GIVEN, GOAL, is_row, list_name, list_number, sent_list
 from dropq.lifecycle.reasons import explains
 from dropq.lifecycle.settling import is_written_late, tells_writes
 from dropq.lifecycle.transfers import refusal
@@ -452,10 +452,17 @@ def transfers(queue: ExaminedQueue) -> Iterator[Finding]:
             yield row.finding("older-state", refused.why)
 
 
-def read_table(path: str) -> dict[str, object] | None:
+def arrived_lists(queue: ExaminedQueue) -> Iterator[Finding]:
+    """Find lists of other queues that arrived here and cannot be read."""
+    for entry in queue.entries(queue.layout.ledger):
+        if sent_list(entry.name) and read_table(entry.path, reading.LONG_LIST) is None and os.path.lexists(entry.path):
+            yield entry.finding("damaged-list")  # RACE: a list that has just been replaced by a newer one is none
+
+
+def read_table(path: str, limit: int = reading.SMALL) -> dict[str, object] | None:
     """Return the table in a small JSON file of ours; None when it is missing, or has no table."""
     try:
-        content = reading.parse_json(reading.read_small(path) or b"null")
+        content = reading.parse_json(reading.read_small(path, limit) or b"null")
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
@@ -472,5 +479,6 @@ CHECKS: tuple[Callable[[ExaminedQueue], Iterator[Finding]], ...] = (
     leftovers,
     temporaries,
     transfers,
+    arrived_lists,
     writable_folders,
 )

@@ -135,6 +135,11 @@ KINDS: Mapping[str, Kind] = {
         "it cannot be read, so nobody carries what lies here: put the file back from a copy, or move "
         "the messages in it to the target/ of a queue",
     ),
+    "damaged-list": Kind(
+        "warning",
+        "the last list of what another queue moved here cannot be read, so that queue may move messages here again if "
+        "it comes from a backup: give this user the right to read it; remove what is no list",
+    ),
     "not-a-subscription": Kind(
         "warning",
         "a folder among the subscriptions is none, as its name is not SUBSCRIPTION.CLIENT: dropq passes it over, and a "

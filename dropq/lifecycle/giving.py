@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from dropq.errors import StorageError
@@ -140,17 +140,30 @@ def _committed(layout: QueueLayout) -> Iterator[tuple[tuple[str, int], str]]:
     for folder in reading.names_in(layout.working):
         if (known := list_of_job(folder)) is None:
             continue
-        with suppress(FileNotFoundError, NotADirectoryError):
-            if reading.size_now(path := f"{layout.working}/{folder}/manifest.json") > 0:
+        path = f"{layout.working}/{folder}/manifest.json"
+        with suppress(FileNotFoundError, NotADirectoryError), _unless_closed():
+            if reading.size_now(path) > 0:
                 yield known, path
 
 
 def _source_of(path: str) -> str:
-    """Return the mark of the queue that a list came from; "" where an older dropq sent it."""
-    try:
+    """Return the mark of the queue that a list came from; "" where an older dropq sent it, or it cannot be read.
+
+    Anybody who may write there can make such a list, and it must not keep others from giving.
+    """
+    said = None
+    with suppress(ValueError), _unless_closed():
         said = reading.parse_json(reading.read_small(path, limit=reading.LONG_LIST) or b"null")
-    except ValueError:
-        return ""
     note = said.get("note") if isinstance(said, Mapping) else None
     source = note.get("from") if isinstance(note, Mapping) else None
     return source if isinstance(source, str) else ""
+
+
+@contextmanager
+def _unless_closed() -> Iterator[None]:
+    """Pass over a file that is there and cannot be read; a storage that does not answer raises."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in reading.CLOSED:
+            raise

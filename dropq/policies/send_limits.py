@@ -7,7 +7,6 @@ the same moment may all be admitted, and notice it at their next counts. So the 
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
@@ -31,8 +30,6 @@ LOG_DISCARDS_EVERY = 5.0
 
 _DELAY, _LIMIT = "delay-milliseconds", "target-limit"
 _NUMBER = re.compile("[+-]?[0-9]{1,18}")
-#: The errors of a file that is there and cannot be read: closed to this user, a link, a folder, a socket.
-_CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
 class MustWait(Exception):
@@ -326,7 +323,7 @@ class WriteLock:
             return reading.read_small(self._path) if reading.is_there(self._path, self._context.clock) else None
         except OSError as error:
             with self._context.error_context("the message was not sent"):
-                if error.errno not in _CLOSED or not reading.exists(self._path):
+                if error.errno not in reading.CLOSED or not reading.exists(self._path):
                     raise
             if self._content != b"":
                 log.warning("%s cannot be read (%s), and counts as empty", self._path, error.strerror)

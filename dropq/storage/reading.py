@@ -30,6 +30,8 @@ CHUNK = 4096
 #: The most bytes of a small file of ours, and of one that lists the messages of a job, a batch or a transfer.
 SMALL = 1 << 20
 LONG_LIST = 512 << 20
+#: The errors of a file that is there and cannot be read: closed to this user, a link, a folder, a socket.
+CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 #: Bytes that one read of a body asks for.
 READ_SIZE = 1 << 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -26,6 +26,7 @@ from dropq.carrier import lists
 from dropq.carrier.passages import carrier_of
 from dropq.cli import main as cli
 from dropq.diagnosis.fsck import fsck
+from dropq.format.layout import JOB_PREFIX
 from dropq.lifecycle.known_queues import look
 from dropq.lifecycle.transfers import in_transit, rows
 from dropq.staging import jobs
@@ -732,6 +733,34 @@ def test_a_damaged_file_of_a_row_is_reported_and_nothing_is_lost(
     assert list(scene.given.values()) == [b"1"]
     found = [finding for finding in fsck(again.root.context, "here") if finding.open]
     assert [(finding.kind, Path(finding.path).name) for finding in found] == [("damaged-transfer", damaged)]
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link", "closed", "text", "closed job"])
+def test_a_list_of_nobody_that_cannot_be_read_keeps_nothing_back(tmp_path: Path, elsewhere: Path, kind: str) -> None:
+    def attempt() -> None:
+        scene = build(tmp_path / "here", elsewhere / "there")
+        row = f"transfer.{'ab' * 8}.1"
+        path = base(scene.there) / ".dropq/ledger" / f"{row}.json"
+        path.parent.mkdir(exist_ok=True)
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "link":
+            path.symlink_to(path)
+        elif kind == "closed job":
+            (base(scene.there) / "working" / f"{JOB_PREFIX}{row}").mkdir(mode=0)
+        else:
+            path.write_text("x")
+            path.chmod(0 if kind == "closed" else 0o644)
+        scene.here.send(b"body")
+        move(scene)
+        assert scene.arrived() == [b"body"]
+        if kind != "closed job":
+            found = fsck(scene.there.root.context, "there")
+            assert [Path(each.path) for each in found if each.kind == "damaged-list"] == [path]
+
+    unprivileged(attempt)
 
 
 def test_a_message_that_this_user_may_not_read_keeps_no_other_back(scene: Scene) -> None:

@@ -497,7 +497,7 @@ PLANTED: list[tuple[str, Plant, bool]] = [
 #: Kinds of topics, which test_topics_diagnosis.py plants.
 OF_TOPICS = {"not-a-subscription", "half-made-subscription", "broken-view-link"}
 #: Kinds of moves to another file system, which test_carrier.py plants.
-OF_MOVES = {"unfinished-move", "older-state", "damaged-transfer"}
+OF_MOVES = {"unfinished-move", "older-state", "damaged-transfer", "damaged-list"}
 #: Kinds that have tests of their own, because they ask for another file system or for a user whom permissions bind.
 APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar", *OF_TOPICS, *OF_MOVES}
 
