@@ -70,6 +70,10 @@ class SweepOnTheWay(Protocol):
     def due(self) -> bool:
         """Whether it is time for it."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is in the middle of an upkeep: slices of it are to follow."""
+
     def run(self, *, idle: bool = False) -> object:
         """Return what dead consumers and lapsed leases held; if `idle`, also remove the dead that held nothing."""
 

@@ -233,7 +233,12 @@ class Router:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is there that time may change: what comes, comes into one of the folders of `arrivals`."""
+        """Whether nothing is there that time may change: what comes, comes into one of the folders of `arrivals`.
+
+        A queue whose upkeep has begun is not idle: the slices that follow are done each as soon as it is due.
+        """
+        if self._sweep is not None and self._sweep.has_begun:
+            return False
         layout, ignored = self._context.layout, self._context.sidecars.ignored
         known = self._mover.selectors
         with self._context.error_context(UNTOUCHED):

@@ -176,6 +176,11 @@ class QuickSweep:
         """Whether it is time: a second has passed, or a delay or lease that was seen has ended."""
         return time.monotonic() >= self.again
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is in the middle of an upkeep, of the queue or of the root: slices of it are to follow."""
+        return self._upkeep is not None
+
     def run(self, *, idle: bool = False) -> SweepReport:
         """Bring back what the consumer may be handed; then, if it is time for one, do a slice of the upkeep.
 

@@ -28,7 +28,7 @@ from dropq.lifecycle.context import RootContext
 from dropq.routing import Router, Routers, serve
 from dropq.routing.router import Folders
 from dropq.storage import watch
-from dropq.upkeep import self_destruct
+from dropq.upkeep import self_destruct, sweep
 from dropq.upkeep.sweep import sweeps_of_routers
 
 #: Runs a command line, or `dropq.route`, in a process that looks at nothing again unless an event makes it: neither
@@ -416,6 +416,33 @@ def test_the_upkeep_of_the_root_is_done_once_however_many_queues_routers_sweep(
         quick._upkeep_at = 0.0
         quick.run()
     assert made == [str(root.path)]
+
+
+def test_an_upkeep_that_has_begun_in_an_idle_queue_or_for_the_root_goes_on_each_second(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = root.create_queue("kept", max_history=1, durability="none")
+    queue.add_selector("on", to="third")
+    for number in range(20):
+        Path(queue.layout.folder("processed"), f"4.x{number}.B").touch()
+    looked = list[int]()
+
+    def look_at_all(of: RootContext) -> Iterator[int]:
+        for number in range(20):
+            looked.append(number)
+            yield 0
+
+    monkeypatch.setattr(self_destruct, "look_at_all", look_at_all)
+    monkeypatch.setattr(sweep, "SLICE", -1.0)  # each slice is one step
+    monkeypatch.setattr(serve, "IDLE_SHARE", 1e9)  # as among very many queues
+    routers = Routers(root.context, sweep=sweeps_of_routers())
+    for seconds in range(180):
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: 1000.0 + seconds)
+        routers.serve(bool, frozenset())
+    assert len(where(queue)["processed"]) == 1
+    assert looked[:20] == list(range(20))
+    assert all(service.is_idle for service in routers._services.values())
+    routers.close()
 
 
 # -- a process, which waits for events ---------------------------------------------------------------------------------
