@@ -51,7 +51,7 @@ from dropq.storage import liveness, reading
 from dropq.storage.failures import error_context, storage_error
 from dropq.storage.files import Storage, refuse_links
 from dropq.topics.views import link_views
-from dropq.topics.writers import await_writers, hide
+from dropq.topics.writers import await_writers, hide, is_forced
 
 log = logging.getLogger("dropq")
 
@@ -333,38 +333,38 @@ def routed_error(context: QueueContext) -> StorageError:
     )
 
 
-def take_away(root: RootContext, layout: QueueLayout, *, force: bool) -> bool:
+def take_away(root: RootContext, layout: QueueLayout, *, force: bool | None) -> bool:
     """Remove a subscription: from the rename on, it gets nothing, and nobody finds it.
 
     Args:
         root: the root.
         layout: where the subscription is.
-        force: as for `remove`.
+        force: as for `remove`; None goes on with the removal of a hidden one, as that was begun.
 
     Returns:
         Whether it is removed; False if it has messages that its routes took, or on their way: it is where it was.
     """
-    name = os.path.basename(layout.home)
-    mark = f"{root.clock.now_ms()}"
-    above = removed_subscriptions(layout.topic)
-    store = Storage(lenient=True)
+    store, goes_on = Storage(lenient=True), force is None
     try:
-        if is_shared(root.layout):
+        if force is not None and is_shared(root.layout):
             hide(root, layout, store, force=force)
+            force = None
+        if hides := force is None:
             if not await_writers(root, layout):
                 log.info("subscription %s is removed when no DropboxMQ writes to it, by a sweep", layout.home)
                 return True
-        if reading.exists(os.path.dirname(above)):
-            store.make_folder(above)
-            away = f"{above}/{name}.deleting-{mark}-{os.urandom(3).hex()}{'' if force else UNLESS_ROUTED}"
-        else:  # a folder above topics has no place of its own: DropboxMQ names what it removes so
-            away = f"{layout.home}.deleted-{mark}"
-        store.rename_folder(layout.home, away)
+            force = is_forced(layout)
+        away = _rename_away(root, layout, store, force=bool(force))
+        gone = QueueLayout(away, away, topic=layout.topic)
+        if hides and not is_hidden(gone) and os.path.isdir(gone.target):  # a sweep removes target/ first
+            store.move_folder(away, layout.home)  # RACE: another process was first, and this one was made just now
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), layout.home)
     except FileNotFoundError:
         raise NoSuchQueue(f"subscription {layout.home} is not there any more") from None
     except OSError as error:
-        with suppress(OSError):  # then it stays hidden, and a sweep removes it
-            store.unlink(layout.removed)
+        if not goes_on:
+            with suppress(OSError):  # then it stays hidden, and a sweep removes it
+                store.unlink(layout.removed)
         raise storage_error(error, f"subscription {layout.home} was not removed") from error
     if not force and not _end_routes(layout, away):
         return False
@@ -372,10 +372,23 @@ def take_away(root: RootContext, layout: QueueLayout, *, force: bool) -> bool:
     return True
 
 
+def _rename_away(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool) -> str:
+    """Rename a subscription to where what is removed lies; return the path."""
+    mark, above = f"{root.clock.now_ms()}", removed_subscriptions(layout.topic)
+    if reading.exists(os.path.dirname(above)):
+        store.make_folder(above)
+        name = os.path.basename(layout.home)
+        away = f"{above}/{name}.deleting-{mark}-{os.urandom(3).hex()}{'' if force else UNLESS_ROUTED}"
+    else:  # a folder above topics has no place of its own: DropboxMQ names what it removes so
+        away = f"{layout.home}.deleted-{mark}"
+    store.rename_folder(layout.home, away)
+    return away
+
+
 def _take_hidden(root: RootContext, layout: QueueLayout) -> bool:
     """Go on with the removal of a hidden subscription; return whether its folder is gone, or it is back."""
     with suppress(NoSuchQueue):  # RACE: another process was first
-        take_away(root, layout, force=(reading.read_small(layout.removed) or b"") != UNLESS_ROUTED.encode())
+        take_away(root, layout, force=None)
     return not is_hidden(layout)
 
 

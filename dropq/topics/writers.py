@@ -7,6 +7,7 @@ that is removed is hidden first: dropq finds it no more, and DropboxMQ does.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -38,6 +39,17 @@ def hide(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool)
     store.make_folder(layout.private, parents=False)
     store.write_small(layout.removed, b"" if force else UNLESS_ROUTED.encode())
     forget(root.layout, layout.base, layout.private, store)
+
+
+def is_forced(layout: QueueLayout) -> bool:
+    """Return whether a hidden subscription is removed with what its routes took.
+
+    Raises:
+        FileNotFoundError: it is gone, and if there is one of its name, that is another, or it is back.
+    """
+    if (how := reading.read_small(layout.removed)) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), layout.removed)
+    return how != UNLESS_ROUTED.encode()
 
 
 def await_writers(root: RootContext, layout: QueueLayout) -> bool:

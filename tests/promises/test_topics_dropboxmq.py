@@ -22,10 +22,11 @@ import pytest
 from forks import DIED, forked
 from helpers import FRESH, Clock, base, drop, files, names_in, timed, where
 
-from dropq import InvalidName, NoSuchQueue, Queue, Root, Unavailable
+from dropq import DropqError, InvalidName, NoSuchQueue, Queue, Root, Unavailable
 from dropq.format.addresses import SubscriptionName, check_subscription_name, is_topic_name, topic_layout
+from dropq.lifecycle import known_queues
 from dropq.storage import system_calls
-from dropq.topics import writers
+from dropq.topics import subscriptions, writers
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "vectors" / "dropboxmq-1.2-topics.json").read_text()
@@ -556,6 +557,87 @@ def test_a_hidden_subscription_comes_back_if_a_route_took_a_message_at_the_last_
     file.rename(base(copies) / "routing" / "kept" / NAME)
     opened(root).sweep()
     assert [queue.name for queue in opened(root).topic("a").subscriptions()] == ["a/s.c"]
+
+
+@pytest.mark.parametrize("step", ["await_writers", "is_forced"])
+def test_a_sweep_leaves_a_subscription_alone_that_was_made_anew_as_it_removed_the_one_of_before(
+    root: Root, staged: Callable[[Queue], Path], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    file, real = staged(copies), getattr(subscriptions, step)
+    topic.unsubscribe("s", client_id="c")
+    file.unlink()
+
+    def made_anew(*args: Any) -> bool:
+        answer: bool = real(*args)
+        monkeypatch.setattr(subscriptions, step, real)
+        opened(root).topic("a").create_subscription("s", client_id="c")
+        assert opened(root).topic("a").publish(b"new").distributed
+        return answer
+
+    monkeypatch.setattr(subscriptions, step, made_anew)
+    opened(root).sweep()
+    assert [message.body for message in opened(root).queue("a/s.c").browse()] == [b"new"]
+
+
+@pytest.mark.parametrize("remove", ["sweep", "delete_queue"])
+def test_a_subscription_made_anew_after_the_hidden_ones_were_listed_is_left_alone(
+    root: Root, staged: Callable[[Queue], Path], monkeypatch: pytest.MonkeyPatch, remove: str
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    file, hidden_subscriptions = staged(copies), known_queues.hidden_subscriptions
+    topic.unsubscribe("s", client_id="c")
+
+    def listed(*args: Any) -> list[str]:
+        found = list(hidden_subscriptions(*args))
+        monkeypatch.setattr(subscriptions, "hidden_subscriptions", hidden_subscriptions)
+        file.unlink()
+        opened(root).topic("a").create_subscription("s", client_id="c")
+        assert opened(root).topic("a").publish(b"new").distributed
+        return found
+
+    monkeypatch.setattr(subscriptions, "hidden_subscriptions", listed)
+    if remove == "sweep":
+        opened(root).sweep()
+    else:
+        with pytest.raises(DropqError, match="subscri"):
+            opened(root).delete_queue("a", force=True)
+    assert [message.body for message in opened(root).queue("a/s.c").browse()] == [b"new"]
+
+
+def test_an_unsubscribe_that_waits_for_dropboxmq_leaves_a_subscription_alone_that_was_made_anew_meanwhile(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = root.create_topic("a")
+    topic.create_subscription("s", client_id="c")
+    await_writers = writers.await_writers
+
+    def waiting(*args: Any) -> bool:
+        monkeypatch.setattr(subscriptions, "await_writers", await_writers)
+        opened(root).sweep()
+        opened(root).topic("a").create_subscription("s", client_id="c")
+        assert opened(root).topic("a").publish(b"new").distributed
+        return await_writers(*args)
+
+    monkeypatch.setattr(subscriptions, "await_writers", waiting)
+    with pytest.raises(NoSuchQueue, match="is not there any more"):
+        topic.unsubscribe("s", client_id="c")
+    assert [message.body for message in opened(root).queue("a/s.c").browse()] == [b"new"]
+
+
+def test_a_sweep_that_waits_for_dropboxmq_does_not_decide_anew_how_a_subscription_is_removed(
+    root: Root, staged: Callable[[Queue], Path]
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    staged(copies)
+    topic.unsubscribe("s", client_id="c")
+    before = os.stat(copies.layout.removed)
+    root.sweep()
+    after = os.stat(copies.layout.removed)
+    assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
 
 
 def test_fsck_tells_of_a_subscription_that_dropboxmq_keeps(
