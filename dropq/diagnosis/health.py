@@ -364,8 +364,6 @@ class _Snapshot:
         """Yield which selectors can take nothing, and which removed ones are not finished."""
         for why in selector_checks.unusable(self._context):
             yield Reason("selector", f"a selector takes nothing: {why}")
-        if why := selector_checks.why_nothing_is_unroutable(self._context):
-            yield Reason("selector", f"what no selector takes waits for ever: {why}; let routers write it")
         ages = selector_checks.removal_ages(self._context, self._now)
         yield from self._unswept("removed-selector", ages, "removed selector", "whose messages have not all returned")
 

@@ -23,7 +23,6 @@ from dropq.policies.selectors import REMOVED
 from dropq.routing.looks import all_credits, idle_credits
 from dropq.routing.outlook import missing
 from dropq.routing.registry import removed_in
-from dropq.routing.unroutable import Unroutable
 from dropq.storage import reading
 from dropq.storage.failures import describe
 
@@ -111,11 +110,6 @@ def unusable(context: QueueContext) -> Iterator[str]:
     for one in found:
         if missing := why_missing(context, one):
             yield f"selector {one.name}: {missing}"
-
-
-def why_nothing_is_unroutable(context: QueueContext) -> str:
-    """Return why what no selector of a queue takes waits for ever; "" if it does not, or no selector is asked."""
-    return Unroutable(context, only_looks=True).why_never() if are_asked(context) else ""
 
 
 def are_asked(context: QueueContext) -> bool:

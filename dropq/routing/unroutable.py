@@ -1,28 +1,33 @@
 """Which waiting messages are unroutable: what no selector takes, once routers have looked for long enough.
 
-`.dropq/routers` says since when routers have looked; its mtime is the last time that one said so. Only a router that
-meets a message which no selector takes writes there.
+`.dropq/routers` says since when routers have looked, and the gaps in which none did; its mtime is the last time that
+one said so. Only a router that meets a message which no selector takes writes there.
 
-Invariant: what came while no router looked counts from the next look, and so does the end of a subscription. So a
-router that starts before the consumers makes no dead letters of what waits for them.
+Invariant: what came while no router looked counts from the next look, whichever router is asked, and so does the end of
+a subscription. So routers that start before the consumers make no dead letters of what waits for them.
 """
 
 from __future__ import annotations
 
-import errno
+import logging
 import os
+from itertools import chain
 
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.context import QueueContext
 from dropq.storage import liveness, reading
 from dropq.storage.failures import describe
 
+log = logging.getLogger("dropq")
+
 #: Milliseconds after which a router says again that it looks.
 SAID_EVERY = 60_000
 #: Milliseconds without a look after which routers count as looking only since the next one: cron may look seldom.
 FORGOTTEN_AFTER = 600_000
-#: The longest content of the file that counts: a time in ms.
-LONGEST = 32
+#: How many gaps count at most: each is longer than `unroutable_after` divided by this.
+MOST_GAPS = 100
+#: The longest content of the file that counts: a time in ms, and two for each gap.
+LONGEST = 4096
 
 
 class Unroutable:
@@ -40,9 +45,11 @@ class Unroutable:
         self._context = context
         self._only_looks = only_looks
         self._patience = context.config.unroutable_after * 1000
+        self._gap = max(min(self._patience or SAID_EVERY, SAID_EVERY), self._patience / MOST_GAPS)
         self._since = self._last = self._reads_at = 0
-        self._unseen = 0, 0  # the last look before a while without looks, and the first after it
+        self._gaps: list[tuple[int, int]] = []  # the last look before each, and the first after it
         self._refused = ""
+        self._is_noted = True
         self.has_subscriptions = False
 
     def refresh(self) -> None:
@@ -59,50 +66,53 @@ class Unroutable:
         begun = max(self._since, self._seen(came), self._seen(deserted))
         if not self.has_subscriptions and now - begun >= self._patience:
             return ""
+        noted = "" if self._is_noted else ", and none says in .dropq/routers that it looks"
         return (
             f"no selector takes it; when routers have looked for {self._context.config.unroutable_after:g} s without a "
-            "subscription it is unroutable"
+            f"subscription it is unroutable{noted}"
         )
 
     def why_never(self) -> str:
         """Look; return why no message becomes unroutable now, whatever its age; "" if messages do."""
         now = self._context.clock.now_ms()
-        if not self._last <= now < self._reads_at:  # the clock may have been set back
+        if not self._last <= now < self._reads_at or now - self._last > self._gap:  # the clock may have been set back
             self._reads_at = now + SAID_EVERY
             try:
                 self._read(now)
                 self._refused = ""
             except OSError as error:
-                path = self._context.layout.routers
-                self._refused = f"nothing becomes unroutable, as {path} cannot be written: {describe(error)}"
-        if now - self._last > min(SAID_EVERY, self._patience):
-            self._unseen = self._last, now
+                why = f"since when routers look cannot be read and noted: {describe(error)}"
+                if not (self._refused or self._only_looks):
+                    log.warning("queue %s: what no selector takes waits: %s", self._context.name, why)
+                self._refused = why
         self._last = now
         return self._refused
 
     def _seen(self, changed: int) -> int:
         """Return when a look could first see what changed at a time."""
-        last, first = self._unseen
-        return first if last < changed < first else changed
+        return max([changed, *(first for last, first in self._gaps if last < changed)])
 
     def _read(self, now: int) -> None:
         """Read since when routers have looked; say that one looks now.
 
-        RACE: two routers may begin at once; each then says since when, and they differ by that moment.
+        RACE: two routers may begin at once; each then says since when, and they differ by that moment. The mtime is
+        read first: of a gap that another router notes meanwhile this one knows, too.
         """
         path, storage = self._context.layout.routers, self._context.storage
-        said = (reading.read_small(path, LONGEST) or b"").strip()
-        since = int(said) if said.isdigit() else 0
-        last = min(max(_written_ms(path), self._last), now)
+        last = min(max(_written_ms(path), 0 if self._refused else self._last), now)
+        said = (reading.read_small(path, LONGEST) or b"").split()
+        since, *times = map(int, said) if len(said) % 2 and all(map(bytes.isdigit, said)) else [0]
         goes_on = 0 < since <= now and now - last <= max(FORGOTTEN_AFTER, self._patience)
-        if self._only_looks:
-            if not os.access(path if reading.exists(path) else self._context.layout.private, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        elif not (goes_on and storage.renew(path)):
+        pairs = zip(times[::2], times[1::2], strict=True)
+        self._gaps = [pair for pair in pairs if goes_on and now - self._patience < pair[1] <= now]
+        self._since = since if goes_on else now
+        is_new = not goes_on or now - last > self._gap
+        if goes_on and is_new:
+            self._gaps.append((last, now))
+        self._is_noted = goes_on or not self._only_looks
+        if not self._only_looks and (is_new or not storage.renew(path)):
             storage.make_folder(os.path.dirname(path))
-            storage.write_small(path, b"%d\n" % now)
-            goes_on = False
-        self._since, self._last = (since, last) if goes_on else (now, now)
+            storage.write_small(path, b" ".join(b"%d" % time for time in (self._since, *chain(*self._gaps))) + b"\n")
 
 
 def _changed_ms(path: str, *, gone: int) -> int:

@@ -219,7 +219,8 @@ def test_a_broken_selector_and_what_no_selector_takes_are_stuck(root: Root) -> N
     source.send("us", properties={"region": "us"})
     source.send("asia", properties={"region": "asia"})
     assert stuck(root, "source") == (
-        "2 messages: no selector takes it; when routers have looked for 60 s without a subscription it is unroutable",
+        "2 messages: no selector takes it; when routers have looked for 60 s without a subscription it is unroutable, "
+        "and none says in .dropq/routers that it looks",
     )
     by_hand(source, "broken", 'to = "goal"\nfilter = "n ="\n')
     first, second = stuck(root, "source")

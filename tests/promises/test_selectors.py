@@ -566,6 +566,50 @@ def test_a_subscription_that_ended_while_no_router_looked_counts_until_the_next_
     assert bodies(source, "error") == ["us"]
 
 
+@pytest.mark.parametrize("after", [60, 3600])
+def test_a_second_router_knows_of_a_while_in_which_none_looked(tmp_path: Path, clock: Clock, after: int) -> None:
+    """A look per router, as cron does it, after maintenance of less than ten minutes; the consumers are late."""
+    source = without_a_taker(tmp_path, clock, f"{after}s")
+    (waiting,) = Path(source.layout.target).iterdir()
+    came = reading.changed_ms(str(waiting))
+    routers_looked(source, since=came - 7_200_000, last=came - 1)
+    note = Path(source.layout.routers)
+    clock.ms = first = came + 540_000
+    for seconds in range(0, after, after // 20):
+        clock.ms = first + seconds * 1000
+        source.route()
+        assert bodies(source) == ["us"], f"{seconds} s after the first look"
+        os.utime(note, ns=(clock.ms * 1_000_000,) * 2)
+    clock.ms = first + after * 1000 + 1
+    source.route()
+    assert bodies(source, "error") == ["us"]
+
+
+def test_cron_makes_dead_letters_although_it_looks_less_often_than_unroutable_after(
+    tmp_path: Path, clock: Clock
+) -> None:
+    source = without_a_taker(tmp_path, clock, "60s")
+    note = Path(source.layout.routers)
+    for _ in range(2):
+        clock.advance(300)
+        source.route()
+        os.utime(note, ns=(clock.ms * 1_000_000,) * 2)
+    assert bodies(source, "error") == ["us"]
+
+
+def test_a_router_that_may_not_note_that_it_looks_says_so_once(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = without_a_taker(tmp_path, clock, "0s")
+    Path(source.layout.routers).mkdir()
+    one = router.Router(source.context, sweep=None)
+    for _ in range(3):
+        one.one_pass()
+        clock.advance(61)
+    assert bodies(source) == ["us"]
+    assert [source.layout.routers in line for line in caplog.messages] == [True]
+
+
 def test_routers_begin_anew_after_a_long_pause(tmp_path: Path, clock: Clock) -> None:
     source = without_a_taker(tmp_path, clock, "60s")
     one = router.Router(source.context, sweep=None)

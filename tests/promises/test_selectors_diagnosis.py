@@ -57,8 +57,8 @@ def test_what_is_unroutable_is_explained_as_the_next_router_finds_it(source: Que
     source.send("a")
     waits = "no selector takes it; when routers have looked for 60 s without a subscription it is unroutable"
     clock.advance(MINUTE)
-    assert whys(source) == [("selector", waits)], "no router has looked yet"
     note = Path(source.layout.routers)
+    assert whys(source) == [("selector", f"{waits}, and none says in .dropq/routers that it looks")]
     assert not note.exists(), "to explain is no look"
     source.route()
     os.utime(note, ns=(clock.ms * 1_000_000,) * 2)
@@ -74,16 +74,27 @@ def test_routers_that_cannot_note_that_they_look_make_nothing_unroutable(root: R
     source.add_selector("on", to="goal", filter="n = 1")
     source.send("a")
     clock.advance(MINUTE)
-    Path(source.layout.routers).mkdir()
+    note = Path(source.layout.routers)
+    note.mkdir()
     source.route()
-    why = f"nothing becomes unroutable, as {source.layout.routers} cannot be written"
     ((_, detail),) = whys(source)
-    assert detail.startswith(f"no selector takes it; {why}")
-    assert why in reasons(source.health())["selector"]
-    Path(source.layout.routers).rmdir()
-    assert source.health().healthy
+    assert detail == f"no selector takes it; since when routers look cannot be read and noted: Is a directory at {note}"
+    note.rmdir()
     source.route()
     assert source.counts()["error"] == 1
+
+
+def test_who_may_only_read_finds_a_queue_well_whose_routers_look(
+    source: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.add_selector("on", to="goal", filter="n = 1")
+    source.send("a")
+    source.route()
+    os.utime(source.layout.routers, ns=(clock.ms * 1_000_000,) * 2)
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: not mode & os.W_OK)  # as a monitor's user
+    assert reasons(source.health()) == {}
+    waits = "no selector takes it; when routers have looked for 60 s without a subscription it is unroutable"
+    assert whys(source) == [("selector", waits)]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +240,8 @@ def test_copies_defaults_bounces_and_messages_that_no_selector_takes_are_explain
         "the next router copies it to goal",
         "the next router bounces it to goal by selector back",
         "selector back bounces it, and it has no return address: the next router makes a dead letter of it",
-        "no selector takes it; when routers have looked for 60 s without a subscription it is unroutable",
+        "no selector takes it; when routers have looked for 60 s without a subscription it is unroutable, "
+        "and none says in .dropq/routers that it looks",
     ]
     by_hand(source, "broken.toml", "to = ")
     assert whys(source)[3][1] == "no selector takes it, and one of them cannot be used: broken.toml"
