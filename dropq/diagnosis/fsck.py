@@ -191,8 +191,12 @@ def _deleted_topics(folder: str, now: int) -> Iterator[Finding]:
 
 def _summed_up(found: list[Finding]) -> Iterator[Finding]:
     """Yield findings, and one for all the temporary queues that a DropboxMQ deleted: it leaves one for each request."""
-    of_requests = [each for each in found if each.kind == "deleted-queue" and _OF_REQUEST.match(_name(each))]
-    yield from (each for each in found if each not in of_requests)
+    of_requests = list[Finding]()
+    for each in found:
+        if each.kind == "deleted-queue" and _OF_REQUEST.match(_name(each)):
+            of_requests.append(each)
+        else:
+            yield each
     if of_requests:
         first = min(of_requests, key=lambda each: each.path)
         others = f"this and {len(of_requests) - 1} other temporary queues: " if len(of_requests) > 1 else ""

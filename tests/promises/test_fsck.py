@@ -502,6 +502,18 @@ OF_MOVES = {"unfinished-move", "older-state", "damaged-transfer", "damaged-list"
 APART = {"unclaimable-name", "two-filesystems", "unreadable-folder", "unreadable-sidecar", *OF_TOPICS, *OF_MOVES}
 
 
+def test_findings_of_deleted_requests_are_told_apart_without_comparing_them(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        Path(queue.root.path, f"temp-{number}.deleted-{number}").mkdir()
+    compared = []
+    monkeypatch.setattr(Finding, "__eq__", lambda self, other: compared.append(other) or self is other)
+    (found,) = (each for each in fsck_root(queue.root.context) if each.kind == "deleted-queue")
+    assert "this and 19 other" in found.detail
+    assert not compared
+
+
 def test_every_kind_is_tested() -> None:
     assert {kind for kind, _, _ in PLANTED} | APART == set(KINDS)
 
