@@ -257,8 +257,8 @@ def _read_topic(topic: str) -> dict[str, object]:
 
     RACE: the file may be renamed to or fro between two looks, so the first place is looked at again.
     """
-    unsettled = unsettled_config(topic)
-    tables = (_read(path) for path in (unsettled, f"{topic}/queue.toml", unsettled))
+    settled = f"{topic}/queue.toml"
+    tables = (_read(path) for path in (settled, unsettled_config(topic), settled))
     return next((table for table in tables if table is not None), {})
 
 

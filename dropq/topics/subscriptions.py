@@ -106,18 +106,31 @@ def create_topic(root: RootContext, name: str, options: Mapping[str, Any]) -> No
 
 
 def settle_config(layout: QueueLayout, store: Storage) -> None:
-    """Put a topic's queue.toml beside `.incoming/`, unless it is there: it appears and goes with the topic, within it.
+    """Put a topic's queue.toml beside `.incoming/`, unless one is there: it appears and goes with the topic, within it.
 
-    So of two that make a topic the second changes nothing, and who removes it leaves the file of a new one alone.
+    So of two that make a topic the second changes nothing, and who removes it leaves the file of a new one alone. What
+    is there counts, as an administrator wrote it meanwhile, and the topic's own is removed.
     """
-    with suppress(FileNotFoundError):
-        store.replace(unsettled_config(layout.topic), layout.config_file)
+    unsettled = unsettled_config(layout.topic)
+    if not reading.exists(unsettled):
+        return
+    try:
+        if not reading.exists(layout.config_file):  # without renameat2 it would be replaced
+            return store.place(unsettled, layout.config_file)
+    except FileNotFoundError:
+        return  # RACE: another process settled it, or removes the topic
+    except FileExistsError:
+        pass
+    log.warning("%s was there already, and counts: what the topic was made with is removed", layout.config_file)
+    store.unlink(unsettled)
 
 
 def unsettle_config(layout: QueueLayout, store: Storage) -> None:
-    """Take the queue.toml of a topic that is to be removed into `.incoming/`, where it counts, too."""
-    settle_config(layout, store)
-    store.make_folder(layout.private)
+    """Take the queue.toml of a topic that is to be removed into `.incoming/`, where it counts, too.
+
+    RACE: of two that remove a topic, the second finds it there, and leaves it: the first may be just at its rename.
+    """
+    store.make_folder(layout.private, parents=False)  # RACE: not of a topic that is gone
     with suppress(FileNotFoundError):
         store.replace(layout.config_file, unsettled_config(layout.topic))
 

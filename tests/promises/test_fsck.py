@@ -507,8 +507,13 @@ def test_findings_of_deleted_requests_are_told_apart_without_comparing_them(
 ) -> None:
     for number in range(20):
         Path(queue.root.path, f"temp-{number}.deleted-{number}").mkdir()
-    compared = []
-    monkeypatch.setattr(Finding, "__eq__", lambda self, other: compared.append(other) or self is other)
+    compared = list[object]()
+
+    def compare(self: Finding, other: object) -> bool:
+        compared.append(other)
+        return self is other
+
+    monkeypatch.setattr(Finding, "__eq__", compare)
     (found,) = (each for each in fsck_root(queue.root.context) if each.kind == "deleted-queue")
     assert "this and 19 other" in found.detail
     assert not compared

@@ -441,6 +441,69 @@ def test_the_configuration_of_a_topic_counts_whoever_dies_as_it_is_made_or_remov
     assert root.queue("b").fsck() == []
 
 
+@pytest.mark.parametrize("in_kernel", [True, False])
+def test_a_configuration_that_an_administrator_wrote_after_a_crash_counts_and_stays(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, in_kernel: bool
+) -> None:
+    root, settle = topic.root, subscriptions.settle_config
+    with mock.patch.object(subscriptions, "settle_config", die):
+        assert forked(lambda: root.create_topic("b", max_deliveries=3)) == DIED
+    Root(root.path).topic("b").create_subscription("audit", client_id="hq")
+    file, written = Path(root.path, "topic-root/b/queue.toml"), "max_deliveries = 7\n"
+    if not in_kernel:
+        monkeypatch.setattr(system_calls, "_renameat2", None)
+        file.write_text(written)
+    else:  # just before the rename
+
+        def late(self: Storage, source: str, destination: str) -> None:
+            file.write_text(written)
+            place(self, source, destination)
+
+        place = Storage.place
+        monkeypatch.setattr(Storage, "place", late)
+    root.context.clock.advance(3601)  # type: ignore[attr-defined]
+    root.queue("b").sweep()
+    assert (file.read_text(), max_deliveries(root, "b")) == (written, 7)
+    file.unlink()
+    assert max_deliveries(root, "b") == 0, "nothing of before comes back"
+    settle(root.queue("b").layout, Storage())
+    assert not file.exists()
+
+
+def test_an_administrators_configuration_counts_before_any_sweep(topic: Topic) -> None:
+    root = topic.root
+    with mock.patch.object(subscriptions, "settle_config", die):
+        assert forked(lambda: root.create_topic("b", max_deliveries=3)) == DIED
+    Root(root.path).topic("b").create_subscription("audit", client_id="hq")
+    Path(root.path, "topic-root/b/queue.toml").write_text("max_deliveries = 7\n")
+    assert max_deliveries(root, "b") == 7
+
+
+def test_two_deletes_of_a_topic_leave_no_configuration_for_the_next(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, rename, make = topic.root, Storage.rename_folder, Storage.make_folder
+    root.create_topic("b", max_deliveries=3)
+
+    def pausing(self: Storage, path: str, **how: Any) -> None:
+        if path.endswith("topic-root/b/.incoming/.dropq"):
+            raise KeyboardInterrupt
+        make(self, path, **how)
+
+    def meeting(self: Storage, source: str, destination: str) -> None:
+        monkeypatch.setattr(Storage, "rename_folder", rename)
+        monkeypatch.setattr(Storage, "make_folder", pausing)
+        with pytest.raises(KeyboardInterrupt):
+            Root(root.path).delete_queue("b")
+        monkeypatch.setattr(Storage, "make_folder", make)
+        rename(self, source, destination)
+
+    monkeypatch.setattr(Storage, "rename_folder", meeting)
+    root.delete_queue("b")
+    root.create_topic("b").create_subscription("audit", client_id="hq")
+    assert max_deliveries(root, "b") == 0
+
+
 def test_a_delete_that_is_undone_leaves_the_configuration_where_it_was(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
