@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 from dropq.format.addresses import topic_layout
@@ -23,8 +24,10 @@ from dropq.storage.files import Storage
 PATIENCE = 1.0
 #: Seconds between two looks.
 RECHECK = 0.01
-#: Milliseconds after which a file in working/ is that of a process that died.
+#: Milliseconds after which a file in working/ of a subscription is that of a process that died.
 ABANDONED = 3_600_000
+#: Milliseconds after which a DropboxMQ that wrote to working/ of a topic has written to those of the subscriptions.
+SPREADING = 60_000
 
 
 def hide(root: RootContext, layout: QueueLayout, store: Storage, *, force: bool) -> None:
@@ -55,23 +58,28 @@ def is_forced(layout: QueueLayout) -> bool:
 def await_writers(root: RootContext, layout: QueueLayout) -> bool:
     """Wait a moment until no DropboxMQ is publishing to a subscription; return False if one still is.
 
+    What lies in working/ of a topic may also be a publish of dropq, which takes no notice of the folder, and a
+    DropboxMQ writes to the subscriptions at once after it. So of these only the files of the first look count.
+
     RACE: one may begin just afterwards, before the folder goes: then its publish fails, and it may publish again.
     """
     own = os.path.relpath(layout.topic, f"{root.layout.path}/{TOPIC_ROOT}").replace("/", ".")
-    folders = [layout.working, *(topic_layout(root.layout.path, name).working for name in topics(root.layout, own))]
+    above = [topic_layout(root.layout.path, name).working for name in topics(root.layout, own)]
+    begun = {path for folder in above for path in _written(root, folder, SPREADING)}
     give_up = time.monotonic() + PATIENCE
-    while any(_is_written_to(root, folder) for folder in folders):
+    while begun or any(_written(root, layout.working, ABANDONED)):
         if time.monotonic() > give_up:
             return False
         time.sleep(RECHECK)
+        if begun:
+            begun &= {path for folder in above for path in _written(root, folder, SPREADING)}
     return True
 
 
-def _is_written_to(root: RootContext, folder: str) -> bool:
-    """Return whether a file in working/ is being written, or waits for a commit."""
+def _written(root: RootContext, folder: str, limit: int) -> Iterator[str]:
+    """Yield the files in working/ that are written, or wait for a commit: those changed in the last `limit` ms."""
     for entry in reading.entries(folder):
         with suppress(FileNotFoundError):
             age = root.clock.now_ms() - reading.changed_ms(entry.path)
-            if entry.is_file(follow_symlinks=False) and age <= ABANDONED:
-                return True
-    return False
+            if entry.is_file(follow_symlinks=False) and age <= limit:
+                yield entry.path

@@ -524,6 +524,37 @@ def test_what_dropboxmq_left_in_working_for_an_hour_keeps_no_subscription(
     assert not base(copies).exists()
 
 
+@pytest.mark.parametrize("below", [False, True])
+def test_what_a_send_that_died_left_in_working_of_a_topic_keeps_no_subscription_for_longer_than_a_minute(
+    root: Root, clock: Clock, staged: Callable[[Queue], Path], below: bool
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    staged(root.create_topic("a.b").queue if below else topic.queue)
+    clock.advance(61)
+    replaced = topic.create_subscription("s", client_id="c", filter="JMSPriority > 3")
+    assert replaced.name == copies.name
+    topic.unsubscribe("s", client_id="c")
+    assert not base(copies).exists()
+
+
+def test_publishes_one_after_the_other_do_not_keep_a_subscription_from_being_replaced(root: Root) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    drafts = (base(topic.queue) / "working" / f"4.179533298243{number:04}-0000000001.T" for number in count())
+    writing = [next(drafts)]
+    writing[0].touch()
+
+    def next_publish(_: float) -> None:
+        writing.append(next(drafts))
+        writing[-1].touch()
+        writing[-2].unlink()
+
+    with mock.patch.object(time, "sleep", side_effect=next_publish):
+        topic.unsubscribe("s", client_id="c")
+    assert (len(writing), base(copies).exists()) == (2, False)
+
+
 def test_a_subscription_to_which_dropboxmq_writes_is_neither_replaced_nor_made_again(
     root: Root, staged: Callable[[Queue], Path]
 ) -> None:
