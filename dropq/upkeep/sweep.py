@@ -119,18 +119,20 @@ class SweepReport:
 
 
 class RootUpkeep:
-    """When a process does the upkeep of a root that is of no one queue: once a minute, however many it sweeps."""
+    """The upkeep of a root that is of no one queue: a process does it once a minute, however many queues it sweeps."""
 
     def __init__(self) -> None:
         self._again = 0.0
 
-    def is_due(self) -> bool:
-        """Return whether it is to be done now; the next time is a minute later."""
-        now = time.monotonic()
-        if now < self._again:
-            return False
-        self._again = now + UPKEEP_INTERVAL
-        return True
+    def run(self, context: QueueContext, report: SweepReport) -> Iterator[None]:
+        """Do it in small steps, unless it began within the last minute, or another sweep is in the middle of it."""
+        if (now := time.monotonic()) < self._again:
+            return
+        again, self._again = now + UPKEEP_INTERVAL, math.inf
+        try:
+            yield from _upkeep_of_root(context, report)
+        finally:
+            self._again = again
 
 
 def sweeps_of_routers() -> Callable[[QueueContext], QuickSweep]:
@@ -147,7 +149,7 @@ class QuickSweep:
     Args:
         context: the queue.
         routes: whether it does what the queue's selectors say; False for a router, which does that itself.
-        of_root: when it does the root's upkeep, too; None for its own minutes.
+        of_root: the root's upkeep, which it does, too; None for one of its own.
     """
 
     def __init__(self, context: QueueContext, *, routes: bool = True, of_root: RootUpkeep | None = None) -> None:
@@ -205,7 +207,8 @@ class QuickSweep:
         return report
 
     def close(self) -> None:
-        """End what it keeps for the topics that the consumer's messages come from."""
+        """Give up an upkeep that has begun; end what it keeps for the topics that the consumer's messages come from."""
+        self._upkeep = None
         if self._feeding is not None:
             self._feeding.close()
         if self._router is not None:
@@ -286,7 +289,7 @@ class QuickSweep:
             self._upkeep = chain(
                 _upkeep(context, report, jobs_older_than=JOBS_AGE, stalled_for=STALLED_JOB),
                 _destroy_alone(context, report),
-                _upkeep_of_root(context, report) if self._of_root.is_due() else (),
+                self._of_root.run(context, report),
                 self._keep_up_topics(report),
             )
         done, started = self._upkeep_report.total, time.monotonic()

@@ -445,6 +445,32 @@ def test_an_upkeep_that_has_begun_in_an_idle_queue_or_for_the_root_goes_on_each_
     routers.close()
 
 
+def test_an_upkeep_of_the_root_that_takes_long_is_not_begun_again_by_another_queue_unless_it_was_given_up(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[str]()
+
+    def look_at_all(of: RootContext) -> Iterator[int]:
+        begun.append(of.layout.path)
+        yield from [0] * 1000
+
+    monkeypatch.setattr(self_destruct, "look_at_all", look_at_all)
+    monkeypatch.setattr(sweep, "SLICE", -1.0)  # each slice is one step
+    own = sweeps_of_routers()
+    first, second, third = (own(root.queue(name).context) for name in ("first", "second", "third"))
+
+    def run(quick: sweep.QuickSweep) -> int:
+        for _ in range(100):
+            now = time.monotonic() + 61
+            monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+            quick.run()
+        return len(begun)
+
+    assert (run(first), run(second)) == (1, 1)
+    first.close()
+    assert run(third) == 2
+
+
 # -- a process, which waits for events ---------------------------------------------------------------------------------
 
 
