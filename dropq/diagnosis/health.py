@@ -324,8 +324,16 @@ class _Snapshot:
             yield Reason("older-state", why)
 
     def _overdue(self) -> list[int]:
-        """Return for how long delayed messages have been due, in ms: dropq's consumers and sweeps deliver them."""
-        return [self._now - due for due in map(self._due, self._delayed)]
+        """Return for how long delayed messages have been due, in ms: dropq's consumers and sweeps deliver them.
+
+        A consumer that lives delivers them when it comes back from its handler: beside it nothing is overdue.
+        """
+        ages, folder = [self._now - due for due in map(self._due, self._delayed)], self._context.layout.consumers
+        if max(ages, default=0) > UNSWEPT:
+            shown = (name for name in liveness.known(folder) if liveness.is_verifiable(folder, name))
+            if not all(liveness.is_dead(folder, name) for name in shown):
+                return []
+        return ages
 
     def _killers(self) -> Iterator[Reason]:
         """Yield which messages their holders have not survived again and again."""

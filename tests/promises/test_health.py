@@ -340,6 +340,18 @@ def test_what_is_due_and_nobody_delivers_is_reported_until_it_is_swept(queue: Qu
     swept(queue, "overdue", clock)
 
 
+def test_nothing_is_overdue_beside_a_consumer_that_lives(queue: Queue, clock: Clock) -> None:
+    queue.send(b"in its handler")
+    queue.send(b"x", delay=HOUR)
+    with queue.subscribe() as consumer:
+        message = consumer.receive(0)
+        assert message is not None
+        clock.advance(HOUR + 100)
+        assert health(queue).healthy
+        message.ack()
+    assert kinds(health(queue)) == ["overdue"]
+
+
 @pytest.mark.parametrize("state", ["target", "processing", ".dropq/delayed"])
 def test_a_message_that_kills_its_holders_is_reported_from_the_fourth_death_on(queue: Queue, state: str) -> None:
     (base(queue) / state).mkdir(exist_ok=True)
