@@ -1257,7 +1257,7 @@ class Topic:
         from dropq.topics import subscriptions
 
         wanted = self._subscription(name, client_id, no_local=False, durable=True)
-        found = [each for each in subscriptions.of_client(self.root.context, wanted) if self._has(each)]
+        found = [each for each in subscriptions.of_client(self.root.context, wanted, self.name) if self._has(each)]
         if not found:
             if not self.exists():
                 _ = self._context  # raises what is wrong with the topic

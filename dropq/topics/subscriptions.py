@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 from dropq.config.load import explain_queue, toml_text, validate_options
@@ -24,6 +25,7 @@ from dropq.format.layout import (
     KEEPER,
     NO_LOCAL,
     SUBSCRIPTIONS,
+    TOPIC_ROOT,
     UNLESS_ROUTED,
     QueueLayout,
     removed_subscriptions,
@@ -166,7 +168,7 @@ def subscribe(
     address = f"{topic.name}/{subscription.folder}"
     validate_options(options, f"options of subscription {address}", root=topic.root.config)
     filter = options.get("filter")
-    if address in of_client(topic.root, subscription) and not replaced_by(topic, subscription, filter):
+    if address in of_client(topic.root, subscription, topic.name) and not replaced_by(topic, subscription, filter):
         return address, None
     layout = subscription_layout(topic.layout, subscription.folder)
     store = topic.storage
@@ -185,7 +187,7 @@ def subscribe(
                 f"subscription {address} was removed, and a DropboxMQ is writing to its folder: try again; nothing was "
                 "made"
             ) from error
-        if reading.exists(layout.home) and address not in of_client(topic.root, subscription):
+        if reading.exists(layout.home) and address not in of_client(topic.root, subscription, topic.name):
             raise StorageError(
                 f"subscription {address} was not made: {layout.home} is there, and is no folder; move it away, or give "
                 "another name",
@@ -250,7 +252,7 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
             except NoSuchQueue:
                 pass  # RACE: a sweep, or an unsubscribe, was first
             except StorageError as error:
-                if found in of_client(topic.root, subscription):
+                if found in of_client(topic.root, subscription, topic.name):
                     raise
                 log.warning("subscription %s is replaced: %s", found, error)
 
@@ -266,14 +268,38 @@ def _build(layout: QueueLayout, store: Storage, files: Mapping[str, bytes]) -> N
     store.sync(*dict.fromkeys(os.path.dirname(folder) for folder in folders))
 
 
-def of_client(root: RootContext, subscription: SubscriptionName) -> Iterator[str]:
-    """Yield the addresses of the subscriptions of a name and client, of any topic, with local messages or without."""
+def of_client(root: RootContext, subscription: SubscriptionName, asked: str) -> Iterator[str]:
+    """Yield the addresses of the subscriptions of a name and client, of any topic, with local messages or without.
+
+    Args:
+        root: the root.
+        subscription: the name and client.
+        asked: the topic that must not be passed over. Anybody may make another that this user may not look into.
+
+    Raises:
+        StorageError: this user may not look into that topic.
+    """
     stem = subscription._replace(no_local=False).folder
+
+    def closed(address: str, error: OSError) -> None:
+        if address == TOPIC_ROOT or f"{asked}.".startswith(f"{address}."):
+            raise error
+        _tell_closed(root.layout.path, address, error.strerror)
+
     with error_context("nothing was changed"):
-        for topic in topics(root.layout):
-            for folder in subscription_folders(root.layout, topic):
-                if folder in (stem, stem + NO_LOCAL):
-                    yield f"{topic}/{folder}"
+        for topic in topics(root.layout, closed=closed):
+            try:
+                found = [each for each in subscription_folders(root.layout, topic) if each in (stem, stem + NO_LOCAL)]
+            except OSError as error:
+                closed(topic, error)
+            else:
+                yield from (f"{topic}/{folder}" for folder in found)
+
+
+@cache
+def _tell_closed(root: str, topic: str, why: str | None) -> None:
+    """Log, once in a process, that subscriptions of a topic cannot be seen."""
+    log.warning("root %s: topic %s is passed over, also if it has a subscription of that name: %s", root, topic, why)
 
 
 def replaced_by(topic: QueueContext, subscription: SubscriptionName, filter: object) -> list[str]:
@@ -285,7 +311,7 @@ def replaced_by(topic: QueueContext, subscription: SubscriptionName, filter: obj
         filter: its filter; None for none of its own.
     """
     address = f"{topic.name}/{subscription.folder}"
-    found = of_client(topic.root, subscription)
+    found = of_client(topic.root, subscription, topic.name)
     return [each for each in found if each != address or _filter_of(topic, each) != filter]
 
 

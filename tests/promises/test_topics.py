@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import unprivileged
 from forks import die_after, forked
 from helpers import (
     FRESH,
@@ -624,6 +625,29 @@ def test_a_durable_subscription_stays_and_is_shared_by_who_names_it_again(root: 
         assert message is not None
         assert message.body == b"3"
         message.ack()
+
+
+def test_a_topic_of_a_stranger_that_is_closed_stops_no_subscribe_and_no_unsubscribe(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = root.create_topic("a")
+    Path(root.path, "topic-root/evil/.subscriptions").mkdir(parents=True)
+    Path(root.path, "topic-root/evil").chmod(0)
+
+    def attempt() -> list[str]:
+        for _ in range(2):
+            topic.create_subscription("s", client_id="c")
+            topic.unsubscribe("s", client_id="c")
+        Path(root.path, "topic-root/a/.subscriptions").chmod(0)
+        with pytest.raises(StorageError):
+            topic.create_subscription("s", client_id="c")
+        with pytest.raises(StorageError):
+            topic.unsubscribe("s", client_id="c")
+        return [line for line in caplog.messages if "evil" in line]
+
+    (line,) = unprivileged(attempt)
+    assert "passed over" in line
+    assert not topic.subscriptions()
 
 
 def test_an_ephemeral_subscription_goes_when_it_is_closed(root: Root) -> None:
