@@ -419,8 +419,10 @@ def subscription_folders(root: RootLayout, topic: str) -> Iterator[str]:
     Raises:
         OSError: this user may not look.
     """
-    hidden = set(hidden_subscriptions(root, topic))
-    yield from (folder for folder in _subscription_folders(root, topic) if folder not in hidden)
+    layout, shared = topic_layout(root.path, topic), is_shared(root)  # only where a DropboxMQ works some are hidden
+    for folder in _subscription_folders(root, topic):
+        if not shared or not exists(subscription_layout(layout, folder).removed):
+            yield folder
 
 
 def is_shared(root: RootLayout) -> bool:

@@ -246,7 +246,10 @@ def _replace(topic: QueueContext, subscription: SubscriptionName, filter: object
         for found in replaced_by(topic, subscription, filter):
             (layout,) = layouts(topic.root.layout.path, found)
             if is_shared(topic.root.layout) and not await_writers(topic.root, layout):
-                raise Unavailable(f"a DropboxMQ is writing to subscription {found}: try again; nothing was changed")
+                raise Unavailable(
+                    f"a DropboxMQ is writing to subscription {found}, or a send to its topic died less than a minute "
+                    "ago: try again; nothing was changed"
+                )
             try:
                 remove(topic.root, found, force=force)
             except NoSuchQueue:

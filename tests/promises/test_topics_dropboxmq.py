@@ -25,7 +25,7 @@ from helpers import FRESH, Clock, base, drop, files, names_in, timed, where
 from dropq import DropqError, InvalidName, NoSuchQueue, Queue, Root, Unavailable
 from dropq.format.addresses import SubscriptionName, check_subscription_name, is_topic_name, topic_layout
 from dropq.lifecycle import known_queues
-from dropq.storage import system_calls
+from dropq.storage import reading, system_calls
 from dropq.topics import subscriptions, writers
 
 VECTORS: dict[str, Any] = json.loads(
@@ -562,7 +562,9 @@ def test_a_subscription_to_which_dropboxmq_writes_is_neither_replaced_nor_made_a
     copies = topic.create_subscription("s", client_id="c")
     topic.publish(b"kept")
     file = staged(copies)
-    with pytest.raises(Unavailable, match=r"a DropboxMQ is writing to subscription a/s\.c: try again"):
+    with pytest.raises(
+        Unavailable, match=r"a DropboxMQ is writing to subscription a/s\.c, or a send to its topic died"
+    ):
         topic.create_subscription("s", client_id="c", filter="JMSPriority > 3")
     assert [message.body for message in copies.browse()] == [b"kept"]
     topic.unsubscribe("s", client_id="c")
@@ -669,6 +671,35 @@ def test_a_sweep_that_waits_for_dropboxmq_does_not_decide_anew_how_a_subscriptio
     root.sweep()
     after = os.stat(copies.layout.removed)
     assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_subscriptions_are_listed_once_and_looked_at_only_where_a_dropboxmq_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    root = Root.create(tmp_path / "root", dropboxmq=shared)
+    topic = root.create_topic("a")
+    for name in ("s", "t"):
+        topic.create_subscription(name, client_id="c")
+    entries = mock.Mock(wraps=reading.entries)
+    exists = mock.Mock(wraps=reading.exists)
+    monkeypatch.setattr(known_queues, "entries", entries)
+    monkeypatch.setattr(known_queues, "exists", exists)
+    assert sorted(known_queues.subscription_folders(root.context.layout, "a")) == ["s.c", "t.c"]
+    assert (entries.call_count, exists.call_count) == (1, 2 if shared else 0)
+
+
+def test_a_sweep_removes_a_hidden_subscription_also_once_no_dropboxmq_works_in_the_root(
+    root: Root, staged: Callable[[Queue], Path]
+) -> None:
+    topic = root.create_topic("a")
+    copies = topic.create_subscription("s", client_id="c")
+    file = staged(copies)
+    topic.unsubscribe("s", client_id="c")
+    file.unlink()
+    shutil.rmtree(root.path / "dropboxmq")
+    opened(root).sweep()
+    assert not base(copies).exists()
 
 
 def test_fsck_tells_of_a_subscription_that_dropboxmq_keeps(
