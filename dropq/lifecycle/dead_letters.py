@@ -40,7 +40,7 @@ def sidecars_at(context: QueueContext, letters: QueueLayout) -> Sidecars:
 
 
 def letter(name: Name, origin: str, reason: str, now: int) -> Name:
-    """Return what the name of a dead letter says; it has made a hop more, its counters begin anew.
+    """Return what the name of a dead letter says: one hop more than before, and counters that begin anew.
 
     Args:
         name: what the message's name said.

@@ -58,7 +58,7 @@ class Unroutable:
 
     def why_not(self, file: MessageFile) -> str:
         """Return why a message that no selector takes is not unroutable yet; "" if it is."""
-        if why := self.why_never():
+        if why := self._look():
             return f"no selector takes it; {why}"
         layout, now = self._context.layout, self._last
         came = _changed_ms(f"{layout.target}/{file.filename}", gone=now)
@@ -72,7 +72,7 @@ class Unroutable:
             f"subscription it is unroutable{noted}"
         )
 
-    def why_never(self) -> str:
+    def _look(self) -> str:
         """Look; return why no message becomes unroutable now, whatever its age; "" if messages do."""
         now = self._context.clock.now_ms()
         if not self._last <= now < self._reads_at or now - self._last > self._gap:  # the clock may have been set back

@@ -264,15 +264,17 @@ def test_who_takes_little_from_each_view_comes_to_the_oldest_of_the_others_too(q
     assert any(view._number(file) % 2 for file in seen)
 
 
-def test_consumers_take_all_that_one_of_them_leaves_which_is_busy(queue: Queue, claims: list[bool]) -> None:
-    queue.send_many([b"a"] * 1000)
-    busy, *others = [queue.subscribe() for _ in range(4)]
-    held = busy.receive()
-    assert held is not None
-    drained(others, acknowledge)
-    assert queue.counts()["processed"] == 999
-    assert claims.count(False) < 0.2 * 1000  # which parts they take is chance
-    held.ack()
+def test_consumers_take_all_that_one_of_them_leaves_which_is_busy(tmp_path: Path, claims: list[bool]) -> None:
+    for round in range(4):  # how often they meet is left to chance
+        with make_queue(tmp_path / str(round)) as queue:
+            queue.send_many([b"a"] * 1000)
+            busy, *others = [queue.subscribe() for _ in range(4)]
+            held = busy.receive()
+            assert held is not None
+            drained(others, acknowledge)
+            assert queue.counts()["processed"] == 999
+            held.ack()
+    assert claims.count(False) < 0.1 * 4 * 1000
 
 
 def test_a_consumer_that_nobody_gets_in_the_way_of_keeps_to_the_order(queue: Queue) -> None:
