@@ -517,6 +517,19 @@ def order(name: Name, arrival: int) -> tuple[int, str, str]:
     return -name.priority, time, file_name(name)
 
 
+def identity(name: Name, arrival: int) -> tuple[str, int]:
+    """Return what tells a message from any other of its queue that has the same id, however often it comes back.
+
+    A second file may have its name, a sender may choose an id twice, and a requeue or a replay begins anew: each waits
+    since another time, which a message keeps. The parts that a bundle is cut into have the identity of the bundle.
+
+    Args:
+        name: the name.
+        arrival: when its file came, in ms; counts if the name has no time.
+    """
+    return name.id, name.since or name.timestamp or arrival
+
+
 def moment(name: Name, arrival: int) -> int:
     """Return the time of a message in microseconds, with the sequence of a generated id in the last three digits.
 

@@ -485,7 +485,7 @@ class Bundle:
         wanted: the format, where the message's type is none; None for text.
         lease: seconds of its lease; None takes what is left of it now.
         checkpoint: seconds after which what is settled is committed; None for never.
-        failures: how many records of this id have failed before, by the same reader.
+        failures: how many of its records have failed before, by the same reader.
 
     Raises:
         ValueError: the format is unknown, or the body is a table.
@@ -508,6 +508,7 @@ class Bundle:
 
         name = message._name
         self.message = message
+        self.identity = message._identity
         self.failures = failures
         self._config = message.context.config
         self._checkpoint = checkpoint

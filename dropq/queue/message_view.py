@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import IO, Any, TypeVar
 
 from dropq.errors import LeaseLost, NoSuchMessage
+from dropq.format import names
 from dropq.format.claims import Claim
 from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON
 from dropq.format.message_file import MessageFile
@@ -121,6 +122,12 @@ class MessageView:
     def id(self) -> str:
         """The message id; a foreign file's is its whole name."""
         return self._name.id
+
+    @property
+    def _identity(self) -> tuple[str, int]:
+        """What tells it from other messages of its id, as long as it waits or is held: see `names.identity`."""
+        claim = self._claim
+        return names.identity(self._name, self._file.arrival if claim is None else claim.arrival)
 
     @property
     def priority(self) -> int:

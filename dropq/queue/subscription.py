@@ -256,7 +256,7 @@ class Subscription:
         """Return the records of a message; if they cannot be opened, the message goes back uncounted."""
         seconds = parse_duration(self._context.config.checkpoint if checkpoint is None else checkpoint)
         last = self._bundle
-        failures = last.failures if last is not None and last.message.id == message.id else 0
+        failures = last.failures if last is not None and last.identity == message._identity else 0
         try:
             bundle = Bundle(message, format, lease=self.lease, checkpoint=seconds, failures=failures)
         except (ValueError, StorageError):

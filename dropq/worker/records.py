@@ -6,7 +6,7 @@ Nothing of a record is on disk before its message is settled. So a record counts
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _OF_THE_REST = ("too_many_records", "unreadable", "body_changed")
 #: What is said of what a handler settled itself.
 _BY_HANDLER = "by its handler"
+
+#: Of how many bundles a worker remembers at most how many of their records failed.
+REMEMBERED = 1000
 
 
 @dataclass
@@ -79,7 +82,7 @@ class RecordWorker(Worker):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._runs: dict[int, Run] = {}
-        self._failures: dict[str, int] = {}  # of bundles of which a checkpoint left something, by id
+        self._failures: dict[Hashable, int] = {}  # of bundles of which a checkpoint left something, the last ones
 
     def _handle_and_settle(self, taken: Taken, came_back: CameBack | None) -> None:
         message = taken.message
@@ -99,7 +102,7 @@ class RecordWorker(Worker):
         bundle = run.bundle
         is_left = outcome is None and not run.by_handler and message.state in WAITING
         if is_left and bundle is not None and bundle.parts:  # by a checkpoint, or by a cut
-            self._failures[message.id] = bundle.failures
+            self._remember(bundle)
         else:
             is_left = False
         if came_back is not None:
@@ -162,8 +165,15 @@ class RecordWorker(Worker):
             None,
             lease=taken.subscription.lease,
             checkpoint=parse_duration(config.checkpoint),
-            failures=self._failures.pop(message.id, 0),
+            failures=self._failures.pop(_key(message, message._identity), 0),
         )
+
+    def _remember(self, bundle: Bundle) -> None:
+        """Remember how many records of a bundle have failed, for when this worker takes what is left of it."""
+        with self._lock:
+            self._failures[_key(bundle.message, bundle.identity)] = bundle.failures
+            if len(self._failures) > REMEMBERED:  # others took those that were left first
+                del self._failures[next(iter(self._failures))]
 
     def _refuse(self, message: Message, outcome: Outcome, reason: str) -> tuple[Outcome, str]:
         """Fail or reject what is left of a message."""
@@ -243,3 +253,8 @@ class BundleWorker(RecordWorker):
         if message.held:
             settle()
         return outcome if run.was_held else "failed", why
+
+
+def _key(message: Message, identity: tuple[str, int]) -> Hashable:
+    """Return what tells a message from those of its id in all queues of a worker."""
+    return message.context.layout.home, identity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from workers import Working, counted, reason_in
 from dropq import Message, Queue, Reject, Retry, work
 from dropq.queue.message import Bundle, Record
 from dropq.records.reader import RawRecord, RecordReader
+from dropq.worker import records as by_records
 from dropq.worker.loop import Fail, Halt, Stop, WorkReport
+from dropq.worker.reporter import Handled, Reporter
+from dropq.worker.run import run
+from dropq.worker.sources import Sources
 
 
 @pytest.fixture
@@ -252,6 +257,97 @@ def test_failures_are_counted_over_checkpoints(tmp_path: Path, monkeypatch: pyte
     assert counted(report) == {"acked": 1, "failed": 3}
     assert where(queue)["error"] == [b"1\n", b"3\n", b"4\n5\n"]
     assert reasons(queue)[id].startswith("2 of its records failed")
+
+
+class Replacing(Reporter):
+    """Lets another consumer acknowledge what two checkpoints left of a file, and the next file of its name come."""
+
+    def __init__(self, queue: Queue, following: bytes) -> None:
+        self.queue, self.following, self.heard = queue, following, 0
+
+    def handled(self, handled: Handled) -> None:
+        self.heard += 1
+        if self.heard == 2:
+            take(self.queue).ack()
+            drop(self.queue, "day.text", self.following)
+
+
+def fail_bad(record: Record) -> None:
+    if record.text == "bad":
+        raise Fail("bad")
+
+
+def test_failures_of_a_file_do_not_count_for_the_next_one_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_after_each_record(monkeypatch)
+    queue = make_queue(tmp_path, max_record_failures=3)
+    drop(queue, "day.text", b"bad\nbad\nok\n")
+    with queue.subscribe() as subscription:
+        reporter = Replacing(queue, b"bad\nbad\nfine\ngood\n")
+        report = run(Sources([subscription]), fail_bad, Stop(), until_empty=True, by="record", reporter=reporter)
+    assert counted(report) == {"acked": 2, "failed": 4}
+    assert where(queue)["error"] == [b"bad\n"] * 4
+    assert sorted(where(queue)["processed"]) == [b"fine", b"good\n", b"ok\n"]
+
+
+def test_a_loop_over_records_counts_failures_of_a_file_for_no_other_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_after_each_record(monkeypatch)
+    queue = make_queue(tmp_path, max_record_failures=3)
+    drop(queue, "day.text", b"bad\nbad\nok\n")
+    with queue.subscribe() as subscription:
+        receive, calls = subscription.receive, count(1)
+
+        def replacing(timeout: Any) -> Message | None:
+            if next(calls) == 3:  # a checkpoint left the rest, and another consumer takes it first
+                take(queue).ack()
+                drop(queue, "day.text", b"bad\nbad\nfine\n")
+            return receive(timeout)
+
+        monkeypatch.setattr(subscription, "receive", replacing)
+        for record in subscription.records(timeout=0):
+            record.fail("bad") if record.text == "bad" else record.ack()
+    assert where(queue)["error"] == [b"bad\n"] * 4
+
+
+def test_failures_of_a_file_do_not_count_for_that_of_its_name_in_another_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_after_each_record(monkeypatch)
+    one = make_queue(tmp_path, max_record_failures=3)
+    two = one.root.create_queue("other", max_record_failures=3)
+    for queue in (one, two):
+        queue.send(b"bad\nbad\nok\n", message_id="day", type="text")
+    report = work([one, two], fail_bad, records=True, until_empty=True, fair=True)
+    assert counted(report) == {"acked": 2, "failed": 4}
+
+
+def test_only_the_last_failures_of_bundles_that_others_took_are_remembered(queue: Queue) -> None:
+    worker = by_records.RecordWorker(Sources([]), fail_bad, Stop(), Reporter(), concurrency=1, until_empty=True)
+    for number in range(by_records.REMEMBERED + 5):
+        queue.send(b"1\n2\n", type="text", message_id=f"m{number}")
+        with queue.subscribe() as subscription:
+            message = subscription.receive()
+            assert message is not None
+            worker._remember(Bundle(message, None, failures=1))
+            message.ack()
+    assert len(worker._failures) == by_records.REMEMBERED
+
+
+def test_until_empty_takes_the_next_file_of_a_name_whose_first_was_lost(queue: Queue) -> None:
+    seen: list[bytes] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.body)
+        if len(seen) == 1:
+            assert queue.ack("day.text")  # by its id, as sublet leasing lets anybody
+            drop(queue, "day.text", b"next")
+
+    drop(queue, "day.text", b"first")
+    assert counted(work(queue, handler, until_empty=True)) == {"acked": 1, "lost": 1}
+    assert seen == [b"first", b"next"]
 
 
 def test_what_cannot_be_read_goes_to_error_and_counts_as_one(queue: Queue) -> None:
