@@ -46,8 +46,8 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
     """Return the wanted columns that a body has.
 
     Raises:
-        BadBody: the body has a wanted column twice, or it has columns, but no wanted one; or a column of messages that
-            it lacks is wanted.
+        BadBody: the body has a wanted column twice, or it has columns, but no wanted one; or instead of a wanted column
+            it has one whose name differs in case or blanks alone, or lacks it, and it is a column of messages.
     """
     columns = [name for name in schema.names if name in names]
     for name in columns:
@@ -55,9 +55,24 @@ def present(names: Sequence[str], schema: pa.Schema) -> list[str]:
             raise BadBody(f"column {name} is there twice")
     if names and schema.names and not columns:
         raise BadBody(f"none of the wanted columns is there: the body has {shortened(json.dumps(names)[1:-1])}")
+    _refuse_near(schema.names, names, "column ")
     if problem := missing_message_column(schema.names, names):
         raise BadBody(problem)
     return columns
+
+
+def _refuse_near(wanted: Sequence[str], names: Sequence[str], where: str) -> None:
+    """Raise BadBody if a wanted column is missing, and there is one whose name differs in case or blanks alone."""
+    others = {_alike(name): name for name in names if name not in wanted}
+    for name in wanted if others else ():
+        if name not in names and (near := others.get(_alike(name))):
+            raise BadBody(
+                f"{where}{name} is not there, and {json.dumps(near, ensure_ascii=False)} is: name the one as the other"
+            )
+
+
+def _alike(name: str) -> str:
+    return "".join(name.split()).casefold()
 
 
 def fitting(body: pa.Schema, schema: pa.Schema) -> list[str]:
@@ -111,6 +126,7 @@ def with_int96(body: pq.ParquetFile) -> pa.Schema:
 def _check(have: pa.DataType, want: pa.DataType, where: str) -> None:
     have = have.value_type if types.is_dictionary(have) else have
     if types.is_struct(have) and types.is_struct(want):
+        _refuse_near([field.name for field in want], [field.name for field in have], f"{where}.")
         for field in want:
             indices, inside = have.get_all_field_indices(field.name), f"{where}.{field.name}"
             if len(indices) > 1:

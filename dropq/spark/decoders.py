@@ -20,7 +20,7 @@ from datetime import date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import partial
 from itertools import chain, starmap
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as compute  # type: ignore[import-untyped]
@@ -43,6 +43,7 @@ from dropq.spark.arrow_cast import (
     with_int96,
 )
 from dropq.spark.json_layout import Layout
+from dropq.spark.options import ESCAPES
 
 #: A function that reads the batches of a body, in the wanted schema. If the body is what is left of a bundle, an empty
 #: line in it is a record that was settled, and no row.
@@ -51,6 +52,8 @@ Parser = Callable[[IO[bytes], pa.Schema, bool], Iterator[pa.RecordBatch]]
 CHUNK = 256 << 10
 #: Bytes of the longest value that Spark or Arrow can hold, and so of a line, or a row of csv.
 LONGEST = LARGEST
+#: How many bytes of csv an error shows.
+SHOWN = 20
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,19}")
@@ -74,18 +77,21 @@ def read_jsonl(file: IO[bytes], schema: pa.Schema, _is_rest: bool) -> Iterator[p
                     yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-def read_csv(file: IO[bytes], schema: pa.Schema, is_rest: bool) -> Iterator[pa.RecordBatch]:
+def read_csv(
+    file: IO[bytes], schema: pa.Schema, is_rest: bool, *, escape: str = ESCAPES[0]
+) -> Iterator[pa.RecordBatch]:
     """Read a row from each line after the header; an empty field is null, a quoted empty field is an empty text.
 
     An empty line is null in a table with one column, unless the body is what is left of a bundle; otherwise it is
-    skipped.
+    skipped. `escape` is what stands before a quote inside quotes: another quote, or a backslash, which also stands
+    before a backslash there.
     """
     for field in schema:
         if not any(known(field.type) for known in _IN_CSV):
             raise BadBody(f"column {field.name} is {field.type}, which csv does not hold")
     names: list[str] = []
     with _refusing("csv", names):
-        blocks = _whole_rows(file, _header_start(file))
+        blocks = _doubled_rows(file, _header_start(file), escape)
         if first := next(blocks, b""):
             header = first[: _end(_FIRST_ROW, first)] + b"\n"
             names += _open_csv([header]).schema.names
@@ -140,6 +146,11 @@ PARSERS: dict[str, Parser] = {
     "arrow": read_arrow,
     "text": read_text,
 }
+
+
+def parser(body_format: str, escape: str) -> Parser:
+    """Return the parser of a body format; `escape` is as for `read_csv`."""
+    return partial(read_csv, escape=escape) if body_format == "csv" else PARSERS[body_format]
 
 
 @contextmanager
@@ -413,11 +424,52 @@ def _is_number(kind: pa.DataType) -> bool:
 
 # -- csv: rows are split as Arrow splits them, and numbers are read as in JSON -------------------------------------
 
-# Only at the start of a field does a quote open a quoted text; a single quote ends it, a double quote is part of it.
-_ROW = rb'(?>"[^"]*+"|[^",\r\n][^,\r\n]*+|,)*+'
-_FIRST_ROW, _ROWS = re.compile(_ROW), re.compile(rb"(?>%b[\r\n])*+" % _ROW)
+# Only at the start of a field does a quote open a quoted text, and behind the quote that ends it the field ends. In the
+# text, a quote is written twice, or behind a backslash.
+_DOUBLED = rb'"[^"]*+(?>""[^"]*+)*+"(?![^,\r\n])'
+_BACKSLASHED = rb'"[^"\\]*+(?>\\(?s:.)[^"\\]*+)*+"(?![^,\r\n])'
+_ROW = rb'(?>%b|[^",\r\n][^,\r\n]*+|,)*+'
+_FIRST_ROW, _ROWS = re.compile(_ROW % _DOUBLED), re.compile(rb"(?>%b[\r\n])*+" % (_ROW % rb'"[^"]*+"'))
+_BACKSLASHED_ROWS = re.compile(rb"(?>%b[\r\n])*+" % (_ROW % _BACKSLASHED))
 # Everything before a quote that is not closed; going from quote to quote is faster than from field to field.
-_CLOSED = re.compile(rb'[^"]*+(?>(?:(?<![^,\r\n])"[^"]*+(?>""[^"]*+)*+"|(?<=[^,\r\n])")[^"]*+)*+')
+_UNTIL_OPEN = rb'[^"]*+(?>(?:(?<![^,\r\n])%b|(?<=[^,\r\n])")[^"]*+)*+'
+_CLOSED, _BACKSLASHED_CLOSED = re.compile(_UNTIL_OPEN % _DOUBLED), re.compile(_UNTIL_OPEN % _BACKSLASHED)
+# A quoted text, and the byte behind it, which ends no field.
+_BEHIND = re.compile(rb'"[^"]*+(?>""[^"]*+)*+"[^,\r\n]')
+_BACKSLASHED_BEHIND = re.compile(rb'"[^"\\]*+(?>\\(?s:.)[^"\\]*+)*+"[^,\r\n]')
+# Everything before a quote in a field that does not begin with one.
+_ALL_QUOTED = re.compile(rb'[^"]*+(?>(?<![^,\r\n])%b[^"]*+)*+' % _DOUBLED)
+_QUOTED_FIELD = re.compile(rb"(?<![^,\r\n])%b" % _BACKSLASHED)
+_ESCAPED = re.compile(rb'\\(["\\])')
+
+
+class _Dialect(NamedTuple):
+    """How a quote is written inside quotes.
+
+    Attributes:
+        rows: matches the complete rows.
+        closed: matches everything before a quote that is not closed as it should be.
+        behind: matches a quoted text with something behind it.
+        way: the part of an error that says what to do.
+    """
+
+    rows: re.Pattern[bytes]
+    closed: re.Pattern[bytes]
+    behind: re.Pattern[bytes]
+    way: str
+
+
+_DIALECTS = {
+    ESCAPES[0]: _Dialect(
+        _ROWS, _CLOSED, _BEHIND, "inside quotes a quote is written twice; or by a backslash, with the option escape=\\"
+    ),
+    ESCAPES[1]: _Dialect(
+        _BACKSLASHED_ROWS,
+        _BACKSLASHED_CLOSED,
+        _BACKSLASHED_BEHIND,
+        "with escape=\\ a quote inside quotes has a backslash before it; without this option it is written twice",
+    ),
+}
 
 
 def _header_start(file: IO[bytes]) -> int:
@@ -430,28 +482,89 @@ def _header_start(file: IO[bytes]) -> int:
     return start
 
 
-def _whole_rows(file: IO[bytes], start: int) -> Iterator[bytes]:
-    """Yield csv in blocks that end at the end of a row."""
+def _doubled_rows(file: IO[bytes], start: int, escape: str) -> Iterator[bytes]:
+    """Yield csv in blocks that end at the end of a row; quotes inside quotes are written twice.
+
+    Raises:
+        BadBody: a quoted text does not end where its field ends; or it is likely that backslashes escape its quotes.
+    """
+    if escape == ESCAPES[1]:
+        for _, block in _whole_rows(file, start, _DIALECTS[escape]):
+            yield _QUOTED_FIELD.sub(_doubled, block) if b"\\" in block else block
+        return
+    seen = False
+    for at, block in _whole_rows(file, start, _DIALECTS[escape]):
+        seen = _refuse_backslashes(block, at, seen=seen)
+        yield block
+
+
+def _doubled(field: re.Match[bytes]) -> bytes:
+    """Return a quoted field in which quotes are written twice; a backslash before anything else stays, as in Spark."""
+    return _ESCAPED.sub(lambda pair: b'""' if pair[1] == b'"' else pair[1], field[0])
+
+
+def _refuse_backslashes(block: bytes, start: int, *, seen: bool) -> bool:
+    """Return whether a backslash stood before a quote until now.
+
+    Where backslashes escape quotes, a text that is read as if quotes were written twice goes on in the next columns,
+    until a quote stands in a field that does not begin with one.
+
+    Raises:
+        BadBody: there is such a quote in a row that has such a backslash, or behind that row.
+    """
+    if not seen and b"\\" not in block:  # one byte is found ten times as fast as two
+        return False
+    if (first := 0 if seen else block.find(b'\\"')) < 0:
+        return False
+    row = 0 if seen else _end(_ROWS, block[:first])
+    found = _ALL_QUOTED.match(block, row)
+    if found is not None and found.end() < len(block):
+        raise BadBody(
+            f"a quote is in a field that does not begin with one, at byte {start + found.end()}, and a backslash "
+            "is before another: if backslashes escape quotes, as in what Spark writes, give the option escape=\\; "
+            "else put that field in quotes"
+        )
+    return True
+
+
+def _whole_rows(file: IO[bytes], start: int, dialect: _Dialect) -> Iterator[tuple[int, bytes]]:
+    """Yield csv in blocks that end at the end of a row, each with its place in the body."""
     file.seek(start)
     data = b""
     while more := file.read(min(max(CHUNK, len(data)), LONGEST - len(data))):  # doubles the data for a long row
         data += more
-        if end := _rows_end(data):
-            yield data[:end]
+        if end := _rows_end(data, start, dialect):
+            yield start, data[:end]
             data, start = data[end:], start + end
         elif len(data) == LONGEST:
             raise BadBody(f"the row at byte {start} {_too_long()}")
-    if (opening := _end(_CLOSED, data)) < len(data):
+    if (opening := _end(dialect.closed, data)) < len(data):
+        _refuse_behind(data, opening, start, dialect)
         raise BadBody(f"a quote is open at the end: it opens at byte {start + opening}")
     if data:
-        yield data
+        yield start, data
 
 
-def _rows_end(data: bytes) -> int:
+def _rows_end(data: bytes, start: int, dialect: _Dialect) -> int:
     """Return the end of the last complete row."""
     data = data.removesuffix(b"\r")  # its LF may follow
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-    return end if _end(_CLOSED, data[:end]) == end else _end(_ROWS, data)
+    if (closed := _end(dialect.closed, data[:end])) == end:
+        return end
+    _refuse_behind(data, closed, start, dialect)
+    return _end(dialect.rows, data)
+
+
+def _refuse_behind(data: bytes, opening: int, start: int, dialect: _Dialect) -> None:
+    """Raise BadBody if the quoted text at a place of the data is closed, and its field goes on.
+
+    Which part of it the writer meant to be in quotes nobody knows: other readers drop the quotes, or move the text.
+    """
+    if found := dialect.behind.match(data, opening):
+        text = data[found.end() - 2 :][:SHOWN].decode("utf-8", "replace")
+        raise BadBody(
+            f"text is behind a closing quote, at byte {start + found.end() - 1}: {json.dumps(text)}; {dialect.way}"
+        )
 
 
 def _end(pattern: re.Pattern[bytes], data: bytes) -> int:

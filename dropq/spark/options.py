@@ -33,14 +33,14 @@ STREAM_WRITE_OPTIONS = (
 )  # fmt: skip
 WRITE_OPTIONS = (*STREAM_WRITE_OPTIONS, "jobId")
 READ_OPTIONS = (
-    "root", "queue", "topic", "state", "filter", "bodyFormat", "badBodies", "corruptRecordColumn", "numPartitions",
-    "claimed",
+    "root", "queue", "topic", "state", "filter", "bodyFormat", "escape", "badBodies", "corruptRecordColumn",
+    "numPartitions", "claimed",
 )  # fmt: skip
 STREAM_READ_OPTIONS = (
-    "root", "queue", "filter", "bodyFormat", "badBodies", "numPartitions", "maxMessagesPerTrigger", "leasePeriod",
-    "clientId",
+    "root", "queue", "filter", "bodyFormat", "escape", "badBodies", "numPartitions", "maxMessagesPerTrigger",
+    "leasePeriod", "clientId",
 )  # fmt: skip
-CLAIM_OPTIONS = ("bodyFormat", "badBodies", "numPartitions")
+CLAIM_OPTIONS = ("bodyFormat", "escape", "badBodies", "numPartitions")
 #: Spark's own options of a stream, which it passes to the format, too.
 _SPARKS_OWN = frozenset({"checkpointlocation"})
 #: The variable of the environment that has the root where the option `root` is missing.
@@ -66,6 +66,8 @@ CORRUPT_COLUMN = "_corrupt_record"
 MESSAGE_PER = ("row", "partition", "key")
 #: The formats in which the rows of a partition become a body; the first is the default.
 BODY_FORMATS = ("jsonl", "csv", "parquet", "arrow", "text")
+#: What may stand before a quote inside quotes of csv: another quote, or a backslash; the first is the default.
+ESCAPES = ('"', "\\")
 #: The formats in which values become the records of a bundle.
 RECORD_FORMATS = ("text", "frames", "jsonl")
 
@@ -230,6 +232,7 @@ class ReadOptions(Options):
     client_id: str = "spark"
     bad_bodies: str = "fail"
     corrupt_column: str = CORRUPT_COLUMN
+    escape: str = ESCAPES[0]
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
@@ -258,6 +261,7 @@ class ReadOptions(Options):
             client_id=values.get("clientid", "spark"),
             bad_bodies=_bad_bodies(values, takes=stream or "claimed" in values),
             corrupt_column=_corrupt_column(values),
+            escape=_escape(values),
         )
 
     def body_columns(self, schema: t.StructType) -> t.StructType:
@@ -427,6 +431,12 @@ def _bad_bodies(values: Mapping[str, str], *, takes: bool) -> str:
     if value in BAD_BODIES[not takes] and value not in BAD_BODIES[takes]:
         raise ConfigError(f"option badBodies = {value!r}: {_OTHER_USE[takes]}")
     return _choice(values, "badBodies", BAD_BODIES[takes])
+
+
+def _escape(values: Mapping[str, str]) -> str:
+    if "escape" in values and values.get("bodyformat") != "csv":
+        raise ConfigError("option escape needs bodyFormat=csv, where it says what stands before a quote inside quotes")
+    return _choice(values, "escape", ESCAPES)
 
 
 def _corrupt_column(values: Mapping[str, str]) -> str:

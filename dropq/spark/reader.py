@@ -30,7 +30,7 @@ from dropq.queue.browsing import ListedFiles
 from dropq.queue.verdicts import Verdicts
 from dropq.spark.bad_bodies import bad_bodies
 from dropq.spark.columns import Columns, MessageColumn, NotText, arrow_schema
-from dropq.spark.decoders import LONGEST, PARSERS
+from dropq.spark.decoders import LONGEST, parser
 from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
 from dropq.spark.workers import freeze_imports
@@ -117,7 +117,7 @@ class Rows:
                 chosen = chosen[len(in_batch) :]
 
     def _rows_of_bodies(self, files: _Files, body_format: str) -> Iterator[pa.RecordBatch]:
-        parse = PARSERS[body_format]
+        parse = parser(body_format, self.options.escape)
         part, verdicts = files.part, Verdicts(files.context, files.part.verdicts)
         message = MessageColumn(self.schema, files.context, part.arrivals)
         bad = bad_bodies(self.options, files.folder, message.others, is_held=part.held, verdicts=verdicts)

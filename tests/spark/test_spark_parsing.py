@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import json
 import random
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dropq.spark import decoders
 from dropq.spark.arrow_cast import ROWS, BadBody
-from dropq.spark.decoders import CHUNK, PARSERS
+from dropq.spark.decoders import CHUNK, PARSERS, read_csv
 from dropq.spark.encoders import BODIES
 from dropq.spark.options import BODY_FORMATS
 
@@ -219,9 +221,9 @@ def test_a_body_of_a_schema_alone_has_no_rows(body_format: str) -> None:
 @pytest.mark.parametrize("body_format", [name for name in BODIES if name != "text"])
 def test_columns_are_matched_by_name_and_case(body_format: str) -> None:
     body = write(body_format, pa.table({"a": [1, 2], "B": ["x", "y"], "c": [0.5, 1.5]}))
-    assert read(body_format, body, fields(c=pa.float64(), a=pa.int64(), b=pa.string())) == [
-        {"c": 0.5, "a": 1, "b": None},
-        {"c": 1.5, "a": 2, "b": None},
+    assert read(body_format, body, fields(c=pa.float64(), a=pa.int64(), B=pa.string())) == [
+        {"c": 0.5, "a": 1, "B": "x"},
+        {"c": 1.5, "a": 2, "B": "y"},
     ]
     assert read(body_format, body, fields(c=pa.float64(), gone=pa.decimal128(5, 2))) == [
         {"c": 0.5, "gone": None},
@@ -239,6 +241,7 @@ def test_a_body_of_other_columns_alone_is_refused_with_what_it_has(body_format: 
 
 
 def test_an_object_of_jsonl_may_have_none_of_the_wanted_columns() -> None:
+    assert read("jsonl", b'{"c":1,"A":2}', fields(a=pa.int64(), c=pa.int64())) == [{"a": None, "c": 1}]
     assert read("jsonl", b'{}\n{"b":1}\n', fields(a=pa.int64())) == [{"a": None}] * 2
 
 
@@ -687,7 +690,7 @@ def test_columns_of_parquet_that_nobody_wants_are_not_read() -> None:
     assert file.given < len(noise)
 
 
-@pytest.mark.parametrize("field", [b'5" pipe', b'""5" pipe', b'"5" x "pipe'])
+@pytest.mark.parametrize("field", [b'5" pipe', b'5"" pipe"', b' "5 x pipe"'])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_a_quote_inside_a_field_of_csv_hides_no_row(field: bytes, end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoders, "CHUNK", 4 << 10)
@@ -718,6 +721,8 @@ def as_arrow_reads(body: bytes, schema: pa.Schema) -> list[Any] | None:
 
 
 cells = st.text('a"\r\n', max_size=5)
+#: Finds a text behind a closing quote, in csv that is split by commas and line breaks outside of quotes.
+BEHIND = re.compile(rb'\A(?:(?:[^",\r\n][^,\r\n]*|(?:"[^"]*")+(?=[,\r\n]|\Z))?[,\r\n])*(?:"[^"]*")+[^",\r\n]')
 
 
 @given(st.lists(st.tuples(cells, cells, st.sampled_from(("\n", "\r", "\r\n", ",\n"))), max_size=6), st.integers(1, 9))
@@ -730,10 +735,91 @@ def test_rows_of_csv_are_what_arrow_takes_for_rows(rows: list[tuple[str, str, st
     expected = as_arrow_reads(body, schema)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoders, "CHUNK", chunk)
-        if expected is None:
+        if expected is None or BEHIND.search(body):
             refusal("csv", body, schema)
         else:
             assert read("csv", body, schema) == expected
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 3])
+@pytest.mark.parametrize(
+    ("escape", "row", "byte"),
+    [
+        ('"', b'"x"y,z', 3),
+        ('"', b'1,"x"y', 5),
+        ('"', b'"""a"b"",c', 5),
+        ('"', b'1,"x\\"y"', 6),
+        ('"', b'"\n" ,z', 3),
+        ("\\", b'"x"y,z', 3),
+        ("\\", b'1,"x""y"', 5),
+        ("\\", b'1,"x\\\\"y"', 7),
+    ],
+)
+def test_text_behind_a_closing_quote_of_csv_is_refused(
+    escape: str, row: bytes, byte: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers differ in what they take it for: Arrow drops the quotes."""
+    monkeypatch.setattr(decoders, "CHUNK", chunk)
+    for body in (b"a,b\n%s\n" % row, b"a,b\n%s" % row, b"a,b\n%s\n3,4\n" % row):
+        with pytest.raises(BadBody) as caught:
+            list(read_csv(io.BytesIO(body), fields(a=pa.string(), b=pa.string()), False, escape=escape))
+        assert str(caught.value).startswith(f"text is behind a closing quote, at byte {4 + byte}: ")
+        assert "the option escape=\\" in str(caught.value) or "with escape=\\" in str(caught.value)
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 3])
+def test_csv_whose_quotes_have_backslashes_is_read_with_the_option_and_never_moves_text_between_columns(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This is how Spark's own csv writes these texts."""
+    monkeypatch.setattr(decoders, "CHUNK", chunk)
+    schema = fields(k=pa.int64(), t=pa.string(), u=pa.string())
+    rows: list[tuple[bytes, str]] = [
+        (rb'"say \"hi\"",x', 'say "hi"'),
+        (rb"back\slash\,x", "back\\slash\\"),
+        (rb'"a\\,b",x', "a\\,b"),
+        (rb'"\"\\",x', '"\\'),
+        (rb'"a\b,",x', "a\\b,"),
+        (b'"a\\\\\nb",x', "a\\\nb"),
+        (rb'"",x', ""),
+    ]
+    for written, text in rows:
+        body = b'k,"t",u\n7,' + written + b"\n"
+        found = read_csv(io.BytesIO(body), schema, False, escape="\\")
+        assert [row for batch in found for row in batch.to_pylist()] == [{"k": 7, "t": text, "u": "x"}]
+    moving = rb'7,"x\"",",y"'
+    ((row,),) = [batch.to_pylist() for batch in read_csv(io.BytesIO(b"k,t,u\n" + moving), schema, False, escape="\\")]
+    assert row == {"k": 7, "t": 'x"', "u": ",y"}
+    for body in (b"k,t,u\n" + moving, b"k,t,u\n8,a,b\n" + moving + b"\n", b'k,t,u\n8,"a\\",b\n9,5" pipe,c\n'):
+        said = refusal("csv", body, schema)
+        assert said.startswith("a quote is in a field that does not begin with one, at byte ")
+        assert "give the option escape=\\" in said
+    fine = b'k,t,u\n8,5" pipe,b\n9,"a\\""b",c\n7,"end\\","x"\n'
+    assert [row["t"] for row in read("csv", fine, schema)] == ['5" pipe', 'a\\"b', "end\\"]
+
+
+@pytest.mark.parametrize("body_format", ["csv", *COLUMNAR])
+@pytest.mark.parametrize("near", [" b", "B", "b ", " B\t"])
+def test_a_column_whose_name_differs_in_case_or_blanks_alone_is_refused_and_not_null(
+    body_format: str, near: str
+) -> None:
+    body = write(body_format, pa.table([pa.array([1]), pa.array([2])], ["a", near]))
+    schema = fields(a=pa.int64(), b=pa.int64())
+    said = f"column b is not there, and {json.dumps(near)} is: name the one as the other"
+    assert refusal(body_format, body, schema) == said
+    assert read(body_format, body, fields(a=pa.int64(), c=pa.int64())) == [{"a": 1, "c": None}]
+    both = write(body_format, pa.table([pa.array([1]), pa.array([2])], ["b", near]))
+    assert read(body_format, both, fields(b=pa.int64(), c=pa.int64())) == [{"b": 1, "c": None}]
+    assert read(body_format, both, pa.schema([("b", pa.int64()), (near, pa.int64())])) == [{"b": 1, near: 2}]
+
+
+@pytest.mark.parametrize("body_format", COLUMNAR)
+def test_a_field_of_a_struct_whose_name_differs_in_case_alone_is_refused(body_format: str) -> None:
+    body = write(body_format, pa.table({"s": [{"x": 1, "Y": 2}]}))
+    kind = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    assert (
+        refusal(body_format, body, fields(s=kind)) == 'column s.y is not there, and "Y" is: name the one as the other'
+    )
 
 
 @given(st.lists(st.tuples(texts, texts), max_size=6), st.integers(1, 9))

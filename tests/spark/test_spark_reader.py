@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -290,6 +291,8 @@ def test_a_schema_without_columns_is_no_empty_queue(spark: SparkSession, queue: 
         ({"numPartitions": "9" * 5000}, r"option numPartitions = '9{30,40}: a whole number from 1 to 999999999"),
         ({"pushdown": "true"}, "option pushdown is unknown"),
         ({"bodyFormat": "json"}, "'json': jsonl, csv, parquet, arrow or text is allowed"),
+        ({"bodyFormat": "csv", "escape": "/"}, r"""option escape = '/': " or \\ is allowed"""),
+        ({"bodyFormat": "jsonl", "escape": '"'}, "option escape needs bodyFormat=csv"),
     ],
 )
 def test_options_of_a_read_that_cannot_be_used_are_refused_by_name(options: dict[str, str], said: str) -> None:
@@ -712,6 +715,28 @@ def test_a_bad_body_is_named_with_the_way_out(queue: Queue, body_format: str) ->
     path = f"{queue.layout.target}/{names_in(queue, 'target')[0]}"
     with pytest.raises(DropqError, match=f"{path} cannot be read as {body_format} with this schema: .*bodyFormat"):
         list(read_here(queue, "id string" if body_format == "text" else "priority int", bodyFormat=body_format))
+
+
+def test_what_sparks_own_csv_writes_is_read_as_it_was_and_never_otherwise(
+    spark: SparkSession, queue: Queue, tmp_path: Path
+) -> None:
+    """Random texts of what separates, quotes and escapes; of one row a body, each is right, or its body is refused."""
+    chance = random.Random(7)
+    texts = ["".join(chance.choices('a,"\\\\ \n\r#', k=chance.randint(0, 6))) or "a" for _ in range(4000)]
+    rows = [(number, texts[2 * number], texts[2 * number + 1]) for number in range(2000)]
+    frame = spark.createDataFrame(rows, "k int, t string, u string").coalesce(1)
+    writer = frame.write.option("header", True).option("ignoreLeadingWhiteSpace", False)
+    writer.option("ignoreTrailingWhiteSpace", False).csv(str(tmp_path / "csv"))
+    (part,) = (tmp_path / "csv").glob("part-*")
+    body = part.read_bytes()
+    queue.send(body)
+    schema = "k int, t string, u string"
+    options = {"bodyFormat": "csv", "escape": "\\"}
+    assert [tuple(row) for row in read(spark, queue, schema, **options).collect()] == rows
+    own = spark.read.schema(schema).option("header", True).option("multiLine", True).csv(str(tmp_path / "csv"))
+    assert sorted(map(tuple, own.collect())) == rows  # Spark reads the same
+    with pytest.raises(PySparkException, match=r"a closing quote|does not begin with one"):
+        read(spark, queue, schema, bodyFormat="csv").collect()  # as if quotes were written twice
 
 
 def test_spark_tells_which_body_is_bad(spark: SparkSession, queue: Queue) -> None:
