@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from typing import IO
 
 from dropq.lifecycle.reasons import STDERR_LIMIT
 from dropq.queue.message import Bundle, Record
-from dropq.records.formats import Unreadable, pack
+from dropq.records.formats import MARK, Unreadable, pack
 from dropq.records.reader import RecordReader
 from dropq.worker.command import Runner
 from dropq.worker.loop import Fail, Halt
@@ -36,9 +37,9 @@ class BundleCommand(Runner):
         cannot be settled one by one fails if one of them does.
         """
         message, hand = bundle.message, bundle.hand
-        count, has_all = _count(bundle)
+        count, is_plain = _count(bundle)
         with _empty_report() as report:
-            stderr = self.run(message, message.open if has_all else partial(_copied, bundle), failed=report)
+            stderr = self.run(message, message.open if is_plain else partial(_copied, bundle), failed=report)
             failed = _read(report, count, stderr)
         if failed and bundle.settles_whole:
             number, reason = next(iter(failed.items()))
@@ -58,28 +59,35 @@ def _reader(bundle: Bundle, body: IO[bytes]) -> RecordReader:
 
 
 def _count(bundle: Bundle) -> tuple[int, bool]:
-    """Return how many records a body has, and whether it has nothing else: no empty line, and nothing unreadable."""
-    count, has_all = 0, True
+    """Return how many records a body has, and whether a command may read it as it is.
+
+    Then it has nothing else, such as an empty line or a byte order mark, and all lines end with a line feed: of a last
+    one that does not, a loop in a shell would take no notice.
+    """
+    count, end, is_plain = 0, 0, True
     with bundle.message.open() as body:
         reader = _reader(bundle, body)
         first = reader.following
         try:
-            for _ in reader:
-                count += 1
+            for raw in reader:
+                count, end = count + 1, raw[2]
         except Unreadable:
-            has_all = False
-    return count, has_all and reader.following == first + count
+            is_plain = False
+        is_ended = bundle.hand.format == "frames" or end < body.seek(0, os.SEEK_END)
+    is_plain = is_plain and is_ended and not reader.head.startswith(MARK)
+    return count, is_plain and reader.following == first + count
 
 
 def _copied(bundle: Bundle) -> IO[bytes]:
-    """Return a file with the head and the records of a body, without what else is in it."""
+    """Return a file with the header and the records of a body, without what else is in it, each line with its end."""
 
     def pieces() -> Iterator[bytes]:
         with bundle.message.open() as body, suppress(Unreadable):
-            reader, head = _reader(bundle, body), True
-            for _, _, _, data in reader:
-                yield pack(bundle.hand.format, [data], head=reader.head if head else None)
-                head = False
+            reader = _reader(bundle, body)
+            for number, (_, _, _, data) in enumerate(reader):
+                if number == 0:
+                    yield reader.head.removeprefix(MARK)
+                yield pack(bundle.hand.format, [data])
 
     return _written(pieces())
 

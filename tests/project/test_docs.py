@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -443,6 +444,42 @@ def test_the_examples_of_the_records_paper_run_in_their_order(tmp_path: Path) ->
         assert shown in done.stdout, done.stdout + done.stderr
     root = dropq.Root(tmp_path / "work")
     assert [message.record_number for message in root.queue("readings").browse("error")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("body", "inserted"),
+    [
+        (b"1\n2\n3", ["1", "2", "3"]),
+        (b"1\n2\n3\n", ["1", "2", "3"]),
+        (b"1\r\n2\r\n3", ["1\r", "2\r", "3"]),
+        (b"\xef\xbb\xbf1\n2", ["1", "2"]),
+        (b"1\0\n\0\n2", ["1", "", "2"]),
+        (b"1\n" + b"x" * (20 << 20) + b"\n2\n", ["1"]),
+        (b" 1 \\t\n\n\n*", [" 1 \\t", "*"]),
+        (b"", []),
+    ],
+)
+def test_the_loop_of_the_records_paper_inserts_every_record_however_its_file_ends(
+    tmp_path: Path, body: bytes, inserted: list[str]
+) -> None:
+    """It reads its standard input as the command gives it, and as a file is that another program gives it."""
+    (loop,) = (text for _, text in blocks(TOP / "docs/records.md", "sh") if "while IFS" in text)
+    insert = tmp_path / "insert"
+    insert.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$1\" >>{quote(str(tmp_path / 'stored'))}\n")
+    insert.chmod(0o755)
+    queue = dropq.Root.create(tmp_path / "root").create_queue("q", durability="none")
+    queue.send(body, type="text")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    run = partial(subprocess.run, env=environment, capture_output=True, text=True)
+    work = ["-m", "dropq", "--root", str(queue.root.path), "work", "q", "--until-empty", "--records", "--"]
+    done = run([sys.executable, *work, "sh", "-c", loop])
+    stored = tmp_path / "stored"
+    assert (stored.read_bytes().decode().split("\n")[:-1] if stored.exists() else []) == inserted, done.stderr
+    if len(body) < 1000:
+        assert [message.body for message in queue.browse("processed")] == [body]
+    stored.unlink(missing_ok=True)
+    run(["sh", "-c", loop], input="1\n2")
+    assert stored.read_text() == "1\n2\n"
 
 
 def test_the_python_paper_names_everything_that_is_public() -> None:

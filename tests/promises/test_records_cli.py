@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 from unittest.mock import ANY
 
@@ -139,8 +140,49 @@ def work_records(dropq: Dropq, script: str, *options: str) -> tuple[int, str, st
 def test_records_gives_all_of_them_to_one_command_and_acknowledges_them(queue: Queue, dropq: Dropq) -> None:
     queue.send(b"id,n\n1,a\n2,b", type="csv")
     code, out, err = work_records(dropq, 'cat; echo; echo "${DROPQ_RECORD-none}"')
-    assert (code, out) == (0, "id,n\n1,a\n2,b\nnone\n") and err.startswith("2 acknowledged in ")
+    assert (code, out) == (0, "id,n\n1,a\n2,b\n\nnone\n") and err.startswith("2 acknowledged in ")
     assert where(queue) == {"processed": [b"id,n\n1,a\n2,b"]}
+
+
+BOM = b"\xef\xbb\xbf"
+LONG = b"x" * (20 << 20)  # longer than max_record_bytes
+
+
+@pytest.mark.parametrize("by", ["--records", "--each"])
+@pytest.mark.parametrize(
+    ("format", "body", "read"),
+    [
+        ("text", b"1\n2\n3", b"1\n2\n3\n"),
+        ("jsonl", b'{"n": 1}\n{"n": 2}', b'{"n": 1}\n{"n": 2}\n'),
+        ("text", b"1\r\n2\r\n3", b"1\r\n2\r\n3\n"),
+        ("text", b"1\r\n2\r\n", b"1\r\n2\r\n"),
+        ("text", BOM + b"1\n2", b"1\n2\n"),
+        ("text", BOM + b"1\n2\n", b"1\n2\n"),
+        ("text", BOM + BOM + b"1\n", BOM + b"1\n"),
+        ("text", b"1\n\n2\n\r\n", b"1\n2\n"),
+        ("text", b"a\0b\n\0", b"a\0b\n\0\n"),
+        ("text", b"1\n" + LONG + b"\n2\n", b"1\n"),
+        ("text", b"1\n" + LONG, b"1\n"),
+        ("text", b"", b""),
+        ("csv", BOM + b'id,t\n1,"a\nb"\n2,c', b'id,t\n1,"a\nb"\n2,c\n'),
+        ("csv", b"id,t\r\n1,a\r\n2,b\r\n", b"id,t\r\n1,a\r\n2,b\r\n"),
+        ("frames", b"\0\0\0\x02ab", b"\0\0\0\x02ab"),
+    ],
+)
+def test_commands_read_every_record_and_each_line_with_its_line_feed(
+    queue: Queue, dropq: Dropq, tmp_path: Path, by: str, format: str, body: bytes, read: bytes
+) -> None:
+    queue.send(body, type=format)
+    dropq("work", "q", "--until-empty", by, "--", "sh", "-c", f"cat >>{quote(str(tmp_path / 'read'))}")
+    there = tmp_path / "read"
+    records = read.partition(b"\n")[2] if format == "csv" else read.removeprefix(b"\0\0\0\x02")
+    expected = read if by == "--records" else records
+    assert (there.read_bytes() if there.exists() else b"") == expected
+    lies = where(queue)
+    if LONG in body:
+        assert lies["processed"] == [b"1"] and lies["error"][0].startswith(b"x")
+    else:
+        assert lies == {"processed": [body]}, "the body stays byte for byte"
 
 
 def test_the_records_that_a_command_reports_fail_and_the_others_are_acknowledged(queue: Queue, dropq: Dropq) -> None:
