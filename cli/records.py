@@ -16,7 +16,10 @@ from math import ceil
 from typing import Any
 
 from dropq import Queue, RecordWriter, Sent
-from dropq.errors import DropqError
+from dropq.errors import DropqError, QueueFull
+from dropq.policies.send_limits import MustWait
+from dropq.queue.record_writer import _Bundle
+from dropq.queue.sender import Sender
 from dropq.records.formats import MARK, format_of
 from dropq.records.reader import BLOCK, RecordReader
 from dropq.records.rows import LINE_FEED
@@ -60,12 +63,22 @@ def send_records(
         return _Writer(queue, format, linger=linger, header=header, **limits, **fields)
 
     open_writer(b"column" if format == "csv" else None)  # what it refuses is refused before anything is read
-    with _noting_signals() as ending:
-        code = _Records(shell, queue, format, open_writer, ending).send(sources)
-    if code == OK and ending.came and ending.came[0] != signal.SIGINT:
-        output.flush()
-        os.kill(os.getpid(), ending.came[0])
+    try:
+        with _noting_signals(queue) as ending:
+            code = _Records(shell, queue, format, open_writer, ending).send(sources)
+    except _EndedAtOnce as error:
+        _end_by(error.number)
+        raise
+    if code == OK and ending.came:
+        _end_by(ending.came[0])
     return code
+
+
+def _end_by(number: int) -> None:
+    """End as the signal ends a program that does not handle it; Ctrl-C is reported, as of all commands."""
+    if number != signal.SIGINT:
+        output.flush()
+        os.kill(os.getpid(), number)
 
 
 class _Writer(RecordWriter):
@@ -74,22 +87,56 @@ class _Writer(RecordWriter):
     def _call_thread(self) -> None:
         pass
 
+    def _send_to(self, goal: Sender, bundle: _Bundle) -> None:
+        try:
+            super()._send_to(goal, bundle)
+        except MustWait as error:  # a signal has ended the wait
+            raise QueueFull(str(error)) from error
+
 
 class _Ended(Exception):
     """Raised when a signal ends the reading: what was read of an unfinished record is not sent, and is told."""
 
 
-class _Ending:
-    """The signals that ended the command, and a pipe that is readable when one has come."""
+class _EndedAtOnce(KeyboardInterrupt):
+    """Raised by the second signal, wherever it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class _Ending:
+    """The signals that ended the command, and a pipe that is readable when one has come.
+
+    Args:
+        queue: where the command sends to; a signal ends its wait for room there.
+    """
+
+    def __init__(self, queue: Queue) -> None:
         self.came: list[int] = []
         self.wakes, self._wake = os.pipe()
+        self._queue = queue
+        self._raises = False
 
     def note(self, number: int) -> None:
         """Note a signal."""
         self.came.append(number)
         os.write(self._wake, b"!")
+        self._queue._stop_waiting()
+        if self._raises:
+            raise _Ended
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise _Ended in the block as soon as a signal comes: it may wait for ever."""
+        self._raises = True
+        try:
+            if self.came:
+                raise _Ended
+            yield
+        finally:
+            self._raises = False
 
     def close(self) -> None:
         """Close the pipe."""
@@ -98,12 +145,12 @@ class _Ending:
 
 
 @contextmanager
-def _noting_signals() -> Iterator[_Ending]:
-    """Note SIGINT, SIGTERM and SIGHUP during the block; a second one does what it did before.
+def _noting_signals(queue: Queue) -> Iterator[_Ending]:
+    """Note SIGINT, SIGTERM and SIGHUP in the block; the second raises _EndedAtOnce, a third does what it did before.
 
     What a parent has the command ignore, as nohup does, stays ignored.
     """
-    ending = _Ending()
+    ending = _Ending(queue)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     taken = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
@@ -113,7 +160,9 @@ def _noting_signals() -> Iterator[_Ending]:
             signal.signal(number, before[number])
 
     def end(number: int, frame: object) -> None:
-        restore()
+        if ending.came:
+            restore()
+            raise _EndedAtOnce(number)
         ending.note(number)
 
     for number in taken:
@@ -167,8 +216,8 @@ class _Records(Sending):
             except (ValueError, DropqError, OSError) as error:  # what was read before it is sent
                 code = output.exit_code(error) if isinstance(error, DropqError | OSError) else BAD_DATA
                 self._complain(error)
-            except BaseException:
-                self._report_left()
+            except BaseException as error:
+                self._report_left(is_told=isinstance(error, KeyboardInterrupt))
                 raise
         if code == OK and self._ending.came[:1] == [signal.SIGINT]:
             raise KeyboardInterrupt(f"{self._records_sent} records sent, nothing after that")
@@ -194,9 +243,10 @@ class _Records(Sending):
         for each in errors:
             output.complain(each)
 
-    def _report_left(self) -> None:
-        if self._writer is not None and self._writer._waiting():
-            output.note(f"sent={self._records_sent} not_sent={self._writer._waiting()}")
+    def _report_left(self, *, is_told: bool) -> None:
+        left = 0 if self._writer is None else self._writer._waiting()
+        if left or is_told:
+            output.note(f"sent={self._records_sent} not_sent={left}")
 
     def _report_sum(self, code: int) -> None:
         if code or self._shell.quiet:
@@ -204,7 +254,7 @@ class _Records(Sending):
             output.note(f"sent={self._records_sent} not_sent={left}")
 
     def _send_source(self, source: str) -> None:
-        with nullcontext(stdin()) if source == "-" else _opened(source) as file:
+        with nullcontext(stdin()) if source == "-" else self._opened(source) as file:
             stays = file.seekable()  # what is not read of a file stays there; of a pipe, all that was read is sent
             pipe = None if stays else _Followed(file.fileno(), self._wait, self._ending.wakes)
             source_file = file if pipe is None else io.BufferedReader(pipe, BLOCK)
@@ -212,22 +262,29 @@ class _Records(Sending):
             whole = 0
             try:
                 for number, _, end, record in reader:
-                    self._write(record, number, reader.head)
                     whole = end + (self._format != "frames")
+                    self._write(record, number, reader.head)
                     if stays and self._ending.came:
                         raise _Ended
-            except _Ended:
+            except (_Ended, KeyboardInterrupt) as ended:
                 if pipe is not None:
-                    self._tell_unfinished(pipe, whole or len(reader.head))
+                    self._tell_unfinished(pipe, whole or len(reader.head), at_once=isinstance(ended, KeyboardInterrupt))
                 raise
             except ValueError as error:
                 where = "standard input" if source == "-" else source
                 raise ValueError(f"{where}: {error}; it was not sent, nor was what follows it") from error
 
-    def _tell_unfinished(self, pipe: _Followed, end: int) -> None:
-        """Tell how much was read behind the last record and its line feed, which end at this place."""
+    def _opened(self, path: str) -> io.BufferedReader:
+        with error_context("nothing of it was sent"), self._ending.raising():  # a fifo waits for who writes to it
+            return io.BufferedReader(io.FileIO(path), BLOCK)
+
+    def _tell_unfinished(self, pipe: _Followed, end: int, *, at_once: bool) -> None:
+        """Tell how much was read behind the last record and its line feed, which end at this place.
+
+        Unless it ended `at_once`, what follows are empty lines if all lines have ended.
+        """
         left = pipe.taken - end
-        if left > 0 and not (pipe.ended_line and self._format in ("jsonl", "text")):
+        if left > 0 and (at_once or not (pipe.ended_line and self._format in ("jsonl", "text"))):
             output.note(f"{left} bytes behind the last whole record were read, and not sent")
 
     def _write(self, record: bytes, number: int, head: bytes) -> None:
@@ -261,7 +318,7 @@ class _Records(Sending):
             self._flush()
             self._warned = False
         except (DropqError, OSError) as error:
-            if not self._warned:
+            if not self._warned and not self._ending.came:
                 output.note(f"warning: {describe(error)}; it is tried again")
             self._warned = True
 
@@ -306,8 +363,3 @@ class _Followed(io.RawIOBase):
         if count := os.readv(self._fd, [buffer]):
             self.taken, self.ended_line = self.taken + count, buffer[count - 1] == LINE_FEED
         return count
-
-
-def _opened(path: str) -> io.BufferedReader:
-    with error_context("nothing of it was sent"):
-        return io.BufferedReader(io.FileIO(path), BLOCK)

@@ -374,6 +374,11 @@ class Queue(Sender):
             return limits
         return SendLimits(self.name, own, then=limits, waits=self._waits)
 
+    def _stop_waiting(self) -> None:
+        super()._stop_waiting()
+        for other in self._overflowing.values():
+            other._stop_waiting()
+
     def _overflow(self, full: QueueFull) -> Sender:
         if not full.overflows_to:
             raise full

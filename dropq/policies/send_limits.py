@@ -63,6 +63,14 @@ class SendLimits:
         self._limit = None if most is None else Limit(name, context, most, rejects=rejects, waits=waits)
         self._pid = os.getpid()
 
+    def stop_waiting(self) -> None:
+        """Let senders get MustWait, those that wait at this moment within `max_age`; a signal handler may call this."""
+        self._write_lock.waits = False
+        if self._limit is not None:
+            self._limit.waits = False
+        if self._then is not None:
+            self._then.stop_waiting()
+
     @property
     def is_ours(self) -> bool:
         """Whether this process made the object: after a fork, threads of the other process may hold its locks."""
@@ -174,13 +182,16 @@ class Limit:
         context: the queue.
         most: the limit.
         rejects, waits: as of `SendLimits`.
+
+    Attributes:
+        waits: whether senders wait; else they get MustWait.
     """
 
     def __init__(
         self, name: str, context: QueueContext, most: int, *, rejects: bool = False, waits: bool = True
     ) -> None:
         layout = context.layout
-        self._waits = waits
+        self.waits = waits
         self._name = name
         self._context = context
         self._most = most
@@ -236,11 +247,11 @@ class Limit:
 
     def _wait(self, count: int, whole: bool) -> int:
         # Mostly an ack makes room, which causes an event; other changes are found by the next count.
-        timing = self._context.timing
-        if not self._waits:
-            raise MustWait(f"{self._full}: senders wait for consumers")
-        wait = _Wait(self._context.layout.processed, f"{self._full}: senders wait for consumers", timing)
+        timing, why, wait = self._context.timing, f"{self._full}: senders wait for consumers", None
         while not (entering := self._enter(count, whole)):
+            if not self.waits:
+                raise MustWait(why)
+            wait = wait or _Wait(self._context.layout.processed, why, timing)
             wait.pause(timing.max_age)
             self._overflow_now(self._full)
         return entering
@@ -267,12 +278,15 @@ class WriteLock:
         name: the queue's name.
         context: the queue.
         waits: as of `SendLimits`.
+
+    Attributes:
+        waits: whether senders wait; else they get MustWait.
     """
 
     def __init__(self, name: str, context: QueueContext, *, waits: bool = True) -> None:
         self._name = name
         self._context = context
-        self._waits = waits
+        self.waits = waits
         self._path = context.layout.write_lock
         self._looks_at = 0.0
         self._content: bytes | None = None
@@ -295,7 +309,7 @@ class WriteLock:
                 terms.tally.add(admitted - entering)
                 return admitted
             why = f"{self._path} makes senders wait: remove it to let them go on"
-            if not self._waits:
+            if not self.waits:
                 raise MustWait(why)
             wait = wait or _Wait(self._context.layout.processing, why, timing)
             wait.pause(min(left, timing.max_age))

@@ -7,10 +7,10 @@ LeaseLost.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -29,6 +29,7 @@ from dropq.lifecycle.transitions import Transitions
 from dropq.queue.message_view import LAST_MS as LAST_MS
 from dropq.queue.message_view import MessageView
 from dropq.queue.message_view import utc as utc
+from dropq.records.rows import fields_of
 from dropq.storage import reading
 from dropq.storage.clock import lease_end
 from dropq.storage.failures import error_context, storage_error
@@ -401,7 +402,8 @@ class Record:
         """Its fields by the names of the columns, of a row of csv.
 
         Raises:
-            ValueError: it is no row of csv, or has another number of fields than the header.
+            ValueError: it is no row of csv, or has another number of fields than the header; or two columns have one
+                name.
         """
         return self._bundle.fields(self)
 
@@ -633,21 +635,21 @@ class Bundle:
         if self.hand.format != "csv":
             raise ValueError(f"{where} is {self.hand.format}, which has no columns: use json(), text or data")
         if self._columns is None:
-            self._columns = _row(self.hand.head.decode("utf-8-sig", errors="replace").strip("\r\n"), where)
-        row = _row(record.text, where)
+            self._columns = self._columns_of(where)
+        try:
+            row = fields_of(record.text)
+        except ValueError as error:
+            raise ValueError(f"{where} cannot be taken apart: {error}") from error
         if len(row) != len(self._columns):
             raise ValueError(f"{where} has {len(row)} fields, and its header names {len(self._columns)}")
         return dict(zip(self._columns, row, strict=True))
 
-
-def _row(text: str, where: str) -> list[str]:
-    """Return the fields of a row of csv."""
-    import csv
-
-    try:
-        return next(csv.reader(io.StringIO(text, newline=""), strict=False), [])
-    except csv.Error as error:
-        raise ValueError(f"{where} cannot be taken apart: {error}") from error
+    def _columns_of(self, where: str) -> list[str]:
+        """Return the names of the columns, each another one; those without a name are seldom meant."""
+        columns = fields_of(self.hand.head.decode("utf-8-sig", errors="replace").strip("\r\n"))
+        if twice := [name for name, count in Counter(columns).items() if name and count > 1]:
+            raise ValueError(f"{where}: its header has column {twice[0]!r} twice, and fields has each once: use text")
+        return columns
 
 
 def _middle(message: Message, hand: Hand, max_bytes: int) -> tuple[int, int] | None:

@@ -551,6 +551,12 @@ class Sender:
         self._asks_at = limits.asks_at
         return admitted
 
+    def _stop_waiting(self) -> None:
+        """Raise MustWait from now on where the queue makes senders wait; a signal handler may ask for this."""
+        self._waits = False
+        if self._limits is not None:
+            self._limits.stop_waiting()
+
     def _limits_of_sends(self) -> SendLimits:
         """Return what lets messages in."""
         return SendLimits(self._goal.name, self._goal, waits=self._waits)

@@ -21,6 +21,9 @@ is_closed = _CLOSED.fullmatch
 #: Match a line that a quote was open before, if the row ends with it.
 is_closing = re.compile(rb'[^"]*+(?>""[^"]*+)*+"[^"]*+(?>%b[^"]*+)*+' % _QUOTES).fullmatch
 
+#: Find the fields of a row with a comma behind it: the quoted text that each begins with, and what follows that.
+_FIELDS = re.compile(r'(?:"([^"]*+(?>""[^"]*+)*+)")?([^,]*+),').findall
+
 
 def open_quote(row: bytes) -> int:
     """Return where the quote is that is open at the end of an unfinished row."""
@@ -35,3 +38,20 @@ def is_one_row(data: bytes) -> bool:
     if LINE_FEED in data or RETURN in data:
         return _ONE_ROW.fullmatch(data) is not None
     return QUOTE not in data or is_closed(data) is not None
+
+
+def fields_of(row: str) -> list[str]:
+    """Return the fields of a row; what follows a quoted text belongs to its field, as Python's csv has it.
+
+    That module refuses fields over a limit of 128 KiB, which all of the process share.
+
+    Raises:
+        ValueError: a carriage return that is in no quotes, and not at the end, divides it in two.
+    """
+    row = row.removesuffix("\r")
+    if '"' not in row and "\r" not in row:
+        return row.split(",")
+    found = _FIELDS(f"{row},")
+    if "\r" in row and any("\r" in text for _, text in found):
+        raise ValueError("it has a carriage return outside of quotes")
+    return [quoted.replace('""', '"') + text if quoted else text for quoted, text in found]

@@ -195,6 +195,68 @@ def _is_read(process: subprocess.Popen[bytes]) -> bool:
     return not any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4)))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("how", ["limit", "write-lock"])
+def test_a_signal_ends_the_wait_for_a_queue_that_blocks_and_what_was_sent_is_told(
+    tmp_path: Path, number: signal.Signals, how: str
+) -> None:
+    queue = make_queue(tmp_path / "root", timing=FRESH, max_unprocessed=1, overflow="block")
+    if how == "write-lock":
+        Path(queue.layout.write_lock).touch()
+    with following(queue, "--max-records", "2", "--format", "text") as process:
+        if how == "limit":
+            put(process, b"1\n2\n")
+            assert heard(process).endswith(b"\t2\n")
+        put(process, b"3\n4\n5\n6 ha")
+        assert process.stderr is not None
+        assert b"senders wait" in process.stderr.readline()
+        process.send_signal(number)
+        out, err = process.communicate()
+    assert (process.returncode, out) == (75, b"")
+    assert b"4 bytes behind the last whole record were read" in err
+    assert err.endswith(b"sent=2 not_sent=3\n" if how == "limit" else b"sent=0 not_sent=3\n")
+    assert bodies(queue) == [b"1\n2\n"][: how == "limit"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_ends_the_command_wherever_it_is_and_tells_what_was_sent(
+    queue: Queue, number: signal.Signals
+) -> None:
+    with following(queue, "--max-records", "1", "--format", "text") as process:
+        with open(os.open(f"/proc/{process.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as ids:
+            while ids.write(bytes(4096)):
+                pass  # until the pipe is full
+        put(process, b"1\n2\n")
+        assert process.stderr is not None
+        until(lambda: len(bodies(queue)) == 1 and is_asleep(process), "the command waits for who reads its ids")
+        process.send_signal(number)
+        until(lambda: is_asleep(process), "the command has noted the signal, and waits again")
+        process.send_signal(number)
+        read, told = process.stderr.readline(), process.stderr.readline()
+    assert read == b"2 bytes behind the last whole record were read, and not sent\n"
+    assert told == b"sent=1 not_sent=0\n"
+
+
+def is_asleep(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process sleeps, and has seen each signal that it was sent."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    status = dict(line.split(":\t") for line in text.splitlines() if ":\t" in line)
+    return status["State"].startswith("S") and not int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+
+
+def test_a_signal_ends_the_wait_for_who_writes_to_a_fifo(queue: Queue, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "first").write_text("1\n")
+    sources = [str(tmp_path / "first"), str(tmp_path / "fifo")]
+    with following(queue, "--max-records", "1", *sources) as process:
+        assert heard(process).endswith(b"\t1\n")
+        until(lambda: is_asleep(process), "the command waits for a writer")
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == -signal.SIGTERM
+    assert bodies(queue) == [b"1\n"]
+
+
 def test_a_queue_that_is_full_for_a_while_gets_the_records_of_a_pipe_later(root: Root) -> None:
     small = root.create_queue("q2", max_unprocessed=1, overflow="reject", durability="none")
     small.send("in the way")

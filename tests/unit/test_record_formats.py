@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -29,6 +30,7 @@ from dropq.records.formats import (
 )
 from dropq.records.parts import copy_part
 from dropq.records.reader import BLOCK, RawRecord, RecordReader
+from dropq.records.rows import fields_of, is_one_row
 
 TEXTS = ("jsonl", "text", "csv")
 #: Everything that a text format looks at, what looks like a mark, and bytes that are no UTF-8.
@@ -602,3 +604,9 @@ def test_spark_reads_what_was_packed() -> None:
 
 def test_the_default_limit_is_16_mib() -> None:
     assert MAX_RECORD_BYTES == 16 * 1024 * 1024
+
+
+@given(st.text(st.sampled_from('ab,"\r\n\0 é'), max_size=12))
+def test_the_fields_of_a_row_are_those_that_pythons_csv_finds(row: str) -> None:
+    assume(row and is_one_row(row.encode()))
+    assert fields_of(row) == (next(csv.reader(io.StringIO(row, newline=""))) or [""]), row
