@@ -21,6 +21,7 @@ class IdSource:
         self._random = rng or random.Random()
         self._lock = threading.RLock()
         self._last = 0
+        self._moments: dict[str, int] = {}
         _sources.add(self)
 
     def next(self) -> str:
@@ -38,6 +39,14 @@ class IdSource:
             first = now if now > self._last else self._last + 1
             self._last = first + count - 1
         return ["%016d-%010d" % (number, bits(33)) for number in range(first, first + count)]  # noqa: UP031
+
+    def moment(self, message_id: str) -> int:
+        """Return the time, in ms since 1970; a later one for each message of an id that begins to wait in one ms."""
+        now = self._now_ms()
+        with self._lock:
+            self._moments = {id: moment for id, moment in self._moments.items() if moment >= now}
+            self._moments[message_id] = moment = max(now, self._moments.get(message_id, 0) + 1)
+        return moment
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()  # a thread that the child does not have may hold the parent's lock

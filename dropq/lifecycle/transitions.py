@@ -937,7 +937,7 @@ class Transitions:
             to: the subscription that the copy is for.
         """
         name = replace(_uncounted(self._sidecars.parse(filename)), via="")
-        name = replace(name, lapsed="", from_client="", copied="", since=to.clock.now_ms())
+        name = replace(name, lapsed="", from_client="", copied="", since=to.root.ids.moment(name.id))
         return self._copy_to(filename, to, name)
 
     def _copy_to(self, filename: str, to: QueueContext, name: Name) -> str | None:
@@ -967,7 +967,7 @@ class Transitions:
             with to.error_context("the message stays where it was"):
                 to.storage.unlink(f"{to.layout.acks}/{name.id}")  # an early ack was for the delivery before
         name = replace(_uncounted(name), via="", hops=0, expiration=0, lapsed="")
-        return replace(name, since=to.clock.now_ms(), copied=self._stays_copied(name, to))
+        return replace(name, since=to.root.ids.moment(name.id), copied=self._stays_copied(name, to))
 
     def _stays_copied(self, name: Name, to: QueueContext) -> str:
         """Return what a name says of copies that were made, as it goes to a queue: nothing to another than this one."""

@@ -180,7 +180,8 @@ def requeue_whole(
 ) -> Iterator[Outcome]:
     """Put the parts of each bundle together, and requeue it as one message; requeue all else as `requeue` does.
 
-    What was a record of a bundle belongs to it, too. A part that is alone is requeued as it is.
+    What was a record of a bundle belongs to it, too. A part that is alone is requeued as it is. Another bundle may have
+    an id that is not a generated one: there, parts belong together that have waited since the same time.
 
     Args:
         context: the queue that they lie in.
@@ -208,13 +209,13 @@ def _requeue_whole(
     with error_context("no message was requeued"):
         joining.sweep(context)  # what a process that died was putting together is there again
     wanted, found = _wanted(ids), set[str]()
-    bundles = dict[tuple[str | None, str], list[Message]]()
+    bundles = dict[tuple[str | None, int | str], list[Message]]()
     for message in select(context, state, filter=filter):
         bundle = joining.bundle_of(message)
         known = {message.id, message.name, message.file, bundle or message.id}
         if wanted is None or not known.isdisjoint(wanted):
             found |= known
-            bundles.setdefault((bundle, "" if bundle else message.file), []).append(message)
+            bundles.setdefault((bundle, joining.came(message) if bundle else message.file), []).append(message)
     act = partial(_requeue, Transitions(context), goal=context, keep_expiration=keep_expiration)
     done = f"requeued to {context.name}"
     for (bundle, _), parts in bundles.items():

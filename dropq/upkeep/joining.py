@@ -36,6 +36,7 @@ from dropq.errors import DropqError
 from dropq.format.credits import may_have_via
 from dropq.format.joining import DRAFT, DROPPED, WHOLE, JoiningFolder
 from dropq.format.layout import STATES, WITH_REASON
+from dropq.format.names import Name
 from dropq.lifecycle import credits
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.transitions import Transitions
@@ -107,11 +108,18 @@ def bundle_of(message: Message) -> str | None:
     return bundle if bundle and number == str(message.record_number) else None
 
 
+def came(message: Message) -> int:
+    """Return what tells the bundle of a part from others of its id: since when it waits; 0 if no other has the id."""
+    bundle, since = bundle_of(message), message._name.since
+    return 0 if bundle is None or Name(bundle).generated else since
+
+
 def join(context: QueueContext, state: str, messages: Sequence[Message], *, keep_expiration: bool = False) -> str:
     """Put the parts of one bundle together as a new message; return its name in target/.
 
     The records are in the order of their numbers. A number that none of the parts has becomes an empty line, row or
-    frame, and one that several have with the same bytes is there once. Counters and the queue's clock begin again.
+    frame. One that several have with the same bytes is there once if the bundle has a generated id, as after a replay;
+    else it may be of two bundles, and is refused. Counters and the queue's clock begin again.
 
     Args:
         context: the queue.
@@ -215,12 +223,14 @@ def _write(body: IO[bytes], folder: str, parts: Sequence[Part]) -> None:
     first, body_format = parts[0], parts[0].body_format
     heads: dict[str, bytes] = {}
     following, last, last_from, empty = first.number, b"", first, 0
+    is_one = Name(first.bundle).generated
     for number, data, part in _in_order(folder, parts, heads):
         if number < following:
-            if data != last:
+            if data != last or not is_one:
+                both = f"different records of number {number}" if data != last else f"a record of number {number} each"
                 raise DropqError(
-                    f"{last_from.file} and {part.file} have different records of number {number}: requeue one of them "
-                    f"without --whole, or purge it; {APART}"
+                    f"{last_from.file} and {part.file} have {both}: requeue one of them without --whole, or purge it; "
+                    f"{APART}"
                 )
             continue
         if not last:

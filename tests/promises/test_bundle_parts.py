@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 from forks import DIED, forked
-from helpers import Make, Run
+from helpers import Clock, Make, Run, drop, make_queue, take
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torture.calls import Call, come_between
@@ -382,6 +382,50 @@ def test_without_ids_each_bundle_is_put_together_and_all_else_is_requeued(make: 
     assert all(outcome.ok for outcome in outcomes)
     assert sorted(bodies(queue)) == sorted([WHOLE, b"a\nb\n", b"alone\n", b"x", b"y", b"z"])
     assert queue.counts()["error"] == 0
+
+
+def fail_bad(queue: Queue, body: bytes, name: str = "day.text") -> None:
+    """Send a file, and let each record fail that is bad."""
+    drop(queue, name, body)
+    with queue.subscribe() as subscription:
+        for record in subscription.records(timeout=0):
+            settle(record, rejected=record.text.startswith("bad"))
+
+
+@pytest.mark.parametrize("ids", [None, ["day.text"], ["day.text-3"]])
+def test_records_of_two_files_of_one_name_are_not_put_together(make: Make, ids: list[str] | None) -> None:
+    queue = make()
+    fail_bad(queue, b"good\nbad 1\nbad\n")
+    fail_bad(queue, b"good\ngood\nbad\nbad 2\n")
+    assert all(outcome.ok for outcome in queue.requeue(ids, whole=True))
+    if ids == ["day.text-3"]:
+        assert bodies(queue) == [b"bad\n", b"bad\n"]
+    else:
+        assert bodies(queue) == [b"bad 1\nbad\n", b"bad\nbad 2\n"]
+        assert queue.counts()["error"] == 0
+
+
+def test_files_of_one_name_that_were_requeued_in_one_millisecond_are_not_put_together(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, clock=Clock())
+    for body in (b"1\n2\n", b"3\n4\n"):
+        drop(queue, "day.text", body)
+        take(queue).reject("no")
+    queue.requeue()
+    with queue.subscribe() as subscription:
+        for record in subscription.records(timeout=0):
+            settle(record, rejected=True)
+    assert queue.counts()["error"] == 4
+    queue.requeue(["day.text"], whole=True)
+    assert bodies(queue) == [b"1\n2\n", b"3\n4\n"]
+
+
+def test_two_records_of_a_number_are_both_kept_unless_their_bundle_has_an_id_of_its_own(make: Make) -> None:
+    queue = make()
+    for _ in range(2):
+        put(queue, "error", b"x\n", id="day-3", record=3, since=1795383089375)
+    (outcome,) = queue.requeue(["day"], whole=True)
+    assert not outcome.ok and "have a record of number 3 each" in outcome.detail
+    assert bodies(queue, "error") == [b"x\n", b"x\n"]
 
 
 def test_a_number_that_two_parts_have_is_there_once_if_both_say_the_same(make: Make) -> None:
