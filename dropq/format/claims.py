@@ -135,6 +135,11 @@ class Claim:
         return self.owner.startswith(f"{ROUTER}-")
 
     @property
+    def of_zmq(self) -> bool:
+        """Whether it is the claim of a server for ZeroMQ, whose messages come again at once."""
+        return self.owner.startswith(ZMQ)
+
+    @property
     def receipt(self) -> str:
         """What proves the claim to another process: its file name, and behind a slash the version of its body."""
         return self.filename if self.body is None else f"{self.filename}/{self.body}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dropq.format.claims import Claim, split_claim
+from dropq.format.claims import Claim, claim_id, split_claim
 from dropq.format.names import Name, parse
 
 
@@ -46,6 +46,11 @@ class MessageFile:
         if self._own_name is None:
             self._claim, self._own_name = split_claim(self.filename, self.folder)
         return self._claim
+
+    @property
+    def distinction(self) -> str:
+        """What tells the message from all others of its id, as `Name.distinction` does."""
+        return self.name.distinction(claim_id(self.claim.owner) if self.claim is not None and self.claim.ours else "")
 
     @property
     def name(self) -> Name:

@@ -166,6 +166,17 @@ class Name:
         """What tells its file from others of the same id: its copy mark, or the credit under which it came."""
         return self.copy or self.via
 
+    def distinction(self, claim: str = "") -> str:
+        """Return what tells its message from all others of its id, the same at each delivery; "" if the id does.
+
+        Unlike `identity`, it also tells parts of a bundle apart, and files that came in the same millisecond.
+
+        Args:
+            claim: the id of the claim that holds it, which becomes its mark when it returns without one.
+        """
+        mark = self.copy if self.generated else self.mark or claim
+        return "".join(f"/{part}" for part in (self.first, mark) if part)
+
     @property
     def unmarked(self) -> Name:
         """This name without its expired-claim marker; a copy marker then keeps it unique."""
@@ -221,10 +232,11 @@ def make(attributes: Mapping[str, Any]) -> Name:
 
 def _read_text(raw: str) -> str:
     """Decode a field; bytes that are not UTF-8 stay escapes."""
-    return _readable(decode(raw))
+    return readable(decode(raw))
 
 
-def _readable(text: str) -> str:
+def readable(text: str) -> str:
+    """Return a text as UTF-8 can hold it: bytes that are not UTF-8, and halves of pairs, stay escapes."""
     return text if text.isascii() else LONE_SURROGATE.sub(lambda lone: encode(lone[0]), text)
 
 
@@ -492,7 +504,7 @@ def _restored_id(short: str, full: object, problems: list[str]) -> str:
 def _sidecar_text(sidecar: object, key: str, problems: list[str]) -> str | None:
     value = _entry(sidecar, key)
     if value is None or isinstance(value, str):
-        return value and _readable(value)
+        return value and readable(value)
     problems.append(f"{key} in its sidecar is not text and is dropped")
     return None
 
@@ -501,7 +513,7 @@ def _sidecar_properties(entry: object, problems: list[str]) -> Iterable[tuple[st
     for key, value in entry.items() if isinstance(entry, Mapping) else ():
         try:
             kind, text = value
-            yield _readable(str(key)), Typed.read(str(kind), _readable(str(text)))
+            yield readable(str(key)), Typed.read(str(kind), readable(str(text)))
         except (TypeError, ValueError) as error:
             problems.append(f"property {key!r} in its sidecar is dropped: {error}")
 

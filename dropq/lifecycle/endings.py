@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dropq.config.schema import QueueConfig
-from dropq.format.claims import ZMQ, Claim
+from dropq.format.claims import Claim
 from dropq.format.names import Name
 from dropq.lifecycle.context import QueueContext
 
@@ -80,7 +80,7 @@ def is_death(context: QueueContext, claim: Claim) -> bool:
 
     What distributes or copies delivers nothing, and a server for ZeroMQ only passes messages on.
     """
-    return not (context.layout.is_topic or claim.of_router or claim.subscription.startswith(ZMQ))
+    return not (context.layout.is_topic or claim.of_router or claim.of_zmq)
 
 
 def delay_before(context: QueueContext, name: Name, *, died: bool = False) -> float:

@@ -17,7 +17,7 @@ from typing import TypeVar, TypeVarTuple
 
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue, StorageError
 from dropq.format import names
-from dropq.format.claims import Claim, Location
+from dropq.format.claims import Claim, Location, claim_id
 from dropq.format.credits import Via, may_have_via
 from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON, QueueLayout
 from dropq.format.message_file import MessageFile
@@ -435,6 +435,8 @@ class Transitions:
             return self.set_aside(claim, end.state, end.reason, failure, cancel=cancel)
         wait = delay_before(self.context, name, died=claim.died) if delay is None else delay
         name = replace(name, not_before=self._clock.now_ms() + int(wait * 1000) if wait > 0 else 0)
+        if claim.ours and not (name.generated or name.mark or lapsed):
+            name = replace(name, foreign=False, copy=claim_id(claim.owner))  # the same from now on: see `distinction`
         return self._move_back(claim, name)
 
     def release(self, claim: Claim, *, counted: bool = True) -> Location:
@@ -443,7 +445,8 @@ class Transitions:
 
     def _move_back(self, claim: Claim, name: Name) -> Location:
         """Move a claimed message to where it waits for its next delivery, under its new name."""
-        file = self._move_out(claim, self._move_to_wait, name, claim.arrival)
+        is_marked = bool(name.mark) and not name.lapsed
+        file = self._move_out(claim, self._move_to_wait, name, claim.arrival, is_marked)
         location = Location("delayed" if name.not_before else "target", file)
         self._sync_settled(self._sent_folder(name.not_before), self._layout.processing, location=location)
         return location

@@ -7,11 +7,13 @@ leasing it settles any claim. Where several messages bear an id, as the parts of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from typing import NamedTuple
 
 from dropq.errors import LeaseLost, NoSuchMessage
-from dropq.format.claims import Claim, split_receipt
+from dropq.format.claims import BodyVersion, Claim, split_receipt
 from dropq.format.layout import SETTLED
+from dropq.format.message_file import MessageFile
 from dropq.lifecycle import early_acks
 from dropq.lifecycle.claims import find_claim
 from dropq.lifecycle.context import QueueContext
@@ -92,6 +94,50 @@ def ack(
     if done or _is_past_ack(context, message_id):
         early_acks.forget(context, message_id)
     return done
+
+
+class Delivered(NamedTuple):
+    """What names a message that was delivered before, and no other; and its body at that time."""
+
+    id: str
+    distinction: str
+    body: BodyVersion
+
+
+def ack_delivered(context: QueueContext, delivered: Delivered, subscription: Subscription) -> bool:
+    """Acknowledge a message that was delivered before, whether it waits, or somebody holds it.
+
+    Args:
+        context: the queue.
+        delivered: the message.
+        subscription: claims it if it waits.
+
+    Returns:
+        Whether it was there; a message of its id that is another one, or has another body, stays as it is.
+    """
+    for state in ("processing", "delayed", "target", "processing"):  # RACE: with sweeps, and then with consumers
+        for file in bearing(context, state, delivered.id):
+            if file.distinction != delivered.distinction:
+                continue
+            with suppress(FileNotFoundError, LeaseLost):
+                if context.settling.version(f"{context.layout.folder(state)}/{file.filename}") != delivered.body:
+                    continue
+                if (claim := _taken(context, file, state, subscription)) is not None:
+                    Transitions(context).archive(claim)
+                    return True
+    return False
+
+
+def _taken(context: QueueContext, file: MessageFile, state: str, subscription: Subscription) -> Claim | None:
+    """Return the claim on a held message, else claim it; None for a barrier, while paused, or if another is first."""
+    if state == "processing":
+        return file.claim if file.claim is not None and file.claim.ours and not file.claim.of_barrier else None
+    if context.paused:
+        return None
+    claim = Transitions(context).claim(file, subscription._next_owner(), 0, state=state)
+    if claim is not None:
+        claim.body = None  # it was compared before
+    return claim
 
 
 def _acknowledged(

@@ -10,7 +10,7 @@ from typing import IO, Any, TypeVar
 
 from dropq.errors import LeaseLost, NoSuchMessage
 from dropq.format import names
-from dropq.format.claims import Claim
+from dropq.format.claims import Claim, claim_id
 from dropq.format.layout import DEAD_LETTER, WAITING, WITH_REASON
 from dropq.format.message_file import MessageFile
 from dropq.format.names import Name
@@ -128,6 +128,12 @@ class MessageView:
         """What tells it from other messages of its id, as long as it waits or is held: see `names.identity`."""
         claim = self._claim
         return names.identity(self._name, self._file.arrival if claim is None else claim.arrival)
+
+    @property
+    def _distinction(self) -> str:
+        """What tells it from all other messages of its id, as `Name.distinction` does."""
+        claim = self._claim
+        return self._name.distinction(claim_id(claim.owner) if claim is not None and claim.ours else "")
 
     @property
     def priority(self) -> int:

@@ -496,8 +496,9 @@ def _returned(
     claim.exact = True  # RACE: a holder that has renewed it since the listing keeps it
     claim.died = died and is_death(context, claim)
     delivers = not context.layout.is_topic and not claim.of_router  # what distributes or copies delivers nothing
+    delay = None if delivers and not claim.of_zmq else 0
     with _passing_over(context, report, claim.filename), suppress(LeaseLost):
-        Transitions(context).give_back(claim, counted=delivers, delay=None if delivers else 0, lapsed=lapsed)
+        Transitions(context).give_back(claim, counted=delivers, delay=delay, lapsed=lapsed)
         return True
     return False
 

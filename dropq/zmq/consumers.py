@@ -1,25 +1,29 @@
 """What consumers get, and what they say of it.
 
 Invariant: at most so many messages are out as are allowed, counted here: a high-water mark bounds nothing, as thousands
-fit into the buffers of TCP. A message is out from its delivery until it is settled, or until its time for that is over;
-then the lease of its claim is over, too, and a sweep returns it.
+fit into the buffers of TCP. A message is out from its delivery until it is settled, or until its time for that is over
+and what consumers said until then was read; then it is given back. Its key names it and no other message, at each
+delivery by any server: `Name.distinction` has the rule.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
-from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from dropq.api import Queue
 from dropq.errors import DropqError, LeaseLost, NoSuchQueue
-from dropq.format.claims import ZMQ
+from dropq.format.claims import ZMQ, claim_id
+from dropq.queue.by_id import Delivered, ack_delivered
 from dropq.queue.message import Message, SettledMessage
 from dropq.queue.sender import BATCH
 from dropq.queue.subscription import Subscription
+from dropq.storage.failures import describe
 from dropq.storage.watch import PAUSE, RESCAN, Watch
 from dropq.zmq import wire
 from dropq.zmq.sockets import Socket, is_writable, received, sent
@@ -28,14 +32,27 @@ log = logging.getLogger("dropq")
 
 #: Seconds for which a late ack counts, and of how many messages at most.
 LATE, LATE_MESSAGES = 3600.0, 100_000
+#: Seconds by which a claim outlives the time of its message at a consumer: until then no sweep takes it for lost, and
+#: what came in time can be read, however many frames are before it.
+SPARE = 1.0
+#: Seconds after which the server calls itself late, and for which it then listens to what came in time.
+STALLED, LISTENS = 0.02, 0.1
 
 
 class _Out(NamedTuple):
-    """A message at a consumer: what settles it, its key, and until when, by `time.monotonic()`."""
+    """A message at a consumer: what settles it, what settles it without its claim, and until when it is out."""
 
     message: Message
-    key: bytes
+    delivered: Delivered
     until: float
+
+
+class _Late(NamedTuple):
+    """A message that was not settled in time, until when that is remembered, and whether an ack of it counts still."""
+
+    delivered: Delivered
+    until: float
+    counts: bool = True
 
 
 class Consumers:
@@ -64,11 +81,10 @@ class Consumers:
         self._in_flight = in_flight
         self._max_size = max_size
         self._headers = headers
-        self._out: dict[int, _Out] = {}  # in the order in which they went out, so that the first ends first
-        self._by_key: dict[bytes, deque[int]] = {}
-        self._count = 0
-        self._refused = list[Message]()  # acknowledged, and the file system refused
-        self._late: dict[bytes, tuple[str, float]] = {}
+        self._out: dict[bytes, _Out] = {}  # by key, in the order in which they went out: the first ends first
+        self._refused = list[_Out]()  # acknowledged, and the file system refused
+        self._late: dict[bytes, _Late] = {}
+        self._listens_until = 0.0
         self._blocked = False
         self._looks_at = 0.0
         self._why = ""
@@ -79,11 +95,14 @@ class Consumers:
     def open(self) -> None:
         """Begin to receive."""
         self._subscription = self._queue.subscribe(
-            client_id=f"{ZMQ}{os.getpid()}", max_backlog=self._in_flight, lease_period=self._lease
+            client_id=f"{ZMQ}{os.getpid()}", max_backlog=self._in_flight, lease_period=self._lease + SPARE
         )
 
     def close(self) -> None:
         """Return what is out, and end."""
+        for out in self._out.values():
+            self._give_back(out.message)
+        self._out.clear()
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             subscription.close()
@@ -102,8 +121,10 @@ class Consumers:
     def idle_for(self) -> float:
         """Seconds until there is something to do without news."""
         now = time.monotonic()
-        ends = next(iter(self._out.values())).until if self._out else now + RESCAN
-        if self.out < self._in_flight and not self._blocked:
+        ends = self._first_end
+        if ends <= now:
+            ends = self._listens_until
+        elif self.out < self._in_flight and not self._blocked:
             ends = min(ends, self._looks_at)
         return min(max(ends - now, 0.0), RESCAN)
 
@@ -119,27 +140,35 @@ class Consumers:
         Args:
             readable: whether they have said anything.
         """
-        self._forget_ended()
         acked, self._refused = self._refused, []
-        for _ in range(BATCH if readable else 0):
-            if (got := received(self._socket)) is None:
-                break
-            settled = wire.read_settlement([got[0].bytes, *got[1]])
+        read = 0
+        for settled in self._said() if readable else ():
+            read += 1
             if settled is None:
                 continue
-            if (message := self._take_out(settled.key)) is None:
+            if (out := self._out.pop(settled.key, None)) is None:
                 self._settle_late(settled)
             elif settled.acked:
-                acked.append(message)
+                acked.append(out)
+                self._end_late(settled.key)
             else:
-                self._give_back(message)
+                self._give_back(out.message, cancel=True)
         if acked:
             self._ack(acked)
+        self._return_ended(all_read=read < BATCH)
 
-    def _ack(self, messages: list[Message]) -> None:
+    def _said(self) -> Iterator[wire.Settled | None]:
+        """Read what consumers have said, at most a batch: a flood must not keep the server from the rest."""
+        for _ in range(BATCH):
+            if (got := received(self._socket)) is None:
+                return
+            yield wire.read_settlement([got[0].bytes, *got[1]])
+
+    def _ack(self, acked: list[_Out]) -> None:
         self.look_again()
         subscription = self._subscription
         lost = list[Message]()
+        messages = [out.message for out in acked]
         try:
             for message in messages:
                 if isinstance(message, SettledMessage):
@@ -147,17 +176,19 @@ class Consumers:
             claimed = [message for message in messages if not isinstance(message, SettledMessage)]
             lost = claimed if subscription is None else subscription.ack_many(claimed)
         except DropqError as error:
-            self._refused = [message for message in messages if message.held]
+            self._refused = [out for out in acked if out.message.held]
             self._pause(f"messages cannot be acknowledged: {error}")
         self.acked += len(messages) - len(lost) - len(self._refused)
-        for message in lost:
-            self._ack_late(message.id)
+        for out in acked if lost else ():
+            if out.message in lost:
+                self._ack_late(out.delivered)
 
-    def _give_back(self, message: Message) -> None:
+    def _give_back(self, message: Message, *, cancel: bool = False) -> None:
+        """Let a message come again at once, as PZQ does, whatever the queue's redelivery_delay is."""
         self.look_again()
-        self.given_back += 1
+        self.given_back += cancel
         try:
-            message.nack()
+            message._give_back(cancel=cancel, delay=0)
         except LeaseLost:
             pass  # it is back already, or was settled before its delivery
         except DropqError as error:
@@ -165,40 +196,53 @@ class Consumers:
 
     def _settle_late(self, settled: wire.Settled) -> None:
         """Settle a message that is not out any more; ignore what was never out."""
-        known = self._late.pop(settled.key, None)
-        if known is not None and settled.acked and known[1] > time.monotonic():
-            self._ack_late(known[0])
+        known = self._late.get(settled.key)
+        if known is not None and settled.acked and known.counts:
+            self._end_late(settled.key)
+            self._ack_late(known.delivered)
 
-    def _ack_late(self, id: str) -> None:
+    def _end_late(self, key: bytes) -> None:
+        """Let no late ack of a message count any more; its key stays known."""
+        if (known := self._late.get(key)) is not None:
+            self._late[key] = known._replace(counts=False)
+
+    def _ack_late(self, delivered: Delivered) -> None:
         """Acknowledge a message whose time was over, where the queue lets others settle what somebody holds."""
-        if self._queue.config.leasing != "sublet":
+        if self._queue.config.leasing != "sublet" or self._subscription is None:
             return
         try:
-            self.late += self._queue.ack(id)
-        except LeaseLost:
-            pass  # several messages have the id: nobody knows which one is meant
-        except DropqError as error:
-            self._pause(f"message {id} cannot be acknowledged late: {error}")
+            self.late += ack_delivered(self._queue.context, delivered, self._subscription)
+        except (DropqError, OSError) as error:
+            self._pause(f"message {delivered.id} cannot be acknowledged late: {describe(error)}")
 
-    def _take_out(self, key: bytes) -> Message | None:
-        """Return the message of a key that went out first, which is not out any more; None if there is none."""
-        numbers = self._by_key.get(key)
-        if numbers is None:
-            return None
-        out = self._out.pop(numbers.popleft())
-        if not numbers:
-            del self._by_key[key]
-        return out.message
+    @property
+    def _first_end(self) -> float:
+        """When the time of the first message that is out is over."""
+        return next(iter(self._out.values())).until if self._out else math.inf
 
-    def _forget_ended(self) -> None:
-        """Stop counting messages whose time is over; remember them for late acks."""
-        now = time.monotonic()
-        while self._out and (out := next(iter(self._out.values()))).until <= now:
-            self._take_out(out.key)
+    def _return_ended(self, *, all_read: bool) -> None:
+        """Give back messages whose time is over, once what came in time was read; remember them for late acks.
+
+        Args:
+            all_read: whether nothing is left that consumers had said when this round began.
+        """
+        begun = time.monotonic()
+        if self._first_end <= begun:
+            late_by = begun - self._first_end
+            if not self._listens_until and late_by > STALLED:
+                # The process may have stood still, and with it the thread of ZeroMQ that reads from the connections.
+                self._listens_until = begun + LISTENS
+            if begun < self._listens_until or not (all_read or late_by > SPARE):
+                return
+        self._listens_until = 0.0
+        while self._first_end <= begun and time.monotonic() < begun + LISTENS:  # and no longer, as acks wait meanwhile
+            key, out = next(iter(self._out.items()))
+            del self._out[key]
             self.expired += 1
-            self._late[out.key] = out.message.id, now + LATE
-            self.look_again()
-        while len(self._late) > LATE_MESSAGES or (self._late and next(iter(self._late.values()))[1] <= now):
+            self._late.pop(key, None)
+            self._late[key] = _Late(out.delivered, begun + LATE)
+            self._give_back(out.message)
+        while len(self._late) > LATE_MESSAGES or (self._late and next(iter(self._late.values())).until <= begun):
             del self._late[next(iter(self._late))]
 
     # -- what they get -------------------------------------------------------------------------------------------
@@ -207,7 +251,10 @@ class Consumers:
         """Claim messages as long as a consumer takes them and more may be out, and send them."""
         self._blocked = False
         for _ in range(self._in_flight):  # and no more, as acks wait meanwhile
-            if self.out >= self._in_flight or time.monotonic() < self._looks_at:
+            now = time.monotonic()
+            if self.out >= self._in_flight or now < self._looks_at:
+                return
+            if now >= self._first_end:  # what was said of it is read before a sweep may return it
                 return
             if not is_writable(self._socket):
                 self._blocked = True
@@ -236,28 +283,39 @@ class Consumers:
             return None
 
     def _hand_out(self, message: Message) -> None:
-        until = time.monotonic() + self._lease
         try:
-            frames = self._frames(message)
+            body = message._reading(self._queue.context.settling.version)
+            delivered = Delivered(message.id, message._distinction, body)
+            key = self._key(message, delivered)
+            frames = self._frames(message, key, body.size)
         except LeaseLost:
             return
-        except DropqError as error:
-            self._fail(message, f"its body cannot be read: {error}")
+        except (DropqError, ValueError) as error:  # a fault of one message ends no server
+            self._fail(message, f"it cannot be read: {error}")
             return
         if frames is None:
             return
+        until = time.monotonic() + self._lease
         if not sent(self._socket, frames):
             self._blocked = True
             with suppress(DropqError):  # a sweep returns it
                 message.release(counted=False)
             return
-        self._count += 1
-        self._out[self._count] = _Out(message, frames[0], until)
-        self._by_key.setdefault(frames[0], deque()).append(self._count)
+        self._out[key] = _Out(message, delivered, until)
 
-    def _frames(self, message: Message) -> list[bytes] | None:
+    def _key(self, message: Message, delivered: Delivered) -> bytes:
+        """Return what names a message that goes out, and no other that is or was out."""
+        key = os.fsencode(delivered.id + delivered.distinction)
+        known = self._out.get(key) or self._late.get(key)
+        if known is not None and known.delivered != delivered:  # somebody copied the file of a message under its name
+            return key + b"/" + os.fsencode(claim_id(message.owner or ""))
+        if self._out.pop(key, None) is not None:  # a sweep returned the message meanwhile
+            self.expired += 1
+        return key
+
+    def _frames(self, message: Message, key: bytes, size: int) -> list[bytes] | None:
         """Return the frames of a message; None if it is too large, and lies in error/ now."""
-        if (size := message.size()) > self._max_size:
+        if size > self._max_size:
             self._fail(message, f"its body has {size} bytes, and --max-size lets {self._max_size} out", final=True)
             return None
         body = message.body
@@ -269,7 +327,7 @@ class Consumers:
                 log.warning("message %s goes out as one part: %s", message.id, error)
         header = wire.header_of(message) if self._headers else None
         now, lease = time.time_ns() // 1000, round(self._lease * 1_000_000)
-        return wire.delivery(os.fsencode(message.id), now, lease, parts, header)
+        return wire.delivery(key, now, lease, parts, header)
 
     def _fail(self, message: Message, why: str, *, final: bool = False) -> None:
         """Fail a message that cannot be sent, or reject it; what was settled before its delivery is gone."""

@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dropq.format.json_body import from_json, to_json
+from dropq.format.names import readable
 
 if TYPE_CHECKING:
     from dropq.queue.message import Message
@@ -162,7 +163,7 @@ def parted(body: bytes, lengths: str) -> list[bytes]:
 def header_of(message: Message) -> bytes:
     """Return what is said of a message, as JSON; what it does not say is left out."""
     said: dict[str, Any] = {
-        "message_id": message.id,
+        "message_id": readable(message.id),
         "priority": message.priority,
         "timestamp": message.timestamp.isoformat(),
         "delivery_count": message.delivery_count,
