@@ -350,8 +350,6 @@ def extend_all(messages: Iterable[Message], period: Duration) -> list[tuple[Mess
 
 #: A checkpoint is due after so many times as long as it takes to write what is left.
 SHARE = 20
-#: Bytes a second that what is left is taken to be written with.
-SPEED = 100 << 20
 #: Bytes of records that were not acknowledged and wait in memory, after which a checkpoint is due.
 HELD_BYTES = 16 << 20
 
@@ -537,7 +535,8 @@ class Bundle:
         return [] if self._settlement is None else self._settlement.parts
 
     def _due(self) -> float:
-        return self._began + max(self._checkpoint or 0.0, SHARE * self.hand.size / SPEED)
+        speed = self.message.context.storage.copy_speed
+        return self._began + max(self._checkpoint or 0.0, SHARE * self.hand.size / speed)
 
     # -- taking records ------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from time import monotonic
 from typing import IO, Any, NamedTuple, cast
 
 from dropq.errors import Unavailable
@@ -324,6 +325,7 @@ class RecordTransitions(Transitions):
     def _write(self, claim: Claim, folder: str, parts: list[tuple[OwnPart, Part]], time: str) -> None:
         """Write the parts into a staged folder, with the reasons of those that have one."""
         self._renew(claim)
+        began, copied = monotonic(), 0
         count = len(parts) + sum(bool(part.goes.reason) for _, part in parts)
         with self._storage.together(folder, count if count < TOGETHER else max(count, SYNCED_TOGETHER)) as each:
             for own, part in parts:
@@ -331,15 +333,16 @@ class RecordTransitions(Transitions):
                 if isinstance(part.body, bytes):
                     self._storage.write_new(path, part.body, synced=each)
                 else:
-                    self._copy(claim, path, part.body, synced=each)
+                    copied += self._copy(claim, path, part.body, synced=each)
                 if part.goes.reason:
                     known = {"name": own.own_name, "inode": reading.inode(path)}
                     said = {**part.goes.details, "reason": part.goes.reason, "time": time, **known}
                     content = json.dumps(said).encode()
                     self._storage.write_new(f"{folder}/{own.reason}", content, synced=each)
+        self._storage.note_copy(copied, monotonic() - began)
 
-    def _copy(self, claim: Claim, path: str, copied: Copied, *, synced: bool) -> None:
-        """Copy a part of the body to a new file."""
+    def _copy(self, claim: Claim, path: str, copied: Copied, *, synced: bool) -> int:
+        """Copy a part of the body to a new file; return the bytes that it has."""
         hand = self._hand
         file, place, fd = hand.file, hand.file.tell(), self._storage.create(path)
         try:
@@ -356,6 +359,7 @@ class RecordTransitions(Transitions):
             os.close(fd)
             file.seek(place)
         self._storage.await_whole(path, size)
+        return size
 
     def _renew(self, claim: Claim) -> None:
         """Renew the lease, so that it lasts while a step is written."""

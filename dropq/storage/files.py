@@ -38,6 +38,8 @@ DRAIN_LIMIT = 10.0
 WHOLE_LIMIT = 60.0
 #: Bytes that are copied at a time: on a disk that writes a MiB a second they, and their sync, take some 20 seconds.
 COPIED_AT_ONCE = 16 << 20
+#: Bytes from which on the time of a copy says how quick the disk is, more than what each file costs.
+LARGE_COPY = 8 << 20
 #: From this many files on, one sync of their file system makes all of them durable: it is several times as quick as a
 #: sync of each. Fewer files are synced one by one, as the one sync waits for the writes of every process.
 SYNCED_TOGETHER = 32
@@ -92,6 +94,9 @@ class Storage:
         group: the numeric group of new files and folders; None leaves it to the system.
         base: a folder that is never made, nor are those above it: a write into a deleted queue fails.
         lenient: accept a file system that has no modes or groups.
+
+    Attributes:
+        copy_speed: the bytes a second with which a large part of a body was copied, as `note_copy` was told.
     """
 
     def __init__(
@@ -113,9 +118,15 @@ class Storage:
         self._base = base
         self._lenient = lenient
         self._create_mode = FILE_MODE if file_mode is None else file_mode
+        self.copy_speed: float = 100 << 20
         self._owns = file_mode is not None or group is not None
         self._finishes_late: bool | None = None  # until the first file is written
         self._exclusive = ExclusiveRename(None if base is None else f"{base}/{PRIVATE}", self._create_mode)
+
+    def note_copy(self, size: int, seconds: float) -> None:
+        """Note how long it took to copy so many bytes; a small copy says nothing, and a single slow one little."""
+        if size >= LARGE_COPY:
+            self.copy_speed = max(size / max(seconds, 0.001), self.copy_speed / 4)
 
     # -- writing -----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from helpers import died, drop, take
 from dropq import BacklogReached, DropqError, LeaseLost, Queue, Root, StorageError
 from dropq.format import names
 from dropq.queue.message import Bundle, Record, extend_all
+from dropq.records import settlement
 from dropq.records.hand import Hand
 from dropq.records.reader import RawRecord, RecordReader
 from dropq.staging import fan_out
@@ -285,6 +287,26 @@ def test_a_checkpoint_commits_what_is_settled_and_the_loop_goes_on_with_the_rest
         f"{id} from 3": b"3",
         f"{id} from 4": b"4\n",
     }
+
+
+def test_a_checkpoint_is_due_after_twenty_times_as_long_as_the_disk_takes(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settlement, "monotonic", count(0, 3).__next__)  # each commit takes three seconds
+    queue.send(b"x" * 1023 + b"\n" + (b"y" * 1023 + b"\n") * 9000, type="text")
+
+    def due_after() -> float:
+        """Take a record, leave the rest, and return after how many seconds a checkpoint was due."""
+        message = take(queue)
+        bundle = Bundle(message, None, checkpoint=1)
+        next(iter(bundle)).ack()
+        message.release()
+        return bundle._due_at - bundle._began
+
+    waits = [due_after() for _ in range(4)]
+    assert waits[0] == pytest.approx(20 * 8.8 / 100, rel=0.01), "nothing is known of the disk"
+    assert waits[1] == pytest.approx(4 * waits[0], rel=0.01), "one slow copy may have been stopped in between"
+    assert waits[2:] == pytest.approx([16 * waits[0], 60], rel=0.01)
 
 
 def test_a_bundle_over_which_somebody_died_is_cut_until_a_record_stands_alone(root: Root) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import FRESH, Clock, Make, drop, leave_claimed, reopened, take, timed, where
+from helpers import FRESH, Clock, Make, drop, leave_claimed, make_queue, reopened, take, timed, where
 
-from dropq import Message, Queue, Root
+from dropq import Message, Queue, Root, work
 from dropq.format.claims import ZMQ
 
 
@@ -54,6 +56,55 @@ def test_a_failure_with_attempts_left_waits_too_and_an_explicit_0s_means_at_once
         take(queue).fail("not now")
     assert where(patient) == {"delayed": [b"a"]}
     assert where(hasty) == {"target": [b"a"]}
+
+
+def away_for(minutes: float, clock: Clock, calls: list[int]) -> Callable[[Message], None]:
+    """Return a handler of bundles that fails until the time is over; it notes how many records it was given."""
+    end = clock.ms + minutes * 60_000
+
+    def store(message: Message) -> None:
+        calls.append(len(list(message.records())))
+        if clock.ms < end:
+            raise ConnectionError("the database is away")
+
+    return store
+
+
+@pytest.mark.parametrize("minutes", [1, 5])
+def test_a_bundle_that_fails_is_tried_whole_and_backs_off_until_its_tries_are_used_up(
+    tmp_path: Path, clock: Clock, minutes: float
+) -> None:
+    queue = make_queue(tmp_path, clock=clock, timing=FRESH, redelivery_delay="1s", redelivery_attempts=7)
+    body = b"".join(b"%d\n" % number for number in range(1000))
+    queue.send(body, type="text")
+    calls, waits = list[int](), list[float]()
+    store = away_for(minutes, clock, calls)
+    while queue.counts()["target"] + queue.counts()["delayed"]:
+        if queue.counts()["delayed"]:
+            waits.append(due_in(queue, clock))
+            clock.advance(waits[-1])
+            queue.sweep()
+        work(queue, store, until_empty=True)
+    assert waits == [1, 2, 4, 8, 16, 32, 60][: len(waits)]
+    assert calls == [1000] * (7 if minutes == 1 else 8)
+    assert where(queue) == {"processed" if minutes == 1 else "error": [body]}
+
+
+@pytest.mark.parametrize("way", [Message.fail, Message.nack, Message.release, "close"])
+def test_what_is_given_back_by_its_holder_is_no_death_and_the_bundle_stays_whole(tmp_path: Path, way: Any) -> None:
+    queue = make_queue(tmp_path, redelivery_attempts=9)
+    queue.send(b"1\n2\n3\n4\n", type="text")
+    for _ in range(3):
+        with queue.subscribe() as subscription:
+            message = subscription.receive()
+            assert message is not None and len(list(message.records())) == 4
+            if way is Message.fail:
+                message.fail("no")
+            elif way != "close":
+                way(message)
+    message = take(queue)
+    assert (message.deaths, message.delivery_count, message.first_record) == (0, 4, None)
+    assert [record.text for record in message.records()] == ["1", "2", "3", "4"]
 
 
 def test_a_redelivery_delay_beyond_the_limit_stays_as_it_is_and_does_not_grow(make: Make, clock: Clock) -> None:
