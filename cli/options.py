@@ -65,7 +65,8 @@ def _seconds(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-def _lease_seconds(text: str) -> float:
+def lease_seconds(text: str) -> float:
+    """Return the seconds of a lease that was given as an option."""
     from dropq.queue.message import LEAST_LEASE
 
     seconds = _seconds(text)
@@ -80,7 +81,7 @@ def duration(*names: str, help: str, parser: Callable[[str], float] = _seconds) 
 
 
 #: An option that takes how long a lease lasts, in seconds for the command.
-lease_period = partial(duration, parser=_lease_seconds)
+lease_period = partial(duration, parser=lease_seconds)
 
 
 def lease_of(queue: Queue, given: float | None) -> float:

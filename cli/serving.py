@@ -10,10 +10,12 @@ import typer
 from dropq.errors import Unavailable
 
 from . import output
-from .options import Json, QueueName, lease_period
+from .options import Json, QueueName, duration, lease_seconds
 from .output import OK
 from .shell import Shell, UsageError, despite_closed_stdout
 
+#: The longest --ack-timeout, in seconds.
+A_DAY = 86400
 #: What a letter behind a number of bytes stands for.
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -23,6 +25,15 @@ def _bytes(text: str) -> int:
     if not number.isdecimal() or unit not in UNITS or not int(number):
         raise typer.BadParameter(f"{text!r}: a number of bytes from 1 is allowed, such as 1000, 64K, 64M or 1G")
     return int(number) * UNITS[unit]
+
+
+def _ack_seconds(text: str) -> float:
+    seconds = lease_seconds(text)
+    if seconds > A_DAY:
+        raise typer.BadParameter(
+            f"{text!r}: at most 1d is allowed; a bare number is seconds, and PZQ's are microseconds (its default is 5s)"
+        )
+    return seconds
 
 
 def serve(
@@ -40,8 +51,10 @@ def serve(
     ] = "tcp://127.0.0.1:11133",
     ack_timeout: Annotated[
         float | None,
-        lease_period(
-            "--ack-timeout", help="How long a message is a consumer's; else the queue's lease_period, else 5s."
+        duration(
+            "--ack-timeout",
+            parser=_ack_seconds,
+            help="How long a message is a consumer's; else the queue's lease_period, else 5s.",
         ),
     ] = None,
     in_flight: Annotated[

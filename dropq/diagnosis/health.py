@@ -517,7 +517,10 @@ class _Snapshot:
             return f"{spent}: consumers there must settle messages first"
         if not self._held:
             return self._who_should_work()
-        return f"{_count(len(self._held), 'message')} held: {self._holders()}"
+        text = f"{_count(len(self._held), 'message')} held: {self._holders()}"
+        if all(file.claim is not None and file.claim.of_zmq for file in self._held):
+            text += ". A client that wants more than --in-flight of `dropq serve` before it acknowledges gets no more"
+        return text
 
     def _who_should_work(self) -> str:
         """Return what to start where no message is held."""

@@ -688,6 +688,17 @@ def test_keys_that_others_may_read_or_that_are_missing_are_refused(queue: Queue,
         Server(queue, Terms(keys=str(keys.folder)))
 
 
+def test_health_tells_of_a_consumer_that_waits_for_more_than_may_be_out(queue: Queue) -> None:
+    queue.send_many([b"a", b"b", b"c"])
+    with served(queue, in_flight=2, ack_timeout=60) as serving:
+        consumer = serving.consumer()
+        for _ in range(2):
+            consumer.recv_multipart()
+        until(lambda: not health(queue, max_age="1ms").healthy, "the third message to be too old")
+        (reason,) = health(queue, max_age="1ms").reasons
+        assert "wants more than --in-flight of `dropq serve` before it acknowledges gets no more" in reason.message
+
+
 def test_health_tells_of_a_server_that_has_no_consumer(serving: Served, queue: Queue) -> None:
     assert health(queue, max_age=0).healthy
     sent = queue.send(b"body")

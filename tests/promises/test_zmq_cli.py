@@ -80,6 +80,7 @@ def connect() -> Iterator[Any]:
         (("--zmq", "--receive", "tcp://localhost:"), 2, "'tcp://localhost:' is no address"),
         (("--zmq", "--receive", "ipc:///nowhere/x", "--insecure"), 69, "ipc:///nowhere/x cannot be bound"),
         (("--zmq", "--ack-timeout", "0"), 2, "a lease lasts at least 1ms"),
+        (("--zmq", "--ack-timeout", "5000000"), 2, "a bare number is seconds, and PZQ's are microseconds"),
         (("--zmq", "--in-flight", "0"), 2, "in-flight"),
         (("--zmq", "--max-size", "64X"), 2, "'64X': a number of bytes from 1 is allowed"),
         (("--zmq", "--max-size", "0M"), 2, "'0M': a number of bytes from 1 is allowed"),

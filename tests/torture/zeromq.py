@@ -41,6 +41,8 @@ OUTSTANDING, WAITING = 500, 1000
 GIVES_UP = 2.0
 #: Messages, on average, after which the consumer kills itself that does so again and again.
 MORTAL = 300
+#: Seconds between two files of the script.
+PAUSE = 0.005
 #: Microseconds for which a slow consumer keeps a message before it acknowledges it.
 SLOW = 100_000
 #: Microseconds by which the clock of a file's change may be behind the clock of a delivery, and by which the end of a
@@ -53,7 +55,12 @@ PROMPT = 1_000_000
 NO_ROOM = "the server ends, and the queue has no room: the message was not stored"
 
 SERVERS = ("server-0", "server-1")
-CLIENTS = ("produce-one", "produce-many", "produce-parts", "consume-nack", "consume-stall", "consume-die")
+CLIENTS = (
+    *("produce-one", "produce-many", "produce-parts", "produce-script"),
+    *("consume-nack", "consume-stall", "consume-die"),
+)
+#: The names that a script gives its files, again and again.
+SAME = ("report.csv", "orders.csv")
 #: Those who take part where nobody is killed.
 GENTLE = (*(name for name in CLIENTS if name != "consume-die"), "consume-slow")
 #: Who consumes what the storm leaves.
@@ -187,6 +194,8 @@ class Storm:
         os.execv(sys.executable, argv)
 
     def _play(self, name: str, notes: Path) -> None:
+        if name == "produce-script":
+            drop_files(Path(self.queue.layout.base), f"script-{notes.suffix[1:]}", notes)
         play(name, str(self._sockets), str(notes), f"{self._seed}")
 
     def _wait(self, seconds: float) -> None:
@@ -342,7 +351,7 @@ class Storm:
         lives = {actor.notes: actor for actor in self.past}
         due = set[str]()
         for line in noted:
-            if line.verb == "try" and line.name in found.places and line.path in lives:
+            if line.verb == "try" and line.rest and line.name in found.places and line.path in lives:
                 stored = _stored(found.places[line.name][0].path)
                 servers = [actor for actor in self.past if actor.name in line.rest and actor.began <= stored]
                 ends = [lives[line.path].ended, *(actor.ended for actor in servers if actor.ended >= stored)]
@@ -437,6 +446,28 @@ def play(role: str, sockets: str, notes: str, seed: str) -> None:
             Producer(socket, file, kind, servers).work(f"{role}-{os.path.basename(notes).rpartition('.')[2]}", chance)
         else:
             Consumer(socket, file, kind, servers, chance).work()
+
+
+def drop_files(base: Path, prefix: str, notes: Path) -> None:
+    """Drop files under few names until killed, as a script does that knows nothing of ZeroMQ; none after a SIGTERM.
+
+    It leaves alone what lies under a name: a rename would replace it.
+    """
+    sends = [True]
+    signal.signal(signal.SIGTERM, lambda *_: sends.clear())
+    with open(notes, "a", buffering=1) as file:
+        number = 0
+        while True:
+            time.sleep(PAUSE)
+            free = [name for name in SAME if sends and not (base / "target" / name).exists()]
+            for name in free:
+                number += 1
+                file.write(f"try {prefix}-{number}.1\n")
+                draft = base / "working" / f"{prefix}-{number}"
+                draft.write_bytes(body(f"{prefix}-{number}.1", 200))
+                os.utime(draft, (time.time() - 1,) * 2)  # it has settled
+                draft.rename(base / "target" / name)
+                file.write(f"sent {prefix}-{number}.1\n")
 
 
 class Producer:

@@ -166,6 +166,7 @@ class Seen:
     """What a client of a case saw: whose messages were answered with 1, and the frames that came."""
 
     answered: set[str] = field(default_factory=set)
+    keys: dict[str, bytes] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -173,7 +174,7 @@ class Seen:
 class Case:
     """What one client does, with messages that wait before and messages that it sends, and where they are after it.
 
-    `NAME.N` has N parts, and one more, as `parts_of` has it.
+    `NAME.N` has N parts, and one more, as `parts_of` has it. With `same_id`, all that wait have one id.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Case:
     sends: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     terms: Mapping[str, Any] = field(default_factory=dict)
+    same_id: bool = False
 
     def before(self, name: str) -> str:
         """Return where a message is before the case."""
@@ -209,6 +211,10 @@ def _take(served: Served, case: Case, seen: Seen) -> tuple[Any, list[list[bytes]
         name = name_of(b"".join(parts))
         seen.wrong += [f"{key!r} came damaged"] if name is None or parts != parts_of(name) else []
         taken.append([peer, key])
+        seen.keys[str(name)] = key
+    seen.wrong += (
+        [f"{len(taken)} messages have the keys {seen.keys}"] if len({key for _, key in taken}) < len(taken) else []
+    )
     return consumer, taken
 
 
@@ -259,6 +265,10 @@ CASES = (
     Case("three are acknowledged", _settle(b"1"), waits=("one.1", "two.2", "many.300"), after=("processed",)),
     Case("one is given back", _settle(b"0"), waits=("two.2",), after=("target", "processing")),
     Case("a server ends", _end, ("one.1", "two.2"), after=("processed", "target"), terms={"ack_timeout": SHORT}),
+    Case("two of one id are acknowledged", _settle(b"1"), waits=("one.1", "two.2"), after=("processed",), same_id=True),
+    Case(
+        "two of one id are given back", _settle(b"0"), ("one.1", "two.2"), after=("target", "processing"), same_id=True
+    ),
 )
 
 
@@ -313,7 +323,7 @@ class Cases:
         for name in case.waits:
             parts = parts_of(name)
             lengths = {"zmq_parts": "-".join(str(len(part)) for part in parts)} if len(parts) > 1 else {}
-            queue.send(b"".join(parts), properties=lengths)
+            queue.send(b"".join(parts), properties=lengths, message_id="same" if case.same_id else None)
         seen, died = Seen(), False
         with self._served(moment, case.terms) as served:
             try:
@@ -372,7 +382,7 @@ class Cases:
                 places.remove("processing")
                 places.add("target")
         yield from self._elsewhere(after, " after a sweep")
-        yield from self._deliver_rest()
+        yield from self._deliver_rest(seen.keys)
         yield from self._days_later()
 
     def _after(self, case: Case, at: int) -> set[str]:
@@ -390,23 +400,27 @@ class Cases:
                 self.row.lost += place == GONE
                 yield f"{name} is {place}{when}, and may be {' or '.join(sorted(places))}"
 
-    def _deliver_rest(self) -> Iterator[str]:
-        """Let another server deliver what waits, and acknowledge it."""
+    def _deliver_rest(self, keys: Mapping[str, bytes]) -> Iterator[str]:
+        """Let another server deliver what waits under the keys that it had, and acknowledge it."""
         found = look(self._folder / "root")
         waiting = {name: places[0].path for name, places in found.places.items() if places[0].state == "target"}
-        keys = {os.path.basename(path).split(".")[1].encode(): name for name, path in waiting.items()}
         rest = Case("the rest", _deliver, waits=tuple(waiting))
         seen = Seen()
         with self._served(None, {}) as served:
             consumer, taken = _take(served, rest, seen)
             for peer, key in taken:
                 consumer.send_multipart([peer, key, b"1"])
-                if keys.pop(key, None) is None:
-                    yield f"{key!r} is no key of what waited"
             served.finish_round()
             if consumer.poll(0):
                 yield "a message came again that was acknowledged"
         yield from seen.wrong
+        for name in seen.keys.keys() & keys.keys():
+            if seen.keys[name] != keys[name]:
+                yield f"{name} had the key {keys[name]!r}, and came again under {seen.keys[name]!r}"
+        for name, path in waiting.items():
+            id = os.path.basename(path).split(".")[1].encode()
+            if seen.keys.get(name, id).partition(b"/")[0] != id:
+                yield f"{name} came under the key {seen.keys[name]!r}"
         states = look(self._folder / "root").states()
         end = "processed" if self._setting.history else GONE
         for name in waiting:
