@@ -1,6 +1,7 @@
 """What becomes of a body that does not fit the schema: the option badBodies.
 
-Invariant: no row of a bad body goes on, unless the read fails. So where a read may go past a bad body, the rows of each
+Invariant: no row of a bad body goes on, unless the read fails. A message that has left the read fails it, or is a row
+of nulls, too. So where a read may go past a bad body, the rows of each
 body are held until all of it was parsed.
 """
 
@@ -50,6 +51,14 @@ class BadBodies:
             yield from batches
         except BadBody as error:
             raise DropqError(f"{self._folder}/{file} {self._problem(error)}; {self._way_out(file)}") from error
+
+    def missing(self, error: DropqError) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a message that has left the read.
+
+        Raises:
+            DropqError: the read fails, with the error that is given.
+        """
+        raise error
 
     def report(self) -> None:
         """Log how many bodies of the part were bad."""
@@ -118,10 +127,16 @@ class Nulls(BadBodies):
         try:
             held = list(batches)
         except BadBody as error:
-            path = os.fsencode(f"{self._folder}/{file}").decode("utf-8", "replace")
-            yield pa.RecordBatch.from_pylist([{self._column: f"{path} {self._problem(error)}"}], schema=self._schema)
+            yield self._nulls(f"{self._folder}/{file} {self._problem(error)}")
         else:
             yield from map(self._with_column, held)
+
+    def missing(self, error: DropqError) -> Iterator[pa.RecordBatch]:
+        yield self._nulls(str(error))
+
+    def _nulls(self, problem: str) -> pa.RecordBatch:
+        readable = os.fsencode(problem).decode("utf-8", "replace")
+        return pa.RecordBatch.from_pylist([{self._column: readable}], schema=self._schema)
 
     def _with_column(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         index = self._schema.get_field_index(self._column)

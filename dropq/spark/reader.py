@@ -1,7 +1,9 @@
-"""Reading messages as rows: the driver lists names once, executors read the files, and nothing is moved.
+"""Reading messages as rows: the driver plans which files are read, executors read them, and nothing is moved.
 
-The listing fixes which messages are read. If a file has moved since then, a warning reports it. A claimed file is found
-again after a renewal; if its claim is gone, the read fails.
+The plan fixes which messages are read. If a file has moved since then, its message is looked for in the states of the
+read. Invariant: the rows of bodies are those of all planned messages, or the read fails; where a message itself is the
+row, a missing body is null, and a warning reports it. A claimed file is found again after a renewal; if its claim is
+gone, the read fails.
 """
 
 from __future__ import annotations
@@ -10,29 +12,28 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from dropq.api import Queue
-from dropq.errors import DropqError, LeaseLost, StorageError
+from dropq.errors import DropqError, LeaseLost, NoSuchMessage, StorageError
 from dropq.format import names
 from dropq.format.claims import claim_order
 from dropq.format.message_file import MessageFile
 from dropq.lifecycle.claims import claims_in, claims_of
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
-from dropq.queue.browsing import ListedFiles
 from dropq.queue.verdicts import Verdicts
 from dropq.spark.bad_bodies import bad_bodies
 from dropq.spark.columns import Columns, MessageColumn, NotText, arrow_schema
 from dropq.spark.decoders import LONGEST, parser
 from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
+from dropq.spark.planned import LISTINGS, Elsewhere, Identity, Planned, check_planned, mark_of, open_planned, plan
 from dropq.spark.workers import freeze_imports
 from dropq.storage import reading
 
@@ -43,30 +44,43 @@ BATCH_MESSAGES = 5000
 BATCH_BYTES = 32 << 20
 #: The rows of small bodies that are joined into one batch.
 BATCH_ROWS = 10_000
-#: How often processing/ is listed for a claim before the claim counts as gone.
-LISTINGS = 5
 
 T = TypeVar("T")
+Reads = Callable[[str, Identity | None], T]
 
 
 @dataclass
 class Part(InputPartition):
-    """The messages that a task reads: files of one state, and the arrivals of those whose names have no time."""
+    """The messages that a task reads: files of one state, with what `Planned` says of them.
+
+    Attributes:
+        state: the state.
+        files: the names of the files.
+        arrivals: when those arrived whose names have no time.
+        identities: of those messages whose names alone do not tell.
+        mark: of the queue, as the driver saw it.
+        held: whether the messages are claimed for this read.
+        verdicts: the folder of the verdicts on the messages, where a bad body is to be rejected.
+    """
 
     state: str
     files: list[str]
     arrivals: dict[str, int] = field(default_factory=dict)
+    identities: dict[str, Identity] = field(default_factory=dict)
+    mark: str = ""
     held: bool = False
-    #: The folder of the verdicts on the messages, where a bad body is to be rejected.
     verdicts: str = ""
 
 
-def parts(state: str, files: ListedFiles, size: int, *, held: bool = False, verdicts: str = "") -> Iterator[Part]:
-    """Yield the listed files in parts of a size."""
+def parts(
+    state: str, files: Planned, size: int, mark: str, *, held: bool = False, verdicts: str = ""
+) -> Iterator[Part]:
+    """Yield the planned files in parts of a size."""
     for start in range(0, len(files.names), size):
         chosen = list(files.names[start : start + size])
         arrivals = {name: files.arrivals[name] for name in chosen if name in files.arrivals}
-        yield Part(state, chosen, arrivals, held, verdicts)
+        identities = {name: files.identities[name] for name in chosen if name in files.identities}
+        yield Part(state, chosen, arrivals, identities, mark, held, verdicts)
 
 
 def part_size(messages: int, options: ReadOptions) -> int:
@@ -92,7 +106,7 @@ class Rows:
         freeze_imports()
         if not isinstance(partition, Part) or not partition.files:
             return  # Spark makes a partition of its own if there is nothing to read
-        files = _Files(self.options.open().context, partition)
+        files = _Files(open_planned(self.options, partition.mark).context, partition, self.options.states)
         if self.options.body_format is None:
             yield from self._messages(files)
         else:
@@ -122,8 +136,9 @@ class Rows:
         message = MessageColumn(self.schema, files.context, part.arrivals)
         bad = bad_bodies(self.options, files.folder, message.others, is_held=part.held, verdicts=verdicts)
         for file in bad.wanted(part.files):
-            body = files.read(file, reading.open_body)
+            body = files.read(file, _body, surely=True)
             if body is None:
+                yield from message.added_to(bad.missing(files.missing(file)), part.state, files.folder, file)
                 continue
             with body:
                 found = bad.rows(file, parse(body, self._body_schema, files.is_rest(file)))
@@ -132,12 +147,20 @@ class Rows:
 
 
 class _Files:
-    """Reads the files of a part, also after a renewal has renamed them, and remembers those that have moved."""
+    """Reads the files of a part, also after they were renamed, and remembers the messages that have left the read.
 
-    def __init__(self, context: QueueContext, part: Part) -> None:
+    Args:
+        context: the queue.
+        part: the part.
+        states: the states of the read, where messages are looked for that have moved.
+    """
+
+    def __init__(self, context: QueueContext, part: Part, states: Sequence[str]) -> None:
         self.context = context
         self.part = part
         self.folder = context.layout.folder(part.state)
+        self._states = states
+        self._elsewhere = Elsewhere(context, states, part.files)
         self._renewed: dict[str, str] = {}
         self._moved: list[str] = []
 
@@ -149,8 +172,10 @@ class _Files:
         """
         bodies: list[bytes | None] = []
         size = 0
-        with closing(reading.read_bodies(self.folder, files, LONGEST)) as read:
-            for file, found in zip(files, read, strict=True):
+        odd = self.part.identities
+        with closing(reading.read_bodies(self.folder, (file for file in files if file not in odd), LONGEST)) as read:
+            for file in files:
+                found = None if file in odd else next(read)
                 body = self.read(file, _value) if found is None else found
                 bodies.append(body)
                 size += len(body or b"")
@@ -164,28 +189,46 @@ class _Files:
             return [None if value is None else len(value) for value in values]
         return [self.read(file, _size) for file in files]
 
-    def read(self, file: str, read_path: Callable[[str], T]) -> T | None:
-        """Read a file with a function of its path; return None if the file has moved and is not claimed.
+    def read(self, file: str, read_path: Reads[T], *, surely: bool = False) -> T | None:
+        """Read a file with a function; return None if its message is not claimed, and in no state of the read.
+
+        Args:
+            file: its name.
+            read_path: takes a path, and the identity that the file there must have.
+            surely: whether to look for a message that has moved until it can be nowhere.
 
         Raises:
             LeaseLost: the claim on the file is gone.
         """
+        identity = self.part.identities.get(file)
         try:
-            return read_path(f"{self.folder}/{file}")
+            return read_path(f"{self.folder}/{file}", identity)
         except FileNotFoundError:
             if self.part.held:
                 return self._read_renewed(file, read_path)
-            self._moved.append(file)
-            return None
+        for path in self._elsewhere.paths(file, surely=surely):
+            with suppress(FileNotFoundError):
+                return read_path(path, identity)
+        self._moved.append(file)
+        return None
 
-    def _read_renewed(self, file: str, read_path: Callable[[str], T]) -> T:
+    def missing(self, file: str) -> NoSuchMessage:
+        """Return the error for a file whose rows would be missing."""
+        states = " and ".join(self._states)
+        return NoSuchMessage(
+            f"{self.folder}/{file} has left {self.part.state}/ since this read began, and is not in {states}, so its "
+            "rows would be missing: a read of all states that messages move to, such as target,processing,processed, "
+            "finds it there; claim() and streams keep what they read; badBodies=null makes it a row of nulls"
+        )
+
+    def _read_renewed(self, file: str, read_path: Reads[T]) -> T:
         """RACE: a renewal may rename a file between any listing and its opening; the owner in its name stays."""
         claimed = self.context.sidecars.file(file)
         owner = claimed.claim.owner if claimed.claim is not None else ""
         for _ in range(LISTINGS):
             if owner in self._renewed:
                 try:
-                    return read_path(f"{self.folder}/{self._renewed[owner]}")
+                    return read_path(f"{self.folder}/{self._renewed[owner]}", None)
                 except FileNotFoundError:
                     pass
             self._renewed = {claim.owner: claim.filename for claim in claims_in(self.context)}
@@ -199,15 +242,30 @@ class _Files:
         return names.may_be_part(file) and self.context.sidecars.file(file).name.first > 0
 
     def report(self) -> None:
-        """Log how many files have moved between the listing and the reading."""
+        """Log how many messages have left the states of the read between the plan and the reading."""
         if self._moved:
             warning = "%d messages left %s while it was read: the first was %s"
             log.warning(warning, len(self._moved), self.folder, self._moved[0])
 
 
-def _value(path: str) -> bytes:
+def _body(path: str, identity: Identity | None) -> IO[bytes]:
+    body = reading.open_body(path)
     try:
-        return reading.read_body(path, LONGEST)
+        check_planned(os.fstat(body.fileno()), identity, path)
+    except FileNotFoundError:
+        body.close()
+        raise
+    return body
+
+
+def _value(path: str, identity: Identity | None) -> bytes:
+    try:
+        if identity is None:
+            return reading.read_body(path, LONGEST)
+        with _body(path, identity) as body:
+            if os.fstat(body.fileno()).st_size > LONGEST:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+            return body.read()
     except OSError as error:
         if error.errno == errno.EFBIG:
             problem = f"{path} is longer than the {LONGEST} bytes of a value of Spark"
@@ -216,8 +274,10 @@ def _value(path: str) -> bytes:
         raise
 
 
-def _size(path: str) -> int:
-    return os.lstat(path).st_size
+def _size(path: str, identity: Identity | None) -> int:
+    found = os.lstat(path)
+    check_planned(found, identity, path)
+    return found.st_size
 
 
 def _join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -251,39 +311,20 @@ class QueueReader(Rows, DataSourceReader):
             InvalidFilter: the filter names a column where JMS has another word.
             LeaseLost: the claiming batch does not hold all of its messages any more.
         """
-        queue = self.options.open()
-        if self.options.claimed is not None:
-            listed = {"processing": held(queue, self.options.claimed)}
+        context, claimed = self.options.open().context, self.options.claimed
+        if claimed is not None:
+            planned = {"processing": held(context, claimed)}
         else:
             states, filter = self.options.states, self.options.filter
-            check_words(queue.context, filter, states)
-            listed = {state: browsing.listed_names(queue.context, state, filter) for state in states}
-            if len(states) > 1:
-                listed = _each_once(queue.context, listed)
-        size = part_size(sum(len(files.names) for files in listed.values()), self.options)
-        claimed = self.options.claimed
-        verdicts = verdicts_of(queue.context, claimed).folder if claimed else ""
+            check_words(context, filter, states)
+            planned = plan(context, states, lambda state: browsing.listed_names(context, state, filter))
+        size = part_size(sum(len(files.names) for files in planned.values()), self.options)
+        mark, verdicts = mark_of(context), verdicts_of(context, claimed).folder if claimed else ""
         return [
             part
-            for state, files in listed.items()
-            for part in parts(state, files, size, held=claimed is not None, verdicts=verdicts)
+            for state, files in planned.items()
+            for part in parts(state, files, size, mark, held=claimed is not None, verdicts=verdicts)
         ]
-
-
-def _each_once(context: QueueContext, listed: dict[str, ListedFiles]) -> dict[str, ListedFiles]:
-    """Drop a message from the listing of a state if it moved to a later state before that state was listed."""
-    seen = set[str]()
-    for state, files in reversed(listed.items()):
-        folder = context.layout.folder(state)
-        own_names = [context.sidecars.file(file).own_name for file in files.names]
-        there = [
-            file
-            for file, own_name in zip(files.names, own_names, strict=True)
-            if own_name not in seen or reading.exists(f"{folder}/{file}")
-        ]
-        listed[state] = ListedFiles(there, files.arrivals)
-        seen.update(own_names)
-    return listed
 
 
 def verdicts_of(context: QueueContext, claimed: str) -> Verdicts:
@@ -291,11 +332,11 @@ def verdicts_of(context: QueueContext, claimed: str) -> Verdicts:
     return Verdicts(context, f"{context.layout.streams}/{claimed.rpartition(':')[0]}/bad")
 
 
-def held(queue: Queue, claimed: str) -> ListedFiles:
+def held(context: QueueContext, claimed: str) -> Planned:
     """Return the files of a claiming batch, in the order in which they were claimed.
 
     Args:
-        queue: the queue.
+        context: the queue.
         claimed: the batch's subscription and how many messages it claimed, separated by a colon.
 
     Raises:
@@ -304,20 +345,20 @@ def held(queue: Queue, claimed: str) -> ListedFiles:
     subscription, _, count = claimed.rpartition(":")
     by_owner: dict[str, str] = {}
     for _ in range(LISTINGS):  # RACE: a listing may miss files that are being renewed, but not the same files each time
-        by_owner |= {claim.owner: claim.filename for claim in claims_of(queue.context, subscription)}
+        by_owner |= {claim.owner: claim.filename for claim in claims_of(context, subscription)}
         if len(by_owner) == int(count):
-            return listed(queue.context, (by_owner[owner] for owner in sorted(by_owner, key=claim_order)))
+            return listed(context, (by_owner[owner] for owner in sorted(by_owner, key=claim_order)))
     raise LeaseLost(
-        f"{len(by_owner)} of the {count} messages that were claimed from queue {queue.name} are still held (leases ran "
-        "out, or somebody settled or requeued them): another read of the batch would differ from earlier ones"
+        f"{len(by_owner)} of the {count} messages that were claimed from queue {context.name} are still held (leases "
+        "ran out, or somebody settled or requeued them): another read of the batch would differ from earlier ones"
     )
 
 
-def listed(context: QueueContext, filenames: Iterable[str]) -> ListedFiles:
+def listed(context: QueueContext, filenames: Iterable[str]) -> Planned:
     """Return claimed files for a read; if a name has no time, the time of the body counts, which no rename changes."""
     files = [context.sidecars.file(filename, context.layout.processing) for filename in filenames]
     arrivals = {file.filename: arrival for file in files if (arrival := _written_ms(file))}
-    return ListedFiles([file.filename for file in files], arrivals)
+    return Planned([file.filename for file in files], arrivals)
 
 
 def _written_ms(file: MessageFile) -> int:

@@ -23,6 +23,7 @@ from dropq.queue.stream_journal import LEASE, Journal, check_semantics
 from dropq.queue.subscription import Subscription
 from dropq.spark.jms_words import check_words
 from dropq.spark.options import ReadOptions
+from dropq.spark.planned import mark_of
 from dropq.spark.reader import Rows, listed, part_size, parts
 from dropq.storage import reading
 from dropq.storage.failures import describe
@@ -134,10 +135,11 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
         context, batches = self.options.open().context, range(first, end["batch"] + 1)
         waiting = {batch: listed(context, (message.file for message in journal.messages(batch))) for batch in batches}
         size = part_size(sum(len(files.names) for files in waiting.values()), self.options)
+        mark = mark_of(context)
         return [
             part
             for batch, files in waiting.items()
-            for part in parts("processing", files, size, held=True, verdicts=self._verdicts(journal, batch))
+            for part in parts("processing", files, size, mark, held=True, verdicts=self._verdicts(journal, batch))
         ]
 
     def _verdicts(self, journal: Journal, batch: int) -> str:

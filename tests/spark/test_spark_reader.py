@@ -7,10 +7,11 @@ import os
 import pickle
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -27,7 +28,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from test_spark_writer import kill_session
 
 import dropq.spark
-from dropq import ConfigError, DropqError, LeaseLost, Message, Queue, StorageError
+from dropq import ConfigError, DropqError, LeaseLost, Message, NoSuchMessage, NoSuchQueue, Queue, StorageError
 from dropq.format.layout import STATES
 from dropq.lifecycle.context import QueueContext
 from dropq.queue import browsing
@@ -486,7 +487,7 @@ def touched(queue: Queue) -> list[str]:
     log = queue.root.path.with_name("touched")
     lines = log.read_text().splitlines()
     log.unlink()
-    return [f"{line.partition(' ')[0]} {os.path.basename(line.partition(' ')[2])}" for line in lines]
+    return sorted(f"{line.partition(' ')[0]} {os.path.basename(line.partition(' ')[2])}" for line in lines)
 
 
 def register(spark: SparkSession, name: str, kind: type[QueueReader]) -> None:
@@ -588,11 +589,159 @@ def test_what_nobody_looks_at_is_not_missed(queue: Queue, caplog: pytest.LogCapt
     assert caplog.messages == []
 
 
-def test_bodies_that_move_on_are_no_rows_and_are_reported(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_bodies_that_move_on_fail_the_read_and_are_found_in_its_other_states(queue: Queue) -> None:
     queue.send('{"priority": 1}\n{"priority": 2}\n')
     queue.send('{"priority": 3}\n', priority=9)
-    assert [row["priority"] for row in read_moving(queue, "priority int", bodyFormat="jsonl")] == [1, 2]
-    assert len(caplog.messages) == 1
+    with pytest.raises(NoSuchMessage) as caught:
+        read_moving(queue, "priority int", bodyFormat="jsonl")
+    assert "has left target/ since this read began, and is not in target, so its rows would be missing" in str(
+        caught.value
+    )
+    queue.send('{"priority": 4}\n', priority=9)
+    rows = read_moving(queue, "priority int", bodyFormat="jsonl", state="target,processed")
+    assert [row["priority"] for row in rows] == [4, 1, 2, 3]
+    queue.send('{"priority": 5}\n', priority=9)
+    schema = "priority int, path string"
+    rows = read_moving(queue, schema, bodyFormat="jsonl", badBodies="null", corruptRecordColumn="path")
+    assert [row["priority"] for row in rows] == [None, 1, 2]
+    assert (
+        rows[0]["path"].startswith(queue.layout.target) and "has left target/ since this read began" in rows[0]["path"]
+    )
+
+
+def test_messages_that_move_on_have_their_values_where_the_read_has_their_next_state(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        queue.send(f"{number}", priority=9)
+    rows = read_moving(queue, "state string, length bigint, value binary", state="target,processed")
+    assert [(row["state"], row["length"], row["value"]) for row in rows] == [
+        ("target", 1, body) for body in (b"0", b"1", b"2")
+    ]
+    assert caplog.messages == []
+
+
+def test_a_frame_that_is_computed_again_is_complete_or_fails(spark: SparkSession, queue: Queue) -> None:
+    for number in range(10):
+        queue.send(f'{{"priority": {number}}}')
+    alone = read(spark, queue, "priority int", bodyFormat="jsonl")
+    whole = read(spark, queue, "priority int", bodyFormat="jsonl", state="target,processing,processed")
+    assert (alone.count(), whole.count()) == (10, 10)
+    with queue.subscribe(max_backlog=None) as subscription:
+        messages = subscription.receive_many(6)
+        for message in messages[:3]:
+            message.ack()
+        with pytest.raises(PySparkException, match="has left target/ since this read began"):
+            alone.collect()
+        assert sorted(row["priority"] for row in whole.collect()) == [*range(10)]
+        for message in messages[3:]:
+            message.release()  # under names that count the delivery
+        assert sorted(row["priority"] for row in whole.collect()) == [*range(10)]
+
+
+@pytest.mark.parametrize("value", ["jsonl", "value"])
+def test_the_next_file_of_a_name_is_not_read_for_the_planned_one(queue: Queue, value: str) -> None:
+    options, schema = ({"bodyFormat": "jsonl"}, "priority int") if value == "jsonl" else ({}, "value binary")
+    planned, other = b'{"priority": 1}', b'{"priority": 2}'
+
+    def rows(meanwhile: Callable[[], None], **more: str) -> list[Any]:
+        given = ReadOptions.parse({"root": str(queue.root.path), "queue": "q", **options, **more})
+        reader = QueueReader(given, struct(schema))
+        parts = pickle.loads(pickle.dumps(reader.partitions()))
+        meanwhile()
+        found = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+        return [row.get("priority", row.get("value")) for row in found]
+
+    def go_on() -> None:
+        with queue.subscribe() as subscription:
+            message = subscription.receive(None)
+            assert message is not None
+            message.ack()
+        drop(queue, "report.csv", other)
+
+    wanted = 1 if value == "jsonl" else planned
+    drop(queue, "report.csv", planned)
+    assert rows(lambda: None) == [wanted]
+    if value == "jsonl":
+        with pytest.raises(NoSuchMessage, match=r"report\.csv has left target/"):
+            rows(go_on)
+    else:
+        assert rows(go_on) == [None]
+    shutil.rmtree(queue.layout.processed)
+    os.mkdir(queue.layout.processed)
+    drop(queue, "report.csv", planned)
+    assert rows(go_on, state="target,processing,processed") == [wanted]
+
+
+def test_a_message_that_goes_back_between_two_listings_is_one_row(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(queue, 3)
+    drop(queue, "report.csv", b"foreign")
+    listed = browsing.listed_names
+    with queue.subscribe(max_backlog=None) as subscription:
+        messages = subscription.receive_many(4)
+
+        def meanwhile(context: QueueContext, state: str, filter: str | None) -> Any:
+            found = listed(context, state, filter)
+            if state == "target":
+                while messages:
+                    messages.pop().release()
+            return found
+
+        monkeypatch.setattr(browsing, "listed_names", meanwhile)
+        rows = list(read_here(queue, "state string, value binary", state="target,processing,processed"))
+    found = sorted((row["state"], row["value"]) for row in rows)
+    assert found == [("target", body) for body in (b"0", b"1", b"2", b"foreign")]
+
+
+def test_a_name_that_the_next_file_takes_between_two_listings_stands_for_the_first_alone(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop(queue, "report.csv", b"first")
+    listed = browsing.listed_names
+    with queue.subscribe() as subscription:
+
+        def meanwhile(context: QueueContext, state: str, filter: str | None) -> Any:
+            if state == "processing":
+                subscription.receive(None)
+                drop(queue, "report.csv", b"second")
+            return listed(context, state, filter)
+
+        monkeypatch.setattr(browsing, "listed_names", meanwhile)
+        rows = list(read_here(queue, "state string, value binary", state="target,processing"))
+    assert [(row["state"], row["value"]) for row in rows] == [("processing", b"first")]
+
+
+def test_a_host_that_sees_another_root_or_none_says_so_and_reads_nothing(queue: Queue) -> None:
+    send(queue, 2)
+    root = queue.root.path
+    host = socket.gethostname()
+    with queue.subscribe(max_backlog=None) as subscription:
+        subscription.receive()
+        held = f"{subscription.id}:1"
+        readers = [
+            QueueReader(ReadOptions.parse({"root": str(root), "queue": "q", **options}), struct(schema))
+            for schema, options in (
+                ("id string", {}),
+                ("value binary", {}),
+                ("priority int", {"bodyFormat": "jsonl", "badBodies": "null"}),
+                ("value binary", {"claimed": held}),
+            )
+        ]
+        planned = [(reader, part) for reader in readers for part in reader.partitions()]
+        root.rename(root.with_name("away"))
+        for reader, part in planned:
+            with pytest.raises(
+                NoSuchQueue, match=f"host {host} does not see queue q in {root}, and the driver sees it"
+            ):
+                list(reader.read(part))
+        make_queue(root)
+        for reader, part in planned:
+            with pytest.raises(DropqError, match=f"host {host} has another root at {root} than the driver"):
+                list(reader.read(part))
+        shutil.rmtree(root)
+        root.with_name("away").rename(root)
 
 
 def test_a_frame_is_one_listing_and_what_comes_later_is_in_the_next(spark: SparkSession, queue: Queue) -> None:

@@ -1,0 +1,213 @@
+"""Which message a planned file is, and which queue was planned to be read: known by what no other can have.
+
+The driver plans which files are read. By the time a task opens them, some have other names, lie in other states, or
+have left their names to other messages. Invariant: what a task reads is the planned message, or nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from dropq.api import Queue
+from dropq.errors import DropqError, NoSuchQueue
+from dropq.format import names
+from dropq.format.claims import split_claim
+from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import marks_in
+from dropq.queue.browsing import ListedFiles
+from dropq.spark.options import Options
+from dropq.storage import reading
+
+#: A state, and the name of a file there.
+Place = tuple[str, str]
+#: How often states are listed for a message before it counts as gone: it may move on while they are listed.
+LISTINGS = 5
+#: Where a message may be missing, its states are listed again only after so many times as long as the listing took.
+PATIENCE = 10
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+def mark_of(context: QueueContext) -> str:
+    """Return the mark of a queue, which no other queue has; "" for a queue without one, such as one made by hand."""
+    return min(marks_in(context.layout.private), default="")
+
+
+def open_planned(options: Options, mark: str) -> Queue:
+    """Open a queue in a task, if it is the one that the driver saw.
+
+    Args:
+        options: say which queue.
+        mark: its mark, as the driver saw it; "" if it has none.
+
+    Raises:
+        NoSuchQueue: this host sees no such queue at the same path.
+        DropqError: this host sees another queue there.
+    """
+    host = f"host {socket.gethostname()}"
+    try:
+        queue = options.open()
+        private = queue.context.layout.private
+    except NoSuchQueue as error:
+        raise NoSuchQueue(
+            f"{host} does not see queue {options.queue} in {options.root}, and the driver sees it there: mount the "
+            f"root under this path on each host that runs executors; {error}"
+        ) from error
+    if mark and not reading.exists(f"{private}/{mark}") and mark not in marks_in(private):
+        raise DropqError(
+            f"{host} has another root at {options.root} than the driver, or its queue {options.queue} was made anew "
+            f"meanwhile: it lacks {private}/{mark}; mount the driver's root under this path on each host that runs "
+            "executors"
+        )
+    return queue
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+#: A generated id; or of a message with any other id, or of a part of a bundle: id, numbers, size and time of its body.
+Identity = str | tuple[str, int, int, int, int]
+
+
+class Planned(NamedTuple):
+    """The files of a state that are read, in order.
+
+    Attributes:
+        names: their names.
+        arrivals: when those arrived, in ms since 1970, whose names have no time.
+        identities: of the messages whose names alone do not tell.
+    """
+
+    names: Sequence[str]
+    arrivals: Mapping[str, int] = {}
+    identities: Mapping[str, Identity] = {}
+
+
+def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], ListedFiles]) -> dict[str, Planned]:
+    """List states so that each message of theirs is there once, although messages move on, or back, meanwhile.
+
+    RACE: where there are several states, each but the last is listed twice, the second time in the reverse order. So a
+    message that went to a state that had been listed is seen, too. A file that is gone when its identity is asked for
+    has moved since its listing, and is seen in a later one. A file that has gone since stays in the plan, unless its
+    message was seen elsewhere.
+
+    Args:
+        context: the queue.
+        states: the states.
+        listing: lists one.
+    """
+    files: dict[str, list[str]] = {state: [] for state in states}
+    arrivals: dict[str, dict[str, int]] = {state: {} for state in states}
+    odd: dict[str, dict[str, Identity]] = {state: {} for state in states}
+    first: dict[Identity, Place] = {}
+    several: dict[Identity, list[Place]] = {}
+    for state in (*states, *reversed(states[:-1])):
+        found = listing(state)
+        if len(states) == 1 and names.all_plain(found.names):
+            return {state: Planned(found.names, found.arrivals)}
+        seen = {*files[state]}
+        for file in found.names:
+            if file in seen or (identity := _identity(context, state, file)) is None:
+                continue
+            place = state, file
+            if (earlier := first.setdefault(identity, place)) is not place:
+                several.setdefault(identity, [earlier]).append(place)
+            files[state].append(file)
+            if file in found.arrivals:
+                arrivals[state][file] = found.arrivals[file]
+            if not isinstance(identity, str):
+                odd[state][file] = identity
+    left = {*_left(context, several)}
+    return {
+        state: Planned([file for file in files[state] if (state, file) not in left], arrivals[state], odd[state])
+        for state in states
+    }
+
+
+def _left(context: QueueContext, several: Mapping[Identity, list[Place]]) -> Iterator[Place]:
+    """Yield the places that messages have left, of those that were seen in several; a copy in two places is in both."""
+    for identity, places in several.items():
+        there: dict[int, Place] = {}
+        for state, file in places:  # RACE: what moves on between two looks counts once, where it was seen last
+            inode = reading.inode_or_none(f"{context.layout.folder(state)}/{file}")
+            if inode is not None and identity == _identity(context, state, file):
+                there[inode] = state, file
+        kept = {*there.values()} or {places[-1]}
+        yield from (place for place in places if place not in kept)
+
+
+def _told(context: QueueContext, file: str) -> str | tuple[str, int, int]:
+    """Return what a name tells of a message's identity: all of it, if it has a generated id and is no part."""
+    own_name = split_claim(file)[1] if "~" in file else file
+    if names.tells_time(own_name) and not names.may_be_part(own_name):
+        return own_name.split(".", 2)[1]
+    name = context.sidecars.file(file).name
+    return name.id if name.generated and not name.first else (name.id, name.first, name.record)
+
+
+def _identity(context: QueueContext, state: str, file: str) -> Identity | None:
+    """Return what no other message has, whatever name its file has by now; None if the file is gone.
+
+    A generated id is one message's. Any other id may be given twice, and the parts of a bundle bear its id: size and
+    time of the body, which no rename changes, tell these messages apart.
+    """
+    if isinstance(told := _told(context, file), str):
+        return told
+    try:
+        return *told, *context.settling.version(f"{context.layout.folder(state)}/{file}")
+    except FileNotFoundError:
+        return None
+
+
+def check_planned(found: os.stat_result, identity: Identity | None, path: str) -> None:
+    """Raise FileNotFoundError if a file is not the planned one, but that of another message that has its name now."""
+    if isinstance(identity, tuple) and identity[-2:] != (found.st_size, found.st_mtime_ns):
+        raise FileNotFoundError(errno.ENOENT, "another message has this name now, or its body changed", path)
+
+
+class Elsewhere:
+    """Finds messages that left the files that they were planned in, in the states of a read.
+
+    Args:
+        context: the queue.
+        states: the states.
+        files: the files that the messages were planned in.
+    """
+
+    def __init__(self, context: QueueContext, states: Sequence[str], files: Sequence[str]) -> None:
+        self._context = context
+        self._states = states
+        self._files = files
+        self._paths: dict[object, list[str]] = {}
+        self._again = 0.0
+
+    def paths(self, file: str, *, surely: bool) -> Iterator[str]:
+        """Yield where a planned message may be now, for as long as the caller does not find it there.
+
+        Args:
+            file: the file that it was planned in.
+            surely: whether to list the states until it can be nowhere; else some time must pass between two listings.
+        """
+        told = _told(self._context, file)
+        for _ in range(LISTINGS):
+            yield from self._paths.get(told, ())
+            if not surely and time.monotonic() < self._again:
+                return
+            self._list()
+        yield from self._paths.get(told, ())
+
+    def _list(self) -> None:
+        started, context = time.monotonic(), self._context
+        self._paths = {_told(context, file): [] for file in self._files}
+        for state in self._states:
+            folder = context.layout.folder(state)
+            for file in reading.names_in(folder):
+                if (known := self._paths.get(_told(context, file))) is not None:
+                    known.append(f"{folder}/{file}")
+        now = time.monotonic()
+        self._again = now + PATIENCE * (now - started)
