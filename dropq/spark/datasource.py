@@ -16,6 +16,7 @@ from pyspark.sql.types import StringType, StructType
 from dropq.errors import ConfigError
 from dropq.spark.columns import SCHEMA, check_columns, message_problems
 from dropq.spark.options import BODY_FORMATS, ReadOptions, WriteOptions, body_problems
+from dropq.spark.planned import mark_of
 from dropq.spark.reader import QueueReader
 from dropq.spark.streams import QueueStreamReader
 from dropq.spark.writer import QueueStreamWriter, QueueWriter
@@ -92,8 +93,7 @@ class DropqDataSource(DataSource):
             raise ConfigError("outputMode complete is refused: it would replace the messages of others; use append")
         options = WriteOptions.parse(self.options, stream=True)
         options.check_columns(schema)
-        options.open().context  # noqa: B018 - opens the queue, or raises
-        return QueueStreamWriter(options)
+        return QueueStreamWriter(options, mark_of(options.open().context))
 
 
 def _check_read(options: ReadOptions, schema: StructType) -> None:

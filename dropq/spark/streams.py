@@ -15,8 +15,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from dropq.errors import ConfigError
 from dropq.format.names import tells_time
 from dropq.lifecycle.context import QueueContext
+from dropq.lifecycle.known_queues import marks_in
 from dropq.queue.lease_renewer import LeaseRenewer
 from dropq.queue.message import utc
 from dropq.queue.stream_journal import LEASE, Journal, check_semantics
@@ -96,8 +98,9 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
             InvalidFilter: the filter names a column where JMS has another word. A stream that goes on is not asked, as
                 it depends on the messages that wait.
         """
-        check_words(self.options.open().context, self.options.filter)
-        return {"stream": f"stream-{secrets.token_hex(8)}", "batch": 0}
+        context = self.options.open().context
+        check_words(context, self.options.filter)
+        return {"stream": f"stream-{secrets.token_hex(8)}", "batch": 0, "queue": mark_of(context) or context.name}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the most messages of a micro-batch."""
@@ -171,6 +174,20 @@ class QueueStreamReader(Rows, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _opened(self, offset: Offset) -> Journal:
         if self._journal is None:
+            _refuse_other(self.options.open().context, offset)
             self._journal = Journal(self.options.open().context, offset["stream"], self._subscribed())
             self._renewer = LeaseRenewer(self._journal.lease, self._journal.renew)
         return self._journal
+
+
+def _refuse_other(context: QueueContext, offset: Offset) -> None:
+    """Raise ConfigError if an offset of a checkpoint is of another queue; one that an older dropq wrote does not tell.
+
+    The queue is known by its mark; one that had no mark, by its name.
+    """
+    known = offset.get("queue")
+    if known is not None and known not in {context.name, *marks_in(context.layout.private)}:
+        raise ConfigError(
+            f"the checkpoint of this query belongs to another queue than {context.name} in {context.root.layout.path}, "
+            "or that queue was made anew since: give the query the queue that it read before, or a checkpoint of its own"
+        )

@@ -30,6 +30,7 @@ from dropq.spark.arrow_cast import is_bytes
 from dropq.spark.bundles import RowError, bodies, check_records, write_records
 from dropq.spark.encoders import BODIES, in_utc
 from dropq.spark.options import BATCH, WriteOptions
+from dropq.spark.planned import mark_of, open_planned
 from dropq.spark.workers import freeze_imports
 from dropq.staging.jobs import Attempt, Epoch, Job, Staged
 from dropq.storage.failures import storage_error
@@ -66,11 +67,13 @@ class QueueWriter(DataSourceArrowWriter):
     Args:
         options: the options of the write.
         job_id: names the job; if it has `{query}` and `{batch}`, the tasks fill them in, and tell the commit.
+        mark: of the queue, as the driver sees it.
     """
 
-    def __init__(self, options: WriteOptions, job_id: str) -> None:
+    def __init__(self, options: WriteOptions, job_id: str, mark: str = "") -> None:
         self.options = options
         self.job_id = job_id
+        self.mark = mark
 
     @classmethod
     def begin(cls, options: WriteOptions) -> QueueWriter:
@@ -80,8 +83,8 @@ class QueueWriter(DataSourceArrowWriter):
             NoSuchQueue, ConfigError, StorageError: the queue cannot be written to.
             ValueError: the job id cannot name a job.
         """
-        writer = cls(options, options.job_id or f"spark-{secrets.token_hex(10)}")
         queue = options.open()
+        writer = cls(options, options.job_id or f"spark-{secrets.token_hex(10)}", mark_of(queue.context))
         if options.is_per_batch:
             Job(queue._goal, options.job_of(LONGEST_QUERY).replace(BATCH, LONGEST_BATCH))  # raises if too long
             return writer
@@ -99,7 +102,7 @@ class QueueWriter(DataSourceArrowWriter):
         batches = _with_rows(iterator)
         staged = None
         if batches is not None:
-            queue = self.options.open()
+            queue = open_planned(self.options, self.mark)
             job = Epoch(queue._goal, *epoch) if epoch else Job(queue._goal, self.job_id)
             staged = stage(queue, job, self.options, batches, begins=epoch is not None)
         return StagedFiles(staged, *epoch or ())
@@ -134,10 +137,12 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     Args:
         options: the options of the write.
+        mark: of the queue, as the driver sees it.
     """
 
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: WriteOptions, mark: str = "") -> None:
         self.options = options
+        self.mark = mark
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition of an epoch, in a task; stage nothing if it is empty, or if the epoch was sent before."""
@@ -148,7 +153,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         batches = _with_rows(iterator)
         if batches is None:
             return StagedFiles(query=query)
-        queue = self.options.open()
+        queue = open_planned(self.options, self.mark)
         job = Epoch(queue._goal, query, int(epoch))
         return StagedFiles(stage(queue, job, self.options, batches, begins=True), query)
 

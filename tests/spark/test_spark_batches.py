@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -18,7 +19,7 @@ from pyspark.sql.types import StructType
 from test_spark_streams import below, bodies, ended, fill, lines, put, send, stream, work
 
 import dropq.spark
-from dropq import ConfigError, InvalidFilter, NoSuchQueue, Queue, Root, StorageError
+from dropq import ConfigError, DropqError, InvalidFilter, NoSuchQueue, Queue, Root, StorageError
 from dropq.spark.columns import SCHEMA
 from dropq.spark.datasource import DropqDataSource
 from dropq.spark.options import ReadOptions, WriteOptions
@@ -269,6 +270,61 @@ def test_a_topic_is_not_taken_from_and_a_queue_is_no_topic(queue: Queue) -> None
         WriteOptions.parse({**place, "topic": "q"}).open()
     with pytest.raises(NoSuchQueue, match="no topic 'nope'"):
         WriteOptions.parse({**place, "topic": "nope"}).open()
+
+
+# -- the queue that is meant -------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_queue_is_refused_before_anything_is_claimed(queue: Queue, out: Queue) -> None:
+    fill(queue, 2)
+    fill(out, 2)
+
+    def reader(name: str) -> QueueStreamReader:
+        options = ReadOptions.parse({"root": str(queue.root.path), "queue": name}, stream=True)
+        return QueueStreamReader(options, SCHEMA)
+
+    first = reader("q")
+    begun = first.initialOffset()
+    offset = first.latestOffset(begun, first.getDefaultReadLimit())
+    first.stop()
+    assert offset == {**begun, "batch": 1}
+    other = reader("out")
+    said = "the checkpoint of this query belongs to another queue than out in "
+    with pytest.raises(ConfigError, match=said):
+        other.latestOffset(offset, other.getDefaultReadLimit())
+    with pytest.raises(ConfigError, match=said):
+        other.partitions(begun, offset)
+    with pytest.raises(ConfigError, match=said):
+        other.commit(offset)
+    other.stop()
+    assert (where(queue), where(out)) == ({"processing": bodies(2)}, {"target": bodies(2)})
+    again = reader("q")
+    assert again.latestOffset(offset, again.getDefaultReadLimit()) == offset
+    again.stop()
+    assert where(queue) == {"processed": bodies(2)}
+    older = {"stream": "stream-1", "batch": 0}  # says nothing of its queue
+    third = reader("out")
+    assert third.latestOffset(older, third.getDefaultReadLimit()) == {**older, "batch": 1}
+    third.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_task_on_a_host_that_has_another_root_stages_nothing(
+    queue: Queue, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropq.spark.writer._query_and_batch", lambda: ("query", "0"))
+    source = DropqDataSource({"root": str(queue.root.path), "queue": "q"})
+    values = StructType([SCHEMA["value"]])
+    writer: Any = source.streamWriter(values, False) if stream else source.writer(values, False)
+    rows = [pa.RecordBatch.from_pylist([{"value": b"x"}])]
+    root = queue.root.path
+    root.rename(root.with_name("away"))
+    for there, said in ((False, "does not see queue q in "), (True, "has another root at ")):
+        if there:
+            make_queue(root)
+        with pytest.raises(DropqError, match=f"host {socket.gethostname()} {said}"):
+            writer.write(iter(rows))
+    assert below(Root(root).queue("q"), "working") == []
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------
