@@ -101,32 +101,57 @@ def plan(context: QueueContext, states: Sequence[str], listing: Callable[[str], 
         states: the states.
         listing: lists one.
     """
-    files: dict[str, list[str]] = {state: [] for state in states}
-    arrivals: dict[str, dict[str, int]] = {state: {} for state in states}
-    odd: dict[str, dict[str, Identity]] = {state: {} for state in states}
-    first: dict[Identity, Place] = {}
+    if len(states) == 1:
+        return {states[0]: _planned(context, states[0], listing(states[0]))}
+    plans: dict[str, Planned] = {}
+    rounds: list[tuple[str, dict[Identity, str]]] = []
     several: dict[Identity, list[Place]] = {}
     for state in (*states, *reversed(states[:-1])):
-        found = listing(state)
-        if len(states) == 1 and names.all_plain(found.names):
-            return {state: Planned(found.names, found.arrivals)}
-        seen = {*files[state]}
-        for file in found.names:
-            if file in seen or (identity := _identity(context, state, file)) is None:
-                continue
-            place = state, file
-            if (earlier := first.setdefault(identity, place)) is not place:
-                several.setdefault(identity, [earlier]).append(place)
-            files[state].append(file)
-            if file in found.arrivals:
-                arrivals[state][file] = found.arrivals[file]
-            if not isinstance(identity, str):
-                odd[state][file] = identity
+        new = _planned(context, state, listing(state), besides=plans.get(state))
+        ids = dict(zip(_identities(context, new), new.names, strict=True))
+        for earlier, others in rounds:
+            for identity in ids.keys() & others.keys():
+                several.setdefault(identity, [(earlier, others[identity])])
+        for identity in ids.keys() & several.keys():
+            several[identity].append((state, ids[identity]))
+        rounds.append((state, ids))
+        old = plans.get(state, Planned([]))
+        plans[state] = Planned(
+            [*old.names, *new.names], {**old.arrivals, **new.arrivals}, {**old.identities, **new.identities}
+        )
     left = {*_left(context, several)}
     return {
-        state: Planned([file for file in files[state] if (state, file) not in left], arrivals[state], odd[state])
-        for state in states
+        state: planned._replace(names=[file for file in planned.names if (state, file) not in left])
+        for state, planned in plans.items()
     }
+
+
+def _planned(context: QueueContext, state: str, found: ListedFiles, *, besides: Planned | None = None) -> Planned:
+    """Return the plan of a listing: without the files that are gone before they are known, and those planned before.
+
+    A name tells the identity of its message, if it has a time, and is none of a part.
+    """
+    filenames = found.names
+    if besides is not None:
+        before = {*besides.names}
+        filenames = [file for file in filenames if file not in before]
+    joined = "".join(filenames)
+    odd = [*filter(names.may_be_part, filenames)] if names.may_be_part(joined) else []
+    if found.arrivals:
+        odd += [file for file in filenames if file in found.arrivals]
+    identities = {file: _identity(context, state, file) for file in odd}
+    gone = {file for file, identity in identities.items() if identity is None}
+    return Planned(
+        [file for file in filenames if file not in gone] if gone else filenames,
+        found.arrivals,
+        {file: identity for file, identity in identities.items() if isinstance(identity, tuple)},
+    )
+
+
+def _identities(context: QueueContext, planned: Planned) -> list[Identity]:
+    if not planned.identities and names.all_plain(planned.names):
+        return [file.split(".", 2)[1] for file in planned.names]
+    return [planned.identities.get(file) or str(_told(context, file)) for file in planned.names]
 
 
 def _left(context: QueueContext, several: Mapping[Identity, list[Place]]) -> Iterator[Place]:

@@ -250,11 +250,12 @@ class _Files:
 
 def _body(path: str, identity: Identity | None) -> IO[bytes]:
     body = reading.open_body(path)
-    try:
-        check_planned(os.fstat(body.fileno()), identity, path)
-    except FileNotFoundError:
-        body.close()
-        raise
+    if identity is not None:
+        try:
+            check_planned(os.fstat(body.fileno()), identity, path)
+        except FileNotFoundError:
+            body.close()
+            raise
     return body
 
 

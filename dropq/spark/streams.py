@@ -189,5 +189,5 @@ def _refuse_other(context: QueueContext, offset: Offset) -> None:
     if known is not None and known not in {context.name, *marks_in(context.layout.private)}:
         raise ConfigError(
             f"the checkpoint of this query belongs to another queue than {context.name} in {context.root.layout.path}, "
-            "or that queue was made anew since: give the query the queue that it read before, or a checkpoint of its own"
+            "or that queue was made anew since: give the query the queue that it has read, or a checkpoint of its own"
         )
