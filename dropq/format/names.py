@@ -643,6 +643,12 @@ def generated_id(filename: str) -> str | None:
     return match[1] if match else None
 
 
+def sole_id(filename: str) -> str | None:
+    """Return the generated id of a message that is no part of a bundle; None if its name does not tell at a glance."""
+    own_name = split_claim(filename)[1] if "~" in filename else filename
+    return own_name.split(".", 2)[1] if tells_time(own_name) and not may_be_part(own_name) else None
+
+
 def may_be_delayed(filename: str) -> bool:
     """Return whether a name may say until when its message is delayed."""
     return "_notBeforeL=" in filename

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from dropq.api import Queue
 from dropq.errors import DropqError, NoSuchQueue
 from dropq.format import names
-from dropq.format.claims import split_claim
 from dropq.lifecycle.context import QueueContext
 from dropq.lifecycle.known_queues import marks_in
 from dropq.queue.browsing import ListedFiles
@@ -168,9 +167,8 @@ def _left(context: QueueContext, several: Mapping[Identity, list[Place]]) -> Ite
 
 def _told(context: QueueContext, file: str) -> str | tuple[str, int, int]:
     """Return what a name tells of a message's identity: all of it, if it has a generated id and is no part."""
-    own_name = split_claim(file)[1] if "~" in file else file
-    if names.tells_time(own_name) and not names.may_be_part(own_name):
-        return own_name.split(".", 2)[1]
+    if (sole := names.sole_id(file)) is not None:
+        return sole
     name = context.sidecars.file(file).name
     return name.id if name.generated and not name.first else (name.id, name.first, name.record)
 
