@@ -17,6 +17,7 @@ from dropq.queue.message import Duration, Message, ack_all
 from dropq.queue.stream_journal import batch_key, check_semantics
 from dropq.queue.verdicts import Verdicts, reject_bad
 from dropq.spark.jms_words import check_words
+from dropq.spark.open_claims import claim_id, opened
 from dropq.spark.options import CLAIM_OPTIONS, ROOT_VARIABLE, ReadOptions, by_name
 from dropq.spark.reader import verdicts_of
 
@@ -45,7 +46,8 @@ def claim(
 
     The set of messages is fixed: a stage that Spark computes again reads the same messages, and fails if one is lost.
     This process holds them; when it dies, they return to the queue. If the queue has leases, they are renewed while the
-    block runs.
+    block runs. A write of the block with `jobId="{claim}"` is named after the messages, so that they are sent once also
+    if the block runs again; a job with another id that was sent before is an error there.
 
     Args:
         spark: the session.
@@ -83,7 +85,8 @@ def claim(
             reader = spark.read.format("dropq").options(**_options(queue, claimed, options))
             with _judged(queue, claimed) if rejects else nullcontext() as verdicts:
                 try:
-                    yield (reader if schema is None else reader.schema(schema)).load()
+                    with opened(spark, claim_id(queue.context, messages)):
+                        yield (reader if schema is None else reader.schema(schema)).load()
                 except BaseException:
                     _release(messages)
                     raise

@@ -45,8 +45,8 @@ CLAIM_OPTIONS = ("bodyFormat", "escape", "badBodies", "numPartitions")
 _SPARKS_OWN = frozenset({"checkpointlocation"})
 #: The variable of the environment that has the root where the option `root` is missing.
 ROOT_VARIABLE = "DROPQ_ROOT"
-#: What a job id may have in braces, for the tasks of a batch in foreachBatch to fill in.
-QUERY, BATCH = "{query}", "{batch}"
+#: What a job id may have in braces, for the tasks to fill in: those of a batch in foreachBatch, and of a claim's block.
+QUERY, BATCH, CLAIM = "{query}", "{batch}", "{claim}"
 #: The most tasks that read messages.
 PARTITIONS = 8
 #: The fewest messages that are worth a task of their own, if their bodies are short.
@@ -172,6 +172,11 @@ class WriteOptions(Options):
     def is_per_batch(self) -> bool:
         """Whether the tasks have to fill in the job id, as it has `{query}` and `{batch}`."""
         return self.job_id is not None and BATCH in self.job_id
+
+    @property
+    def is_per_claim(self) -> bool:
+        """Whether the tasks have to fill in the job id, as it has `{claim}`."""
+        return self.job_id is not None and CLAIM in self.job_id
 
     def job_of(self, query: str) -> str:
         """Return the job id of the batches of a query, without the number of the batch."""
@@ -484,9 +489,11 @@ def _job_id(values: Mapping[str, str]) -> str | None:
     job_id = _named(values, "jobId")
     if job_id is None:
         return None
-    rest = job_id.replace(QUERY, "").replace(BATCH, "")
+    rest = job_id.replace(QUERY, "").replace(BATCH, "").replace(CLAIM, "")
     if "{" in rest or "}" in rest:
-        raise ConfigError(f"option jobId = {job_id!r}: only {QUERY} and {BATCH} may be in braces")
+        raise ConfigError(f"option jobId = {job_id!r}: only {QUERY}, {BATCH} and {CLAIM} may be in braces")
+    if CLAIM in job_id and (QUERY in job_id or BATCH in job_id):
+        raise ConfigError(f"option jobId = {job_id!r}: {CLAIM} is for claim(), and the others are for foreachBatch")
     if QUERY in job_id and BATCH not in job_id:
         raise ConfigError(f"option jobId = {job_id!r} needs {BATCH}, too: else only the first batch would be sent")
     if BATCH in job_id and QUERY not in job_id:

@@ -24,12 +24,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from dropq.api import Queue
-from dropq.errors import ConfigError
+from dropq.errors import ConfigError, DropqError
 from dropq.queue.sender import Headers
 from dropq.spark.arrow_cast import is_bytes
 from dropq.spark.bundles import RowError, bodies, check_records, write_records
 from dropq.spark.encoders import BODIES, in_utc
-from dropq.spark.options import BATCH, WriteOptions
+from dropq.spark.open_claims import SETTING, OpenClaims
+from dropq.spark.options import BATCH, CLAIM, WriteOptions
 from dropq.spark.planned import mark_of, open_planned
 from dropq.spark.workers import freeze_imports
 from dropq.staging.jobs import Attempt, Epoch, Job, Staged
@@ -41,7 +42,7 @@ log = logging.getLogger("dropq")
 QUERY_ID = "sql.streaming.queryId"
 EPOCH = "streaming.sql.batchId"
 #: What they may be at most: a UUID, and a number of so many digits.
-LONGEST_QUERY, LONGEST_BATCH = "0" * 36, "9" * 10
+LONGEST_QUERY, LONGEST_BATCH, LONGEST_CLAIM = "0" * 36, "9" * 10, "0" * 21
 #: How many characters, or bytes, of a value an error shows.
 SHOWN = 40
 
@@ -54,11 +55,13 @@ class StagedFiles(WriterCommitMessage):
         staged: the files; None for none.
         query: the query of the epoch; for the job of a batch, the job's name, with its number left open.
         batch: the number of a batch.
+        claims: which claims were open, as the setting has it.
     """
 
     staged: Staged | None = None
     query: str = ""
     batch: int = 0
+    claims: str = ""
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -66,7 +69,7 @@ class QueueWriter(DataSourceArrowWriter):
 
     Args:
         options: the options of the write.
-        job_id: names the job; if it has `{query}` and `{batch}`, the tasks fill them in, and tell the commit.
+        job_id: names the job; what is in braces the tasks fill in, and tell the commit.
         mark: of the queue, as the driver sees it.
     """
 
@@ -88,6 +91,9 @@ class QueueWriter(DataSourceArrowWriter):
         if options.is_per_batch:
             Job(queue._goal, options.job_of(LONGEST_QUERY).replace(BATCH, LONGEST_BATCH))  # raises if too long
             return writer
+        if options.is_per_claim:
+            Job(queue._goal, writer.job_id.replace(CLAIM, LONGEST_CLAIM))  # raises if too long
+            return writer
         job = Job(queue._goal, writer.job_id)
         if job.sent:
             _warn_of_sent(job, queue)
@@ -98,22 +104,28 @@ class QueueWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a partition, in a task; stage nothing if it is empty, or if the job was sent before."""
         freeze_imports()
-        epoch = _job_of_batch(self.options) if self.options.is_per_batch else None
+        told = StagedFiles(claims=_local_property(SETTING) or "")
+        if self.options.is_per_batch:
+            told.query, told.batch = _job_of_batch(self.options)
+        claims = _claims_of(self.options, told)
         batches = _with_rows(iterator)
-        staged = None
         if batches is not None:
             queue = open_planned(self.options, self.mark)
-            job = Epoch(queue._goal, *epoch) if epoch else Job(queue._goal, self.job_id)
-            staged = stage(queue, job, self.options, batches, begins=epoch is not None)
-        return StagedFiles(staged, *epoch or ())
+            job = self._job(queue, told)
+            if claims is not None and job.sent:
+                _refuse_sent(queue, job, self.options, claims)
+            begins = self.options.is_per_batch or self.options.is_per_claim
+            told.staged = stage(queue, job, self.options, batches, begins=begins)
+        return told
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything that was staged, in the driver."""
         queue = self.options.open()
+        claims = _claims_of(self.options, *(part for part in messages if isinstance(part, StagedFiles)))
         for job in self._jobs(queue, messages):
-            if self.options.is_per_batch and job.sent:
+            if job.sent and (self.options.is_per_batch or self.options.is_per_claim):
                 _warn_of_sent(job, queue)
-            _commit(queue, job, self.options, _staged(messages))
+            _commit(queue, job, self.options, _staged(messages), claims)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the job; if Spark calls this after a commit that failed halfway, send the job instead."""
@@ -123,10 +135,19 @@ class QueueWriter(DataSourceArrowWriter):
 
     def _jobs(self, queue: Queue, messages: Iterable[WriterCommitMessage | None]) -> list[Job]:
         """Return the job; or what the tasks filled in, which is none if no task was successful."""
-        if not self.options.is_per_batch:
+        if not (self.options.is_per_batch or self.options.is_per_claim):
             return [Job(queue._goal, self.job_id)]
-        epochs = {(part.query, part.batch) for part in messages if isinstance(part, StagedFiles)}
-        return [Epoch(queue._goal, *epoch) for epoch in sorted(epochs)]
+        told = {(part.query, part.batch): part for part in messages if isinstance(part, StagedFiles)}
+        return [self._job(queue, told[each]) for each in sorted(told)]
+
+    def _job(self, queue: Queue, told: StagedFiles) -> Job:
+        """Return the job that a task works for, and tells."""
+        if self.options.is_per_batch:
+            return Epoch(queue._goal, told.query, told.batch)
+        job = Job(queue._goal, told.query if self.options.is_per_claim else self.job_id)
+        if claims := OpenClaims.of(told.claims):
+            job.note = {"claim": claims.blocks}
+        return job
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
@@ -177,10 +198,49 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
 def _query_and_batch() -> tuple[str | None, str | None]:
     """Return the query and the number of the batch that a task works for, where Spark tells them."""
+    return _local_property(QUERY_ID), _local_property(EPOCH)
+
+
+def _local_property(name: str) -> str | None:
     context = TaskContext.get()
-    if context is None:
-        return None, None
-    return context.getLocalProperty(QUERY_ID), context.getLocalProperty(EPOCH)
+    return None if context is None else context.getLocalProperty(name)
+
+
+def _claims_of(options: WriteOptions, *told: StagedFiles) -> OpenClaims | None:
+    """Return the claims that were open where tasks ran, and fill in the job's name; None if none was.
+
+    Raises:
+        ConfigError: the job is to be named after a claim, and none is open.
+    """
+    found = None
+    for each in told:
+        found = OpenClaims.of(each.claims)
+        if options.is_per_claim:
+            if found is None:
+                raise ConfigError(
+                    f"option jobId = {options.job_id!r}: no claim is open in this session; nothing was sent. {CLAIM} "
+                    "names a job in a block of dropq.spark.claim after the messages that the block claimed"
+                )
+            each.query = (options.job_id or "").replace(CLAIM, found.id)
+    return found
+
+
+def _refuse_sent(queue: Queue, job: Job, options: WriteOptions, claims: OpenClaims) -> None:
+    """Raise DropqError if a job that was sent before would let a claim be acknowledged of which nothing was sent."""
+    if not claims.has_messages:
+        return
+    before = f"job {job.id} was sent to queue {queue.name} before"
+    nothing = "nothing was sent, and nothing is to be acknowledged"
+    if not options.is_per_claim:
+        raise DropqError(
+            f"{before}, and a claim is open, whose messages it may not have sent: {nothing}. Name the job after what "
+            f'is claimed: jobId="{CLAIM}"'
+        )
+    if (job.ledger_note("nothing was sent") or {}).get("claim") == claims.blocks:
+        raise DropqError(
+            f"{before} by another write of this block of claim(): {nothing}. Give each write a name of its own, such "
+            f'as "{CLAIM}-sums"'
+        )
 
 
 def _warn_of_sent(job: Job, queue: Queue) -> None:
@@ -203,13 +263,16 @@ def _job_of_batch(options: WriteOptions) -> tuple[str, int]:
     return options.job_of(query), int(batch)
 
 
-def _commit(queue: Queue, job: Job, options: WriteOptions, staged: list[Staged]) -> None:
+def _commit(
+    queue: Queue, job: Job, options: WriteOptions, staged: list[Staged], claims: OpenClaims | None = None
+) -> None:
     """Send everything that a job staged, as soon as the queue has room for it, or to where its overflow selector sends.
 
     A job that was sent before needs no room.
 
     Raises:
         ValueError: two tasks staged rows of one key; nothing was sent.
+        DropqError: the job was sent before, and a claim is open; nothing was sent.
     """
     count, overflow = sum(len(part.files) for part in staged), ""
     if count and not job.sent:
@@ -220,6 +283,8 @@ def _commit(queue: Queue, job: Job, options: WriteOptions, staged: list[Staged])
             return
         overflow = "" if taker is queue else taker.name
     sent = job.commit(staged, overflow=overflow)
+    if count and not sent and claims is not None:
+        _refuse_sent(queue, job, options, claims)  # RACE: another run was first, after the tasks had looked
     if sent and overflow:
         full = "queue %s has no room for job %s: its %d messages were sent to queue %s instead"
         log.warning(full, queue.name, job.id, sent, overflow)

@@ -164,6 +164,27 @@ class Job:
             )
         return sent
 
+    def ledger_note(self, fate: str) -> Mapping[str, object] | None:
+        """Return the note that this job was sent with; None where the ledger does not have the job now, or no note.
+
+        Args:
+            fate: what an error says of what the caller was about to do.
+
+        Raises:
+            DropqError: the entry in the ledger is damaged.
+            StorageError: it cannot be read.
+        """
+        path = _ledger_entry(self._context, self._key)
+        with error_context(fate):
+            reading.ask_server(self._context.layout.ledger)
+            data = reading.read_small(path, limit=reading.LONG_LIST)
+        try:
+            content = reading.parse_json(data or b"null")
+        except ValueError as error:
+            raise DropqError(f"{path} is damaged ({error}): {fate}") from error
+        note = content.get("note") if isinstance(content, dict) else None
+        return note if isinstance(note, dict) else None
+
     def begin(self) -> None:
         """Make the job's folder, unless it exists; to be called before the first attempt.
 
@@ -375,16 +396,7 @@ class TransferJob(Epoch):
             DropqError: the entry in the ledger is damaged.
             StorageError: it cannot be read.
         """
-        path = _ledger_entry(self._context, self._key)
-        with error_context("nothing is removed where the messages came from"):
-            reading.ask_server(self._context.layout.ledger)
-            data = reading.read_small(path, limit=reading.LONG_LIST)
-        try:
-            content = reading.parse_json(data or b"null")
-        except ValueError as error:
-            raise DropqError(f"{path} is damaged ({error}): nothing is removed where the messages came from") from error
-        note = content.get("note") if isinstance(content, dict) else None
-        return note if isinstance(note, dict) else None
+        return self.ledger_note("nothing is removed where the messages came from")
 
     def _overtaken(self, last: int) -> str:
         return (

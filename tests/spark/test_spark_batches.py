@@ -116,8 +116,9 @@ def test_tasks_that_know_no_batch_refuse_a_job_named_by_it_and_say_the_way(spark
     [
         ("{query}", "needs {batch}, too: else only the first batch would be sent"),
         ("{batch}", "needs {query}, too: a new checkpoint counts from 0 again"),
-        ("{query}-{number}", "only {query} and {batch} may be in braces"),
-        ("{batch}}", "only {query} and {batch} may be in braces"),
+        ("{claim}-{batch}", "{claim} is for claim(), and the others are for foreachBatch"),
+        ("{query}-{number}", "only {query}, {batch} and {claim} may be in braces"),
+        ("{batch}}", "only {query}, {batch} and {claim} may be in braces"),
     ],
 )
 def test_a_job_id_that_would_name_many_batches_alike_is_refused(job_id: str, said: str) -> None:
